@@ -156,7 +156,7 @@ def measure_steps(options: argparse.Namespace) -> None:
     from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
-    from sparkdl.learner import tensorflow as tensorflow_learner
+    from sparkdl.learner.steps import tensorflow as tensorflow_learner
     from sparkdl.testing.thread_communicator import connect_threads
 
     x, y = make_data()

@@ -198,7 +198,7 @@ def main() -> None:
     if args.work is not None:
         work(args.work, args.rows)
         return
-    from sparkdl.learner.model_weights import model_layout, read_model
+    from sparkdl.learner.state.model_weights import model_layout, read_model
 
     model = workload.make_model()
     layout = model_layout(model)

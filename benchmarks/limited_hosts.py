@@ -343,7 +343,7 @@ class Hosts:
 
     def _run_with_server(self, job: Job, workers: list[Any]) -> list[Told]:
         from sparkdl.coordinator.settings import Settings
-        from sparkdl.learner.model_weights import model_layout, read_model
+        from sparkdl.learner.state.model_weights import model_layout, read_model
         from sparkdl.ps.server import ServerConfig
         from sparkdl.ps.strategy import ServerStrategy
 

@@ -141,7 +141,7 @@ class Bench:
         import keras
 
         from sparkdl.learner import make_learner
-        from sparkdl.learner.local_optimizer import adopt_optimizer
+        from sparkdl.learner.checks.local_optimizer import adopt_optimizer
 
         wanted = None if rule is None else rule.local_optimizer()
         key = optimizer if wanted is None else f"{optimizer} {wanted}"
@@ -169,7 +169,7 @@ class Bench:
 
     def judge(self, weights: list[np.ndarray]) -> tuple[float, float]:
         """Test metric and test loss of a model, or of the mean prediction of several."""
-        from sparkdl.learner.predictor import make_predictor
+        from sparkdl.learner.prediction.predictor import make_predictor
 
         (learner,) = self.learners("adam", 1, 0)
         name = next(iter(names_of(learner)))

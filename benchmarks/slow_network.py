@@ -67,7 +67,7 @@ def codec_table(hosts: Hosts, args: argparse.Namespace) -> str:
 
 
 def diloco_table(hosts: Hosts, args: argparse.Namespace) -> str:
-    from sparkdl.learner.model_weights import model_layout, write_model
+    from sparkdl.learner.state.model_weights import model_layout, write_model
     from sparkdl.rules import BSP, DiLoCo
 
     job = Job((), workers=2, epochs=1 if args.quick else args.epochs, batches=250)

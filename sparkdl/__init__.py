@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.learner.description import describe as describe
-    from sparkdl.learner.distributed_callbacks import BroadcastCallback as BroadcastCallback
-    from sparkdl.learner.distributed_callbacks import LogCallback as LogCallback
-    from sparkdl.learner.distributed_callbacks import MetricAverageCallback as MetricAverageCallback
-    from sparkdl.learner.distributed_optimizer import DistributedOptimizer as DistributedOptimizer
+    from sparkdl.learner.distributed.callbacks import BroadcastCallback as BroadcastCallback
+    from sparkdl.learner.distributed.callbacks import LogCallback as LogCallback
+    from sparkdl.learner.distributed.callbacks import MetricAverageCallback as MetricAverageCallback
+    from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
@@ -89,10 +89,10 @@ _HOMES = {
     "environment": "sparkdl.spark.doctor.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.log_lines",
-    "DistributedOptimizer": "sparkdl.learner.distributed_optimizer",
-    "BroadcastCallback": "sparkdl.learner.distributed_callbacks",
-    "MetricAverageCallback": "sparkdl.learner.distributed_callbacks",
-    "LogCallback": "sparkdl.learner.distributed_callbacks",
+    "DistributedOptimizer": "sparkdl.learner.distributed.optimizer",
+    "BroadcastCallback": "sparkdl.learner.distributed.callbacks",
+    "MetricAverageCallback": "sparkdl.learner.distributed.callbacks",
+    "LogCallback": "sparkdl.learner.distributed.callbacks",
     "SparkDLError": "sparkdl.errors",
 }
 

@@ -249,13 +249,13 @@ class FunctionFeed(RowFeed):
 
     def to_tf_data(self, batch_size: int) -> Any:
         """A ``tf.data.Dataset`` of batches: dicts of tensors by column name."""
-        from sparkdl.learner.feed_adapters import tf_dataset
+        from sparkdl.learner.distributed.feed_adapters import tf_dataset
 
         return tf_dataset(self, batch_size)
 
     def to_torch(self, batch_size: int) -> Any:
         """A ``torch.utils.data.IterableDataset`` of batches: dicts of tensors by column name."""
-        from sparkdl.learner.feed_adapters import torch_dataset
+        from sparkdl.learner.distributed.feed_adapters import torch_dataset
 
         return torch_dataset(self, batch_size)
 

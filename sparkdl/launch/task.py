@@ -2,7 +2,7 @@
 
 A *task* is made on the driver and pickled. A *launcher* starts it once per *rank*: as threads
 (:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.processes`), or
-as tasks of a Spark stage (:mod:`sparkdl.spark.driver.launcher`).
+as tasks of a Spark stage (:mod:`sparkdl.spark.runs.launcher`).
 """
 
 from __future__ import annotations

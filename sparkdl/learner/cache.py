@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.learner import make_learner
-from sparkdl.learner.archive import ModelArchive, decode_model, restore_state
-from sparkdl.learner.beside_file import BesideFile
-from sparkdl.learner.predictor import make_predictor
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
+from sparkdl.learner.archives.unsaved_settings import BesideFile
+from sparkdl.learner.prediction.predictor import make_predictor
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.protocols import Learner, Predictor
 
 _CAPACITY = 2
@@ -104,7 +104,7 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
     """A new predictor."""
     model = None
     if wanted.form == "saved_model":
-        from sparkdl.learner.saved_model import SavedModelPredictor
+        from sparkdl.learner.prediction.saved_model import SavedModelPredictor
 
         predictor: Predictor = SavedModelPredictor(wanted.archive.content)
     else:

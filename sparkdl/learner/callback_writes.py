@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
-from sparkdl.learner.model_weights import averaged_variables
-from sparkdl.learner.optimizer_state import innermost_optimizer, optimizers_within
+from sparkdl.learner.state.model_weights import averaged_variables
+from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
 
 _Marks = tuple[list[bytes], list[bytes]]
 _Pairs = list[tuple[Any, npt.NDArray[Any]]]

@@ -6,8 +6,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparkdl.learner.model_weights import model_layout
 from sparkdl.learner.signature import TensorSpec, model_signature
+from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.progress.events import Json
 
 
@@ -102,7 +102,7 @@ def describe(model: Any) -> ModelDescription:
     Raises:
         ModelError: The model's losses and outputs do not match.
     """
-    from sparkdl.learner.keras_learner import require_compiled
+    from sparkdl.learner.steps.keras_learner import require_compiled
 
     model = getattr(model, "model", model)
     require_compiled(model)

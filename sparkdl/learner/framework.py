@@ -1,4 +1,4 @@
-"""Which Keras backend runs in this process, and the start of its framework.
+"""Which Keras backend runs in this process, the start of its framework, and a quick import of it.
 
 Each function imports what it needs when it is called, as a framework keeps the devices that it
 saw when it was imported.
@@ -7,7 +7,13 @@ saw when it was imported.
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
+import threading
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
 
 from sparkdl.errors import ResourceError
 
@@ -74,3 +80,59 @@ def seed_everything(seed: int) -> None:
     import keras
 
     keras.utils.set_random_seed(seed)
+
+
+NOT_NEEDED = frozenset({"IPython", "jax", "matplotlib", "sklearn"})
+
+_MANY_MODULES = 500
+"""A framework has more, what is already imported brings none."""
+
+
+class _LeavesOut:
+    """A finder of modules that does not find some packages for one thread."""
+
+    def __init__(self, finder: Any, packages: frozenset[str], thread: int) -> None:
+        self.finder = finder
+        self._packages, self._thread = packages, thread
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.finder, name)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname in self._packages and threading.get_ident() == self._thread:
+            return None
+        found: ModuleSpec | None = self.finder.find_spec(fullname, path, target)
+        return found
+
+
+@contextlib.contextmanager
+def lean_import(backend: str | None) -> Iterator[None]:
+    """Within, imports of this thread do not find packages that a worker has no use for, and no
+    garbage is collected. What was imported is left out of later collections.
+
+    Keras and TensorFlow import scikit-learn, Matplotlib, IPython and JAX where they are installed,
+    for wrappers, plots and converters: two fifths of the time of an import. Both do without what is
+    not installed. Imports of other threads, and later ones, find them as ever (ADR 0067).
+
+    An import makes half a million objects that stay. Python's collector would look at all of them
+    again and again, for a fifth to a third of the import's time (ADR 0096).
+
+    Args:
+        backend: Of Keras; what it needs is found.
+    """
+    collects, number = gc.isenabled(), len(sys.modules)
+    packages, thread = NOT_NEEDED - {backend or "jax"}, threading.get_ident()
+    sys.meta_path[:] = [_LeavesOut(finder, packages, thread) for finder in sys.meta_path]
+    gc.disable()
+    try:
+        yield
+    finally:  # finders that came meanwhile stay
+        if collects:
+            gc.enable()
+        if len(sys.modules) > number + _MANY_MODULES:
+            gc.freeze()
+        sys.meta_path[:] = [
+            finder.finder if isinstance(finder, _LeavesOut) else finder for finder in sys.meta_path
+        ]

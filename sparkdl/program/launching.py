@@ -228,7 +228,7 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
-        stage = importlib.import_module("sparkdl.spark.driver.program_stage")
+        stage = importlib.import_module("sparkdl.spark.runs.program_stage")
         return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """The only package that imports pyspark.
 
-``spark_model``, ``run``: what users call. ``setting``: read-only attributes of a SparkModel.
-``loading``: a SparkModel from a file.
-``driver``: what runs on the driver. ``executor``: what runs on executors.
+``spark_model``, ``run``: what users call. ``loading``: a SparkModel from a file.
+``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
+what runs on executors.
 ``columns``: from columns to the model's inputs. ``inference``: predict and evaluate. ``files``:
 the file systems that Spark reaches, for all files of :mod:`sparkdl.files`.
 """

@@ -11,7 +11,8 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, call_here
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.network import Network
-from sparkdl.spark.driver.function_stage import (
+from sparkdl.spark.run import VERBOSITIES
+from sparkdl.spark.runs.function_stage import (
     START_TIMEOUT_S,
     check_backend,
     check_callable,
@@ -19,7 +20,6 @@ from sparkdl.spark.driver.function_stage import (
     returned,
     run_stage,
 )
-from sparkdl.spark.run import VERBOSITIES
 from sparkdl.values import require_name
 
 

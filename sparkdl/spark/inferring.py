@@ -14,9 +14,9 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.data.feed import Columns
 from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.spark.driver.feeding import fed_frame
-from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.executor.stage import MapInArrow
+from sparkdl.spark.runs.feeding import fed_frame
+from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_type_of, whole_batches
 from sparkdl.values import require_int

@@ -13,17 +13,18 @@ from sparkdl.errors import ConfigError
 from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
-from sparkdl.learner import keras_learner, metric_state
-from sparkdl.learner.archive import encode_model, model_bytes
-from sparkdl.learner.export import FORMATS, export_model
-from sparkdl.learner.model_source import KerasSource
+from sparkdl.learner.archives.archive import encode_model, model_bytes
+from sparkdl.learner.prediction.export import FORMATS, export_model
+from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.state import metric_state
+from sparkdl.learner.steps import keras_learner
+from sparkdl.spark.columns.labels_apart import takes_labels_apart
 from sparkdl.spark.columns.local_data import are_arrays, as_frame, by_name, has_texts_or_sequences
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import Columns, open_source
-from sparkdl.spark.driver.arguments import refuse_labels_apart, verbosity
-from sparkdl.spark.driver.labels_apart import takes_labels_apart
-from sparkdl.spark.driver.metrics import prepare_metrics
+from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
+from sparkdl.spark.fit.trained_model import prepare_metrics
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings

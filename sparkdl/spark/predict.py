@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
-from sparkdl.learner.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.spark.columns.local_data import as_frame, input_arrays
 from sparkdl.spark.columns.matching import Decoder, InputColumns
 from sparkdl.spark.columns.sequences import Pad

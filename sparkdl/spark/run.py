@@ -21,8 +21,8 @@ from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.local_data import plain_path
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver.capacity import default_parallelism
-from sparkdl.spark.driver.feeding import (
+from sparkdl.spark.runs.capacity import default_parallelism
+from sparkdl.spark.runs.feeding import (
     STALL_S,
     check_streaming,
     fed_frame,
@@ -31,13 +31,13 @@ from sparkdl.spark.driver.feeding import (
     stream_settings,
     stream_workers,
 )
-from sparkdl.spark.driver.function_stage import (
+from sparkdl.spark.runs.function_stage import (
     START_TIMEOUT_S,
     check_backend,
     dump_function,
     run_stage,
 )
-from sparkdl.spark.driver.stream_feeding import Destination
+from sparkdl.spark.runs.stream_feeding import Destination
 from sparkdl.spark.streaming_run import StreamingRun
 from sparkdl.values import (
     require_flag,

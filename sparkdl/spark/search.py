@@ -13,15 +13,15 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.learner.callback_sink import at_least_one
-from sparkdl.learner.ensemble import vote
+from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.driver import capacity, jobs
-from sparkdl.spark.driver.arguments import verbosity
-from sparkdl.spark.driver.telling import open_sinks
-from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.fit.arguments import verbosity
+from sparkdl.spark.fit.telling import open_sinks
+from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.session import running
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel

@@ -13,7 +13,7 @@ from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.shared_rows import MOST_BYTES, SharedRows, share_rows
 from sparkdl.spark.columns.sources import Columns, Source
-from sparkdl.spark.driver.memory import megabytes
+from sparkdl.spark.runs.resources import megabytes
 from sparkdl.spark.session.running import is_connect
 
 _MOST_QUESTIONS = 4

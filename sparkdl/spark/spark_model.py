@@ -13,27 +13,27 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
-from sparkdl.learner import keras_learner
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.steps import keras_learner
 from sparkdl.network import Encrypt, PortSpec
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.fit_source import open_fit_source
+from sparkdl.spark.columns.labels_apart import takes_labels_apart
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.columns.sources import Columns, Source
-from sparkdl.spark.driver.arguments import (
+from sparkdl.spark.fit.arguments import (
     FitArguments,
     check_callbacks,
     check_keras_arguments,
     refuse_labels_apart,
 )
-from sparkdl.spark.driver.capacity import default_parallelism
-from sparkdl.spark.driver.choice import choose_exchange, require_refusable
-from sparkdl.spark.driver.fitting import FitCall, Fitted
-from sparkdl.spark.driver.labels_apart import takes_labels_apart
-from sparkdl.spark.driver.plan import prepare_model
+from sparkdl.spark.fit.choice import choose_exchange, require_refusable
+from sparkdl.spark.fit.fitting import FitCall, Fitted
+from sparkdl.spark.fit.plan import prepare_model
 from sparkdl.spark.model_inference import ModelInference
+from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.session.frames import is_frame
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit

@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.session.frames import is_frame
 from sparkdl.spark.session.running import is_connect, require_running
 

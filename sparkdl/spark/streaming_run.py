@@ -13,8 +13,8 @@ from sparkdl.coordinator.store import Store
 from sparkdl.errors import SparkDLError, WaitTimeoutError
 from sparkdl.launch.function import Returned
 from sparkdl.launch.stream_store import StreamStore
-from sparkdl.spark.driver.function_stage import StageWatcher
-from sparkdl.spark.driver.stream_feeding import BatchFeeder, Destination
+from sparkdl.spark.runs.function_stage import StageWatcher
+from sparkdl.spark.runs.stream_feeding import BatchFeeder, Destination
 
 T = TypeVar("T")
 _LOOK_S = 0.1

@@ -8,7 +8,7 @@ from typing import Any, get_args
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.learner.model_source import open_model
+from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.spark.columns.matching import Decoder
 from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.inference.function import (

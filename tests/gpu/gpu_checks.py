@@ -108,13 +108,13 @@ def rows_for(model: Any, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 def own_copy(model: Any) -> Any:
     """The model as a worker makes it of what the driver sends."""
-    from sparkdl.learner.archive import decode_model, encode_model
+    from sparkdl.learner.archives.archive import decode_model, encode_model
 
     return decode_model(encode_model(model))
 
 
 def flat_weights(model: Any) -> np.ndarray:
-    from sparkdl.learner.model_weights import model_layout, read_model
+    from sparkdl.learner.state.model_weights import model_layout, read_model
 
     return read_model(model, model_layout(model))
 
@@ -177,8 +177,8 @@ def _trained(
     from sparkdl.config import LoopSettings
     from sparkdl.data import ColumnSpec, DataSpec
     from sparkdl.launch.processes import ProcessLauncher
-    from sparkdl.learner.archive import encode_model
-    from sparkdl.learner.model_weights import model_layout
+    from sparkdl.learner.archives.archive import encode_model
+    from sparkdl.learner.state.model_weights import model_layout
     from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
     from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 

@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.inproc import InprocParameterServer

@@ -23,8 +23,8 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner
-from sparkdl.learner.metric_state import build_metrics, metric_results
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.state.metric_state import build_metrics, metric_results
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP

@@ -15,11 +15,11 @@ from harness import global_batches, split
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.archive import decode_model, encode_model
+from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.callback_sink import CallbackSink
-from sparkdl.learner.metric_state import metric_results
-from sparkdl.learner.model_weights import model_layout, read_model, write_model
-from sparkdl.learner.optimizer_state import load_optimizer_state
+from sparkdl.learner.state.metric_state import metric_results
+from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
+from sparkdl.learner.state.optimizer_state import load_optimizer_state
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import progress_of
 from sparkdl.ps.pulling import pull_center

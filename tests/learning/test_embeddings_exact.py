@@ -22,8 +22,9 @@ from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.finite import FiniteCheck
-from sparkdl.learner import make_learner, tensorflow
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner import make_learner
+from sparkdl.learner.state.model_weights import model_layout, read_model
+from sparkdl.learner.steps import tensorflow
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer

@@ -22,18 +22,18 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.archive import decode_model, encode_model
+from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.callback_sink import CallbackSink
-from sparkdl.learner.metric_state import metric_results
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.state.metric_state import metric_results
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
-from sparkdl.spark.driver.allreduce_run import AllReduceRun
-from sparkdl.spark.driver.server_run import ServerRun
-from sparkdl.spark.driver.trained_model import TrainedModel
-from sparkdl.spark.driver.training import _last_epochs, _watch
+from sparkdl.spark.fit.allreduce_run import AllReduceRun
+from sparkdl.spark.fit.server_run import ServerRun
+from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.fit.training import _last_epochs, _watch
 from sparkdl.testing.inproc import InprocParameterServer, InprocServer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train

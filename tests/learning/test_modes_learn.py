@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from harness import run_workers
 
-from sparkdl.learner.model_weights import write_model
+from sparkdl.learner.state.model_weights import write_model
 from sparkdl.ps.choice import choose_rule
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "benchmarks"))

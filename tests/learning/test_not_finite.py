@@ -22,7 +22,7 @@ from sparkdl.errors import DataError, ModelError, SparkDLError, TransportError
 from sparkdl.failures import Failure
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learner import make_learner
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule

@@ -11,8 +11,8 @@ from harness import run_workers, split
 
 from sparkdl.codecs import DGC, RandomK, TopK, codec_names, make_codec
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.learner.local_optimizer import adopt_optimizer
-from sparkdl.learner.model_weights import write_model
+from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+from sparkdl.learner.state.model_weights import write_model
 from sparkdl.rules import EAMSGD, Averaging, make_rule, rule_names
 
 ROWS, FEATURES, CLASSES = 768, 8, 3

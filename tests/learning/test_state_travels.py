@@ -20,12 +20,11 @@ from whole_fit import MODES, values
 
 from sparkdl.errors import ModelError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner import archive, rebuilt
-from sparkdl.learner.archive import decode_model, encode_model
-from sparkdl.learner.beside_file import BesideFile
+from sparkdl.learner.archives import archive, rebuilt
+from sparkdl.learner.archives.archive import decode_model, encode_model
+from sparkdl.learner.archives.unsaved_settings import BesideFile, GlobalSettings
 from sparkdl.learner.cache import cached_learner, keras_settings
-from sparkdl.learner.unsaved_settings import GlobalSettings
-from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.fit.trained_model import TrainedModel
 
 layers = keras.layers
 

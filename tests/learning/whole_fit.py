@@ -15,13 +15,13 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
-from sparkdl.learner.archive import decode_model, encode_model
-from sparkdl.learner.model_weights import model_layout, read_model
+from sparkdl.learner.archives.archive import decode_model, encode_model
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
 from sparkdl.run_state import RunState
-from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train

@@ -326,7 +326,7 @@ class Trainee:
 
     def result(self) -> np.ndarray:
         """Trained variables, then running statistics."""
-        from sparkdl.learner.model_weights import model_layout, read_model
+        from sparkdl.learner.state.model_weights import model_layout, read_model
 
         return read_model(self.model, model_layout(self.model))
 

@@ -180,7 +180,7 @@ def _stream(table: pa.Table) -> bytes:
 
 
 class LocalLauncher:
-    """In the place of :class:`sparkdl.spark.driver.launcher.SparkLauncher`."""
+    """In the place of :class:`sparkdl.spark.runs.launcher.SparkLauncher`."""
 
     def __init__(self, frame: LocalFrame, num_ranks: int, *, barrier: bool, **_: Any) -> None:
         self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
@@ -309,10 +309,10 @@ def without_spark(session: LocalSession) -> Iterator[None]:
     places = {
         "sparkdl.spark.columns.sources.session_of": lambda *_: session,
         "sparkdl.spark.columns.sources.dealt": lambda frame, *_, **__: frame,
-        "sparkdl.spark.driver.training.SparkLauncher": LocalLauncher,
+        "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
-        "sparkdl.spark.driver.server_run.ServerProcess": ServerInThreads,
-        "sparkdl.spark.driver.training.POLL_S": 0.05,
+        "sparkdl.spark.fit.server_run.ServerProcess": ServerInThreads,
+        "sparkdl.spark.fit.training.POLL_S": 0.05,
     }
     with contextlib.ExitStack() as stack:
         for place, stand_in in places.items():

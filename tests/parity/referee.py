@@ -21,14 +21,14 @@ from sparkdl import SparkModel
 from sparkdl.data import Batches, read_partition
 from sparkdl.errors import SparkDLError
 from sparkdl.files.model_file import read_model
-from sparkdl.learner.archive import encode_model
-from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.archives.archive import encode_model
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.spark.columns.local_data import by_name
 from sparkdl.spark.columns.sources import Columns, open_source
 from sparkdl.spark.columns.wire import named_batches
-from sparkdl.spark.driver.metrics import prepare_metrics
-from sparkdl.spark.driver.plan import _SEED_STEP
+from sparkdl.spark.fit.plan import _SEED_STEP
+from sparkdl.spark.fit.trained_model import prepare_metrics
 from sparkdl.spark.inference.evaluate import evaluate_source
 from sparkdl.spark.loading import load_as
 

@@ -14,7 +14,7 @@ from large_models import frame_of, large_model
 from needed import needs_spark
 
 from sparkdl import SparkModel
-from sparkdl.spark.driver import launcher
+from sparkdl.spark.runs import launcher
 
 RESULT_BYTES = 512 << 10
 """What all results of a stage may have together: a fourth of the model's weights."""

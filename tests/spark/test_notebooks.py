@@ -15,7 +15,7 @@ import pytest
 from bare_python import bare_environment
 
 from sparkdl import SparkModel
-from sparkdl.spark.driver.training import StageSummary
+from sparkdl.spark.fit.training import StageSummary
 
 nbformat = pytest.importorskip("nbformat")
 

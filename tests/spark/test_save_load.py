@@ -19,7 +19,7 @@ from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, SparkDLError
 from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.archive import load_state, model_bytes
+from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.run_state import RunState
 from sparkdl.spark import model_inference
 

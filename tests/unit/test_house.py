@@ -41,7 +41,7 @@ def where(pattern: str, *, but: tuple[str, ...] = ()) -> list[str]:
             "readers of the texts of errors",
             r"(in|search\(|search\(\w+,) ?str\(error\)",
             "spark/session/spark_errors.py",
-            ("learner/archive.py",),
+            ("learner/archives/archive.py",),
         ),
         ("own addresses", r"192\.0\.2\.1", "wire/hosts.py", ()),
         ("names of codecs", r'"(fp16|bf16|topk|randomk)"', "codecs/", ()),
@@ -76,11 +76,11 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
     """Wanted: 420 modules, fewer than 73,412 lines."""
-    assert len(TEXTS) <= 499
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_300
+    assert len(TEXTS) <= 498
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 80_250
 
 
-FLAT = {"learner": 53, "spark/driver": 26, ".": 29, "launch": 20, "data": 17, "collective": 19,
+FLAT = {".": 29, "launch": 20, "data": 17, "collective": 19,
         "transport": 19}  # fmt: skip
 """Folders with more than 16 files, each with its present number as its limit."""
 

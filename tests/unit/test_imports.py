@@ -28,7 +28,7 @@ WITHOUT_IMPORTS = {"sparkdl", "sparkdl.ps", "sparkdl.collective"}
 
 BY_NAME = {
     ("sparkdl.tune", "sparkdl.spark.search"),
-    ("sparkdl.program.launching", "sparkdl.spark.driver.program_stage"),
+    ("sparkdl.program.launching", "sparkdl.spark.runs.program_stage"),
     ("sparkdl.collective.communicator", "sparkdl.collective.horovod_connector"),
     ("sparkdl.collective.communicator", "sparkdl.collective.builtin"),
     ("sparkdl.collective.communicator", "sparkdl.collective.solo"),

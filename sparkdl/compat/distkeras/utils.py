@@ -12,7 +12,7 @@ from pyspark.sql import Row
 from pyspark.sql import functions as F
 
 from sparkdl.errors import DataError
-from sparkdl.learner.compiling import model_from_json
+from sparkdl.learner.checks.compiling import model_from_json
 
 
 def shuffle(dataset: Any) -> Any:

@@ -14,11 +14,11 @@ from sparkdl import payload
 from sparkdl.compat.elephas.templates import Template
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
-from sparkdl.learner.compiling import model_from_json
-from sparkdl.learner.ensemble import vote
+from sparkdl.learner.checks.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
-from sparkdl.spark.driver import capacity, jobs
-from sparkdl.spark.driver.function_stage import check_callable
+from sparkdl.learner.prediction.ensemble import vote
+from sparkdl.spark.runs import capacity, jobs
+from sparkdl.spark.runs.function_stage import check_callable
 from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search

@@ -20,8 +20,8 @@ from sparkdl import SparkModel
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
-from sparkdl.learner.archive import making_models
-from sparkdl.learner.compiling import compile_model, from_plain_form, model_from_json
+from sparkdl.learner.archives.archive import making_models
+from sparkdl.learner.checks.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.columns.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn

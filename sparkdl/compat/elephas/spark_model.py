@@ -27,7 +27,7 @@ from sparkdl.files import storage
 from sparkdl.files.model_file import HDF5, read_model
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import TensorSpec, model_signature
-from sparkdl.spark.driver.trained_model import TrainedModel
+from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
 from sparkdl.spark.session.frames import is_rdd
@@ -216,7 +216,7 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
         ResourceError: The path cannot be read.
         ModelError: The file holds no compiled Keras model.
     """
-    from sparkdl.learner.archive import model_from_bytes
+    from sparkdl.learner.archives.archive import model_from_bytes
 
     path = str(file_name)
     custom_objects = overrides.pop("custom_objects", None)

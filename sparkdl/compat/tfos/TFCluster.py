@@ -18,9 +18,9 @@ from sparkdl.compat.tfos.nodes import (
     pickled_batches,
 )
 from sparkdl.errors import ConfigError, WaitTimeoutError
-from sparkdl.spark.driver.feeding import is_stream
-from sparkdl.spark.driver.function_stage import dump_function
 from sparkdl.spark.run import run as run_ranks
+from sparkdl.spark.runs.feeding import is_stream
+from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.streaming_run import StreamingRun
 from sparkdl.values import require_seconds

@@ -18,7 +18,7 @@ from sparkdl.launch.thread_call import ThreadCall
 from sparkdl.network import Network, RankListening
 from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.serving import CallServer
-from sparkdl.spark.driver.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 

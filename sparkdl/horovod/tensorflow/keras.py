@@ -1,5 +1,5 @@
 """Databricks' module path of ``LogCallback``."""
 
-from sparkdl.learner.distributed_callbacks import LogCallback
+from sparkdl.learner.distributed.callbacks import LogCallback
 
 __all__ = ["LogCallback"]

@@ -10,7 +10,7 @@ from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
 from sparkdl.spark.doctor.network import Answer, Link
 from sparkdl.spark.doctor.report import Check
-from sparkdl.spark.driver.memory import (
+from sparkdl.spark.runs.resources import (
     WORKER_MB,
     Setting,
     megabytes,

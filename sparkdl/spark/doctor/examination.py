@@ -40,10 +40,10 @@ from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_execu
 from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.network import Answer, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
-from sparkdl.spark.driver import capacity, jobs
-from sparkdl.spark.driver.launcher import SparkLauncher
-from sparkdl.spark.driver.network import listening_address, rank_listening
-from sparkdl.spark.driver.slots import slot_pool
+from sparkdl.spark.runs import capacity, jobs
+from sparkdl.spark.runs.capacity import slot_pool
+from sparkdl.spark.runs.launcher import SparkLauncher
+from sparkdl.spark.runs.network import listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.spark.session.interpreter import interpreter_of
 from sparkdl.values import require_seconds

@@ -23,7 +23,7 @@ from sparkdl.failures import Failure, RanksLost
 from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.archive import ModelArchive
+from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.log_lines import boxed_lines
 from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.protocols import RankIdentity, Strategy

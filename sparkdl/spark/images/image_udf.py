@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ModelError
-from sparkdl.learner.model_source import open_model
+from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.spark.images.pixels import ImageReader, require_pillow
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.udf import register_udf

@@ -13,7 +13,7 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl.errors import ModelError
 from sparkdl.files.model_file import HDF5, read_keras_file
-from sparkdl.learner.archive import ModelArchive, model_from_bytes
+from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.parts import archive_of
 

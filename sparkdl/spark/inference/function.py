@@ -23,11 +23,10 @@ from sparkdl.data import DataSpec
 from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext, Task
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import Decoder, InputColumns, make_spec
 from sparkdl.spark.columns.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import input_of, run_task
 from sparkdl.spark.inference.forward import (
     ForwardPass,
@@ -37,6 +36,7 @@ from sparkdl.spark.inference.forward import (
     warn_of_shared_gpus,
 )
 from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
 

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 
 from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
-from sparkdl.learner.class_scores import ClassScores
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.class_scores import ClassScores
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Shape
 from sparkdl.spark.session.versions import arrow_type_of
 

@@ -19,14 +19,13 @@ from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.forward_model import LAYER
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.forward_model import LAYER
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.columns.wire import wire_names
-from sparkdl.spark.driver.launcher import ship
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
 from sparkdl.spark.inference.forward import (
     HANDLE_INVALID,
@@ -44,6 +43,7 @@ from sparkdl.spark.inference.output_columns import (
     OutputColumn,
     with_nulls,
 )
+from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.interpreter import context_of, this_interpreter, with_this_interpreter
 from sparkdl.spark.session.running import require_running
 from sparkdl.spark.session.versions import has_arrow_functions

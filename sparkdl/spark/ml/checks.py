@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.learner.class_scores import ClassScores
+from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.signature import Shape, Signature
 
 

@@ -11,8 +11,8 @@ from pyspark.ml.linalg import DenseVector
 from pyspark.ml.param.shared import HasSeed, HasValidationIndicatorCol, HasWeightCol
 from pyspark.ml.util import MLReadable, MLWritable
 
-from sparkdl.learner.class_scores import ClassScores, class_scores
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.class_scores import ClassScores, class_scores
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
 from sparkdl.spark.ml.checks import check_labels, check_thresholds, only_output, scores_of

@@ -212,7 +212,7 @@ class KerasTransformer(
                 hint="model=... takes a Keras model",
             )
         from sparkdl.files.model_file import read_model
-        from sparkdl.learner.archive import model_from_bytes
+        from sparkdl.learner.archives.archive import model_from_bytes
         from sparkdl.spark.ml.trust import is_trusted
 
         content = read_model(path).content

@@ -19,8 +19,8 @@ from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, 
 from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import check_keras_file
-from sparkdl.learner.archive import ModelArchive
-from sparkdl.learner.model_source import ModelSource
+from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.learner.prediction.model_source import ModelSource
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.ml.trust import is_trusted
 from sparkdl.spark.session.running import is_connect
@@ -212,7 +212,7 @@ def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
         ModelError: Keras cannot load it, or not without running code of a file not trusted.
     """
     from sparkdl.launch import interrupts
-    from sparkdl.learner.archive import archive_of_bytes, making_models, model_from_bytes
+    from sparkdl.learner.archives.archive import archive_of_bytes, making_models, model_from_bytes
 
     if loaded.model is None:
         return None
@@ -234,9 +234,9 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
         ModelError: Keras cannot make it, or not without running code of a file not trusted.
     """
     from sparkdl.launch import interrupts
-    from sparkdl.learner.archive import archive_of_bytes, making_models
-    from sparkdl.learner.archive_source import ArchiveSource, outline_of
-    from sparkdl.learner.model_source import KerasSource
+    from sparkdl.learner.archives.archive import archive_of_bytes, making_models
+    from sparkdl.learner.prediction.archive_source import ArchiveSource, outline_of
+    from sparkdl.learner.prediction.model_source import KerasSource
 
     if loaded.model is None:
         return None

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from sparkdl.errors import DataError
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn

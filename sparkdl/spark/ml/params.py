@@ -21,7 +21,7 @@ from sparkdl.config import (
     check_use_gpu,
     parse_frequency,
 )
-from sparkdl.spark.driver.arguments import check_share, verbosity
+from sparkdl.spark.fit.arguments import check_share, verbosity
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.values import bare, require_name
 

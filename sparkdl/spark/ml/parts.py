@@ -10,8 +10,8 @@ from sparkdl import payload
 from sparkdl.call_arguments import require_call
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import ModelArchive, decode_model, encode_model, making_models
-from sparkdl.learner.keras_learner import require_loadable
+from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model, making_models
+from sparkdl.learner.steps.keras_learner import require_loadable
 from sparkdl.values import shown
 
 _COMPILED = ("optimizer", "loss", "metrics")
@@ -66,7 +66,7 @@ class Parts:
 
     def with_compiled(self, name: str, value: Any) -> Parts:
         """With an ``optimizer``, a ``loss`` or ``metrics``."""
-        from sparkdl.learner.compiling import plain_form
+        from sparkdl.learner.checks.compiling import plain_form
 
         compiled = {k: v for k, v in self.compiled.items() if k != name}
         if value is not None:
@@ -76,7 +76,7 @@ class Parts:
 
     def with_callbacks(self, callbacks: Any) -> Parts:
         """With these callbacks: one, several, or None."""
-        from sparkdl.spark.driver.arguments import check_callbacks
+        from sparkdl.spark.fit.arguments import check_callbacks
 
         return replace(self, callbacks=tuple(check_callbacks(callbacks)))
 
@@ -86,7 +86,7 @@ class Parts:
         Raises:
             ConfigError: A callback that cannot be copied.
         """
-        from sparkdl.learner.compiling import copy_callbacks
+        from sparkdl.learner.checks.compiling import copy_callbacks
 
         if not self.callbacks:
             return self
@@ -111,8 +111,8 @@ class Parts:
             ConfigError: There is no model and no builder, or both; arguments without a builder.
             ModelError: What the builder returned is no built and compiled model.
         """
-        from sparkdl.learner.compiling import compile_model, set_learning_rate
-        from sparkdl.learner.keras_learner import require_compiled
+        from sparkdl.learner.checks.compiling import compile_model, set_learning_rate
+        from sparkdl.learner.steps.keras_learner import require_compiled
 
         self._check(arguments)
         with making_models, interrupts.held():
@@ -159,7 +159,7 @@ class Parts:
             )
 
     def _compiled(self, name: str) -> Any:
-        from sparkdl.learner.compiling import from_plain_form
+        from sparkdl.learner.checks.compiling import from_plain_form
 
         form = self.compiled.get(name)
         return payload.load(form) if isinstance(form, bytes) else from_plain_form(form)

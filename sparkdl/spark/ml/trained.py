@@ -11,9 +11,9 @@ import numpy as np
 from sparkdl import payload
 from sparkdl.errors import DataError, ModelError
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import ModelArchive, decode_model, making_models
-from sparkdl.learner.model_source import KerasSource, ModelSource
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.archives.archive import ModelArchive, decode_model, making_models
+from sparkdl.learner.prediction.model_source import KerasSource, ModelSource
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import ColumnsStage

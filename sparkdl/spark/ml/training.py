@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
-from sparkdl.learner.archive import ModelArchive
+from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, ColumnsStage, snake

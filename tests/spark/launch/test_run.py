@@ -14,7 +14,7 @@ import pytest
 import sparkdl
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
 from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
-from sparkdl.spark.driver import capacity, function_stage
+from sparkdl.spark.runs import capacity, function_stage
 
 
 def who(scale: float = 1.0) -> tuple[int, int, float, str]:

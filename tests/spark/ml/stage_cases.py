@@ -130,7 +130,7 @@ def case_two_validators_at_once_share_nothing(spark: Any, folder: Path) -> None:
     from pyspark.ml.evaluation import MulticlassClassificationEvaluator
     from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuilder
 
-    from sparkdl.spark.driver.capacity import default_parallelism
+    from sparkdl.spark.runs.capacity import default_parallelism
 
     classifier = quick(
         model=None, modelBuilder=builder, mode="synchronous", startTimeoutS=300.0,

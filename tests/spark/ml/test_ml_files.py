@@ -18,7 +18,7 @@ from pyspark.ml import Pipeline, PipelineModel
 from stage_cases import X, builder, quick, table
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.archive import archive_of_bytes, model_bytes
+from sparkdl.learner.archives.archive import archive_of_bytes, model_bytes
 from sparkdl.ml import (
     KerasClassificationModel,
     KerasClassifier,

@@ -23,7 +23,7 @@ def main() -> None:
 
     from sparkdl import SparkModel
     from sparkdl.errors import ResourceError, WorkerError
-    from sparkdl.spark.driver.capacity import default_parallelism
+    from sparkdl.spark.runs.capacity import default_parallelism
 
     spark = (
         SparkSession.builder.remote("local-cluster[3,1,1536]")

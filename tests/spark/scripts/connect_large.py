@@ -17,7 +17,7 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "spark")]
 def check_that_the_stage_runs_once(spark: Any) -> None:
     """The pieces come from the disk, not from another training."""
     from sparkdl.launch.results import RESULT_SCHEMA, Result, join
-    from sparkdl.spark.driver.large_results import collect_in_pieces
+    from sparkdl.spark.runs.large_results import collect_in_pieces
 
     with tempfile.TemporaryDirectory() as folder:
 
@@ -49,7 +49,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     from sparkdl import SparkModel
-    from sparkdl.spark.driver import large_results, launcher
+    from sparkdl.spark.runs import large_results, launcher
 
     spark = (
         SparkSession.builder.remote("local-cluster[2,1,1536]")

@@ -84,7 +84,7 @@ def main() -> None:
     spark = open_session()
     spark.sparkContext.setLogLevel("OFF")
     import sparkdl
-    from sparkdl.spark.driver.capacity import wait_for_slots
+    from sparkdl.spark.runs.capacity import wait_for_slots
 
     wait_for_slots(spark, 2, 120.0)  # executors start slowly on a busy machine
     reports: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner import make_learner
 from sparkdl.learner.callback_writes import WriteWatch
-from sparkdl.learner.model_weights import read_model
+from sparkdl.learner.state.model_weights import read_model
 
 
 def write(model):

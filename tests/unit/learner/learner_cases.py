@@ -14,12 +14,12 @@ import pytest
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner import make_learner
-from sparkdl.learner.archive import decode_model, encode_model
+from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
-from sparkdl.learner.metric_state import metric_results
-from sparkdl.learner.model_weights import model_layout, read_model, write_model
-from sparkdl.learner.predictor import make_predictor
+from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.state.metric_state import metric_results
+from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.protocols import BatchStack
 
 BACKEND = keras.backend.backend()

@@ -9,10 +9,14 @@ from learner_cases import BACKEND, JIT, close, copy_of, stacks, train_all, weigh
 
 from sparkdl.errors import ModelError
 from sparkdl.learner import make_learner
-from sparkdl.learner.keras_learner import require_compiled, require_evaluable, require_loadable
-from sparkdl.learner.metric_state import metric_results
-from sparkdl.learner.model_weights import read_model
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.state.metric_state import metric_results
+from sparkdl.learner.state.model_weights import read_model
+from sparkdl.learner.steps.keras_learner import (
+    require_compiled,
+    require_evaluable,
+    require_loadable,
+)
 from sparkdl.protocols import BatchStack
 
 layers, ops = keras.layers, keras.ops

@@ -11,9 +11,13 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.callback_kinds import acts_on_batches, may_act, warn_of_waiting_in_vain
-from sparkdl.learner.callback_sink import CallbackSink
-from sparkdl.learner.metric_state import metric_results
+from sparkdl.learner.callback_sink import (
+    CallbackSink,
+    acts_on_batches,
+    may_act,
+    warn_of_waiting_in_vain,
+)
+from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.progress.events import EpochBegan, EpochEnded, TrainingBegan
 from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.progress.run_progress import EpochProgress, RunProgress

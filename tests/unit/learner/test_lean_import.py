@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from sparkdl.learner.lean_import import lean_import
+from sparkdl.learner.framework import lean_import
 
 WORKER = r"""
 import gc, sys

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.cache import cached_predictor
-from sparkdl.learner.model_source import KerasSource
+from sparkdl.learner.prediction.model_source import KerasSource
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="TensorFlow's warning")

@@ -18,7 +18,7 @@ from sparkdl.failures import Failure
 from sparkdl.launch.devices import DeviceRequest, Placement
 from sparkdl.launch.results import failed, failures_of, join_batches
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.archive import ModelArchive
+from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.spark.columns import shared_rows
 from sparkdl.spark.columns.pairs import PairEncoder
 from sparkdl.spark.executor import stage, trainer

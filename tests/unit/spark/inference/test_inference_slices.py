@@ -14,8 +14,8 @@ import pytest
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.archive import ModelArchive
-from sparkdl.learner.predictor_archive import PredictorArchive
+from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.inference import evaluate, forward
 from sparkdl.spark.inference.evaluate import evaluation_stacks

@@ -1,0 +1,538 @@
+"""A Keras model as bytes, with everything needed to go on training it elsewhere.
+
+The bytes are Keras' own ``.keras`` archive (architecture, weights, compile settings, optimizer
+state, assets such as vocabularies) plus the custom classes and functions it names, pickled by
+value, so that a layer defined in a notebook cell needs no installation on the executors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import io
+import json
+import os
+import re
+import threading
+import uuid
+import weakref
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparkdl import payload
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.model_file import HDF5
+from sparkdl.files.temporary import TemporaryFolder
+
+_REFERENCES = frozenset({"name", "keras_history", "input_layers", "output_layers"})
+"""Keys of a saved configuration below which the name of a layer means the layer."""
+
+
+def plain_config(content: bytes) -> bytes:
+    """A model's ``config.json`` without what differs between equal models.
+
+    Left out are the learning rate (state: callbacks change it) and the optimizer's name. Names
+    that Keras gave by itself are numbered anew, in their order; names that the user gave stay. So
+    do all names of a model with several inputs or outputs, whose data go by them.
+    """
+    config = json.loads(content)
+    _drop_learning_rate(config)
+    _number_shared(config, {})
+    if _is_plain(config.get("config") or {}):
+        names: dict[str, str] = {}
+        _find_names(config, names)
+        config = _rename(config, names, False)
+    return json.dumps(config, sort_keys=True).encode()
+
+
+def _drop_learning_rate(config: dict[str, Any]) -> None:
+    try:
+        settings = config["compile_config"]["optimizer"]["config"]
+        while settings is not None:
+            settings.pop("name", None)
+            if isinstance(settings.get("learning_rate"), float):
+                settings.pop("learning_rate")
+            settings = (settings.get("inner_optimizer") or {}).get("config")
+    except (KeyError, TypeError, AttributeError):
+        pass
+
+
+def _number_shared(value: Any, numbers: dict[Any, int]) -> None:
+    """Numbers objects that several layers share in their order: Keras writes their addresses."""
+    if isinstance(value, list):
+        for item in value:
+            _number_shared(item, numbers)
+    if isinstance(value, dict):
+        if "shared_object_id" in value:
+            shared = value["shared_object_id"]
+            value["shared_object_id"] = numbers.setdefault(shared, len(numbers))
+        for item in value.values():
+            _number_shared(item, numbers)
+
+
+def _is_plain(config: dict[str, Any]) -> bool:
+    """Whether the model has one input and one output, as far as its configuration says."""
+    for key in ("input_layers", "output_layers"):
+        ends = config.get(key, [""])
+        if not (isinstance(ends, list) and ends):
+            return False
+        if isinstance(ends[0], list) and len(ends) > 1:
+            return False
+    return True
+
+
+def _find_names(value: Any, names: dict[str, str]) -> None:
+    """Collects the names that Keras made from a class: ``dense``, ``dense_1`` for ``Dense``."""
+    if isinstance(value, list):
+        for item in value:
+            _find_names(item, names)
+    if not isinstance(value, dict):
+        return
+    cls, settings = value.get("class_name"), value.get("config")
+    if isinstance(cls, str) and isinstance(settings, dict):
+        name, stem = settings.get("name"), _snake_case(cls)
+        if isinstance(name, str) and re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name):
+            names.setdefault(name, f"{stem} number {len(names)}")
+    for item in value.values():
+        _find_names(item, names)
+
+
+def _rename(value: Any, names: dict[str, str], is_reference: bool) -> Any:
+    if isinstance(value, str):
+        return names.get(value, value) if is_reference else value
+    if isinstance(value, list):
+        return [_rename(item, names, is_reference) for item in value]
+    if isinstance(value, dict):
+        return {k: _rename(v, names, k in _REFERENCES) for k, v in value.items()}
+    return value
+
+
+def _snake_case(name: str) -> str:
+    """As Keras makes a layer's name from its class: ``InputLayer`` to ``input_layer``."""
+    name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
+    return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()
+
+
+making_models = threading.RLock()
+"""Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
+model's layers while it loads, keep some state per process."""
+_SAFE_HDF5 = (3, 11, 3)
+"""From this version on ``safe_mode`` holds for HDF5 files, too."""
+_MISSING = (
+    r"Could not locate (class|function) '([^']+)'",
+    r"Could not interpret ([a-z ]+) identifier: \{[^{}]*'function', 'config': '(\w+)'",
+    r"Could not interpret ([a-z ]+) identifier: \{[^{}]*'class_name': '(\w+)'",
+)
+"""How Keras says that it does not know a part of a model: its kind, and its name."""
+
+
+@dataclass(frozen=True)
+class ModelArchive:
+    """A model as the driver sends it to the workers.
+
+    Args:
+        content: The ``.keras`` archive.
+        objects: cloudpickle of the custom objects by registered name.
+        backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
+        key: A digest of the architecture and the compile settings, without the weights and the
+            names that Keras gives. A reused worker process finds by it a model whose steps it
+            has compiled before.
+        beside: What the file does not hold, see
+            :class:`sparkdl.learner.archives.unsaved_settings.BesideFile`; none for a model that is
+            known as a file only.
+    """
+
+    content: bytes
+    objects: bytes
+    backend: str
+    key: str
+    beside: bytes = b""
+
+    def without_content(self) -> ModelArchive:
+        """What is left to know of it once a model was made of it."""
+        return replace(self, content=b"", beside=b"")
+
+
+def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
+    """A model, compiled or not, as an archive.
+
+    Args:
+        model: A built ``keras.Model``.
+        custom_objects: Name → class or function, beside those found in the model itself.
+
+    Raises:
+        ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
+    from sparkdl.learner.custom_objects import find_custom_objects, named_functions
+    from sparkdl.learner.signature import has_own
+
+    objects = {**find_custom_objects(model), **(custom_objects or {})}
+    try:
+        with making_models, named_functions(model) as functions, _present_optimizer(model):
+            content = _save_bytes(model)
+        config = _read_config(content).decode()
+        objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be sent to the workers",
+            expected="a model that keras can save and load (get_config on custom layers)",
+            received=_in_short(error),
+            hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+        ) from error
+    archive = archive_of_bytes(content, objects)
+
+    def load(with_values: bool) -> Any:
+        if not with_values:
+            with contextlib.suppress(Exception):  # a layer that wants values when it is made
+                if not has_own(model, "compile", "compile_from_config"):
+                    return _without_values(content, objects)
+        with _model_file(content) as path:
+            return load_model_file(path, objects, compiled=optimizer is not None)
+
+    with making_models:
+        settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    key = hashlib.sha256(f"{archive.key} {settings.key}".encode()).hexdigest()
+    return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
+
+
+def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
+    """The model of a ``.keras`` file, whose variables have no values and no place in memory."""
+    import keras
+
+    def make() -> Any:
+        given = {"custom_objects": objects, "safe_mode": False}
+        config = json.loads(_read_config(content))
+        settings, config["compile_config"] = config.get("compile_config"), None
+        with lenient_constructors(objects):
+            with keras.StatelessScope(initialize_variables=False):
+                model = keras.saving.deserialize_keras_object(config, **given)
+            if settings:  # not compile_from_config, which makes the optimizer's variables
+                model.compile(**keras.saving.deserialize_keras_object(settings, **given))
+        return model
+
+    # Keras keeps the variables that wait for their first value per thread. Those of this model
+    # must never get one, so it is made in a thread of its own. The policy is a thread's, too.
+    from sparkdl.learner.archives.unsaved_settings import GlobalSettings
+
+    settings = GlobalSettings.now()
+    with ThreadPoolExecutor(1, "sparkdl-rebuilt") as thread:
+        return thread.submit(settings.within, make).result()
+
+
+@contextlib.contextmanager
+def _present_optimizer(model: Any) -> Iterator[None]:
+    """Within, Keras saves the optimizer that the model has now, as it is now.
+
+    What it saves otherwise is what was given to ``compile``: a name such as ``'adam'``, or the
+    optimizer before ``compile`` has wrapped it.
+    """
+    compiled: Any = getattr(model, "_compile_config", None)
+    given = None if compiled is None else compiled.config.get("optimizer")
+    if given is None or given is model.optimizer:
+        yield
+        return
+    compiled.config["optimizer"] = model.optimizer
+    try:
+        yield
+    finally:
+        compiled.config["optimizer"] = given
+
+
+def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
+    """The archive of a model that is a ``.keras`` file already.
+
+    Args:
+        content: The file.
+        objects: Name -> class or function that does not come with Keras, all that the model uses.
+
+    Raises:
+        ModelError: They cannot be pickled.
+    """
+    import keras
+
+    try:
+        pickled = payload.dump(objects)
+    except Exception as error:
+        raise ModelError(
+            "a layer, loss or metric of the model cannot be sent to the workers",
+            expected=f"classes and functions that can be pickled: {sorted(objects)}",
+            received=_in_short(error),
+            hint="what they use travels with them: no Spark session, open file or lock among their "
+            "globals",
+        ) from error
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for name in sorted(archive.namelist()):
+            if name == "config.json" or name.startswith("assets/"):
+                part = archive.read(name)
+                digest.update(plain_config(part) if name == "config.json" else part)
+    for name, thing in sorted(objects.items()):
+        digest.update(f"{name}={_identity(thing)}".encode())
+    return ModelArchive(content, pickled, keras.backend.backend(), digest.hexdigest())
+
+
+def decode_model(archive: ModelArchive, *, compiled: bool = True) -> Any:
+    """Rebuilds the model: architecture, weights, compile settings and optimizer state.
+
+    Args:
+        archive: The model.
+        compiled: False leaves compile settings and optimizer state out.
+
+    Raises:
+        ModelError: A class or function of the model is not among the archive's objects.
+    """
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
+
+    objects = payload.load(archive.objects)
+    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    try:
+        with _model_file(archive.content) as path:
+            if beside is None:
+                return load_model_file(path, objects, compiled=compiled)
+            with beside.settings.globals.set():
+                model = load_model_file(path, objects, compiled=compiled)
+        with making_models:
+            beside.give_settings(model, objects)
+            beside.give_values(model)
+        return model
+    except Exception as error:
+        missing = _missing_object(error)
+        if missing is None:
+            raise
+        raise ModelError(
+            "the model cannot be loaded from what was sent of it",
+            expected=f"its classes and functions, as {sorted(objects)}",
+            received=f"a model with the {missing}, which was not found in it on the driver",
+            hint="SparkModel(..., custom_objects={'name': the class or function}) sends it, too",
+        ) from error
+
+
+def load_model_file(
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = False,
+    *,
+    compiled: bool = True,
+) -> Any:
+    """``keras.models.load_model``, also for classes whose constructor takes no ``name``.
+
+    Keras passes ``name``, ``trainable`` and ``dtype`` to the constructor of a custom layer, and
+    their like to that of a loss, a metric or an optimizer. A class that does not take them
+    (``def __init__(self)``) trains in Keras, but Keras cannot load it. Here arguments that the
+    constructor does not take are left out, unless the class has its own ``from_config``.
+    """
+    import keras
+
+    objects = custom_objects or {}
+    with making_models, lenient_constructors(objects):
+        return keras.models.load_model(
+            path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
+        )
+
+
+@contextlib.contextmanager
+def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
+    """Within, classes of Keras' kinds among ``objects`` drop arguments that they do not take."""
+    import keras
+
+    kinds = (keras.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
+
+    def from_config(cls: Any, config: dict[str, Any]) -> Any:
+        accepted = inspect.signature(cls).parameters
+        return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
+
+    def _revive(value: Any) -> Any:
+        if isinstance(value, dict) and "class_name" in value and "config" in value:
+            return keras.saving.deserialize_keras_object(value, custom_objects=objects)
+        return value
+
+    patched: list[Any] = []
+    for cls in {id(c): c for c in objects.values()}.values():
+        if not (isinstance(cls, type) and issubclass(cls, kinds)):
+            continue
+        parameters = inspect.signature(cls).parameters.values()
+        if any(p.kind is p.VAR_KEYWORD for p in parameters) or _has_own_from_config(cls):
+            continue
+        cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
+        patched.append(cls)
+    try:
+        yield
+    finally:
+        for cls in patched:
+            del cls.from_config
+
+
+def _has_own_from_config(cls: type) -> bool:
+    kinds = (kind for kind in cls.__mro__ if not kind.__module__.startswith("keras."))
+    return any("from_config" in vars(kind) for kind in kinds)
+
+
+def restore_state(model: Any, archive: ModelArchive) -> None:
+    """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
+    with making_models, _model_file(archive.content) as path:
+        model.load_weights(path)
+    if archive.beside:
+        from sparkdl.learner.archives.unsaved_settings import BesideFile
+
+        BesideFile.from_bytes(archive.beside).give_values(model)
+
+
+def model_bytes(model: Any) -> bytes:
+    """A model as the bytes of a ``.keras`` file.
+
+    Raises:
+        ModelError: Keras cannot save the model.
+    """
+    try:
+        return _save_bytes(model)
+    except Exception as error:
+        raise ModelError(
+            f"model {model.name!r} cannot be saved",
+            expected="a model that Keras can save (get_config on custom layers)",
+            received=_in_short(error),
+        ) from error
+
+
+def model_from_bytes(
+    content: bytes,
+    custom_objects: dict[str, Any] | None,
+    *,
+    safe_mode: bool,
+    path: str,
+    compiled: bool = True,
+) -> Any:
+    """The counterpart of :func:`model_bytes`; see ``keras.models.load_model``.
+
+    Args:
+        content: A ``.keras`` file, or an HDF5 file if ``path`` ends in ``.h5`` or ``.hdf5``.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file.
+        path: Where the bytes are from, for the message.
+        compiled: False leaves compile settings and optimizer state out.
+
+    Raises:
+        ModelError: The file holds no Keras model that can be loaded so, or it is HDF5 and this
+            Keras would run code from it in spite of ``safe_mode``.
+    """
+    hdf5 = os.fspath(path).endswith(HDF5)
+    if hdf5 and safe_mode:
+        _refuse_unsafe_hdf5(path)
+    try:
+        suffix = ".h5" if hdf5 else ".keras"
+        with _model_file(content, suffix) as local:
+            return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
+    except Exception as error:
+        raise ModelError(
+            f"{path!r} cannot be loaded",
+            expected="a .keras or .h5 file, and custom_objects for what does not come with Keras",
+            received=_why_not_loaded(error),
+            hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
+            "safe_mode=False for Lambda layers of a file that you trust",
+        ) from error
+
+
+def _refuse_unsafe_hdf5(path: str) -> None:
+    """Refuses an HDF5 file where Keras ignores ``safe_mode`` for these (CVE-2025-9905).
+
+    Raises:
+        ModelError: This Keras does.
+    """
+    import keras
+
+    version = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
+    if version < _SAFE_HDF5:
+        raise ModelError(
+            f"{path!r} cannot be loaded safely: Keras {keras.__version__} runs the code that an "
+            "HDF5 file holds, also in safe mode (CVE-2025-9905)",
+            expected="Keras 3.11.3 or newer for .h5 files, or a .keras file",
+            received=f"Keras {keras.__version__}",
+            hint="safe_mode=False, where there is that argument, loads a file that you trust",
+        )
+
+
+def _why_not_loaded(error: Exception) -> str:
+    missing = _missing_object(error)
+    if missing is None:
+        return _in_short(error)
+    return f"a model with the {missing}, which custom_objects has not"
+
+
+def _missing_object(error: Exception) -> str | None:
+    """The class or function that Keras did not find when it loaded a model."""
+    found = (re.search(pattern, str(error)) for pattern in _MISSING)
+    missing = next((match for match in found if match), None)
+    return None if missing is None else f"{missing[1]} {missing[2]!r}"
+
+
+def _in_short(error: Exception) -> str:
+    """Keras' error without the configuration of the model, which it may quote in full."""
+    text = f"{type(error).__name__}: {error}"
+    return text if len(text) <= 600 else f"{text[:600]}..."
+
+
+def load_state(model: Any, content: bytes, path: str) -> None:
+    """Loads the weights and the optimizer state of a ``.keras`` file into a model.
+
+    Args:
+        model: The model that was saved, or an equal one.
+        content: The file.
+        path: Where the bytes are from, for the message.
+
+    Raises:
+        ConfigError: The file is of another model.
+    """
+    if not model.optimizer.built:  # else Keras would leave its state out
+        model.optimizer.build(model.trainable_variables)
+    try:
+        with making_models, _model_file(content) as local:
+            model.load_weights(local)
+    except ValueError as error:
+        raise ConfigError(
+            f"the checkpoint in {path!r} is of another model",
+            expected="the model that wrote it",
+            received=str(error).splitlines()[0],
+        ) from error
+
+
+_identities: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _identity(thing: Any) -> str:
+    """A name for one custom object; a class that a notebook cell defines again gets a new one."""
+    try:
+        return _identities.setdefault(thing, uuid.uuid4().hex)
+    except TypeError:
+        return uuid.uuid4().hex
+
+
+def _read_config(content: bytes) -> bytes:
+    """The architecture and the compile settings in a ``.keras`` archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("config.json")
+
+
+def _save_bytes(model: Any) -> bytes:
+    with making_models, TemporaryFolder() as folder:
+        path = os.path.join(folder.path, "model.keras")
+        model.save(path)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+@contextlib.contextmanager
+def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
+    """A temporary model file with the given content, as Keras reads only files."""
+    with TemporaryFolder() as folder:
+        path = os.path.join(folder.path, f"model{suffix}")
+        with open(path, "wb") as file:
+            file.write(content)
+        yield path

@@ -1,0 +1,206 @@
+"""Whether a worker's model will be the driver's: the archive is loaded once here, and compared.
+
+What differs is either carried beside the file (values of variables, settings, plain attributes) or
+refused before a job starts. What was found out is kept by the model's architecture and settings, so
+that only the first fit of a model loads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.archives.unsaved_settings import (
+    Attributes,
+    ComparedPart,
+    UnsavedSettings,
+    compared_parts,
+    parts_of,
+)
+from sparkdl.learner.archives.value_forms import is_plain, plain_copy
+from sparkdl.learner.state.carried_state import (
+    untrusted_values,
+    values_of,
+    variables_by_name,
+)
+
+LARGE_BYTES = 32 << 20
+"""The values of a model with more are not compared: that needs the memory and the time of a second
+model. Its file is trusted as Keras' own tests and ours hold it, see :func:`untrusted_values`."""
+_CAPACITY = 8
+Load = Callable[[bool], Any]
+"""Makes the model of the archive; False: without values, which takes no memory for them."""
+
+
+@dataclass(frozen=True)
+class _Rebuilt:
+    """The facts about the model that is loaded from an archive.
+
+    Args:
+        parts: What can be compared of it.
+        lossy: Names of the variables whose values the file did not bring back.
+    """
+
+    parts: tuple[ComparedPart, ...]
+    lossy: frozenset[str]
+
+
+_known: OrderedDict[str, _Rebuilt] = OrderedDict()
+"""Key of an architecture with its settings -> what is known; the one used last is last."""
+
+
+def compared_with_rebuilt(
+    model: Any, key: str, load: Load, custom_objects: dict[str, Any]
+) -> tuple[UnsavedSettings, dict[str, np.ndarray]]:
+    """What a worker gets beside the file of a model, so that it has the same model.
+
+    Args:
+        model: Built, compiled or not.
+        key: Of its architecture and compile settings.
+        load: Loads the file here, with values or without.
+        custom_objects: Name -> class or function of the user's own.
+
+    Returns:
+        Settings, and the values of the variables that the file is not trusted with, by name.
+
+    Raises:
+        ModelError: The loaded model would be another one.
+    """
+    settings = UnsavedSettings.of(model)
+    key = f"{key} {settings}"
+    known = _known.pop(key, None)
+    if known is None:
+        with _nothing_drawn(), settings.globals.set():
+            with_values = _size_bytes(model) <= LARGE_BYTES
+            copy = load(with_values)
+            _require_same_structure(model, copy)
+            lossy = frozenset[str]()
+            if with_values:
+                settings.apply(copy, custom_objects)
+                lossy = _lossy(model, copy)
+            known = _Rebuilt(tuple(part.kept() for part in compared_parts(copy)), lossy)
+    _known[key] = known
+    while len(_known) > _CAPACITY:
+        _known.popitem(last=False)
+    settings = replace(settings, attributes=_differences(model, known.parts))
+    return settings, untrusted_values(model, known.lossy)
+
+
+def _size_bytes(model: Any) -> int:
+    return sum(4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
+
+
+def _lossy(model: Any, copy: Any) -> frozenset[str]:
+    """The names of the variables that have other values in the copy."""
+    mine, its = variables_by_name(model), variables_by_name(copy)
+    names = [name for name in mine if name in its]
+    pairs = zip(
+        names, values_of([mine[n] for n in names]), values_of([its[n] for n in names]), strict=True
+    )
+    lost = {name for name, one, other in pairs if not _equal(one, other)}
+    return frozenset(lost | {name for name in mine if name not in its})
+
+
+def _equal(one: np.ndarray, other: np.ndarray) -> bool:
+    one, other = (np.ascontiguousarray(a).reshape(-1).view(np.uint8) for a in (one, other))
+    return np.array_equal(one, other)
+
+
+def _require_same_structure(model: Any, copy: Any) -> None:
+    """Refuses a model whose loaded copy has other layers or variables."""
+    mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
+    if mine != its:
+        raise _refusal(
+            model, "the same layers", f"layers {_names(its)} in place of {_names(mine)}",
+            "layers that were added after the model was made belong into its constructor, or "
+            "into get_config and from_config",
+        )  # fmt: skip
+    mine_variables, its_variables = (_shapes(m.variables) for m in (model, copy))
+    if mine_variables != its_variables:
+        wrong = next(
+            (f"{b} in place of {a}" for a, b in zip(mine_variables, its_variables, strict=False)
+             if a != b),
+            f"{len(its_variables)} variables in place of {len(mine_variables)}",
+        )  # fmt: skip
+        raise _refusal(
+            model, "the same variables in the same order", wrong,
+            "build(self, input_shape) makes all variables of a layer, in one order",
+        )  # fmt: skip
+
+
+def _kind(thing: Any) -> str:
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _shapes(variables: Sequence[Any]) -> list[str]:
+    """Each variable in words, without the number that Keras gives to some names."""
+    return [
+        f"{re.sub('_[0-9]+$', '', v.name)} {tuple(v.shape)} "
+        f"{keras.backend.standardize_dtype(v.dtype)}"
+        for v in variables
+    ]
+
+
+def _names(kinds: Sequence[str]) -> str:
+    return f"[{', '.join(kind.rpartition('.')[2] for kind in kinds)}]"
+
+
+def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
+    """Number of a part -> its attributes that a loaded model lacks, and must be given.
+
+    Raises:
+        ModelError: One of them cannot be carried.
+    """
+    found: Attributes = {}
+    for number, (part, its) in enumerate(zip(compared_parts(model), kept, strict=False)):
+        if part.kind != its.kind:
+            continue  # a name became an object of Keras
+        for name, form in part.attributes.items():
+            missing = name not in its.attributes
+            if not missing and form == its.attributes[name]:
+                continue
+            value = vars(part.thing)[name]
+            if is_plain(value):
+                found.setdefault(number, {})[name] = plain_copy(value)
+            elif part.own and not missing:  # else it may be what a call has made
+                raise _refusal(
+                    model, f"attribute {name!r} of {part.label} as it is",
+                    f"{value!r}, of which its configuration knows nothing"[:300],
+                    f"in class {type(part.thing).__name__}: get_config with {name!r}, which its "
+                    "constructor takes; or give it to the constructor",
+                )  # fmt: skip
+    return found
+
+
+def _refusal(model: Any, expected: str, received: str, hint: str) -> ModelError:
+    return ModelError(
+        f"model {model.name!r} would be another one on the workers",
+        expected=f"a model that keras.models.load_model makes again with {expected}",
+        received=received,
+        hint=hint,
+    )
+
+
+@contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Within, the user's random numbers and the names that Keras gives do not go on."""
+    state = keras.src.backend.common.global_state
+    names = state.get_global_attribute("object_name_uids")
+    kept = None if names is None else names.copy()
+    drawn, drawn_by_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(drawn)
+        np.random.set_state(drawn_by_numpy)
+        if kept is not None:
+            state.set_global_attribute("object_name_uids", kept)

@@ -1,0 +1,373 @@
+"""Settings of a model that Keras keeps neither in its configuration nor among its weights.
+
+The driver notes all of them (:class:`UnsavedSettings`); they travel beside the model's file
+(:class:`BesideFile`), and a worker gives them to the model that it has loaded. See the table in
+docs/keras.md.
+
+Attributes that no configuration has are found by comparing two models that should be equal, part by
+part (:func:`compared_parts`). Only values that can be told apart are looked at: numbers, texts,
+arrays, containers of these, functions by their code, and objects of a few such attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any, TypeVar
+
+import keras
+import numpy as np
+from keras.src.backend.common.remat import RematMode
+
+from sparkdl import payload
+from sparkdl.files.packed_arrays import pack_arrays
+from sparkdl.learner.archives.value_forms import UNKNOWN, form_of, plain_copy
+from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
+from sparkdl.learner.state.carried_state import paired, variables_by_name
+from sparkdl.learner.state.optimizer_state import innermost_optimizer
+
+T = TypeVar("T")
+Attributes = dict[int, dict[str, Any]]
+"""Number of a part of the model -> attribute -> value."""
+
+
+@dataclass(frozen=True)
+class GlobalSettings:
+    """Settings of Keras that a process has, not a model."""
+
+    floatx: str
+    epsilon: float
+    image_data_format: str
+    dtype_policy: Any
+    flash_attention: bool | None
+    wide_numbers: bool
+
+    @classmethod
+    def now(cls) -> GlobalSettings:
+        """Those of this thread and process."""
+        return cls(
+            keras.config.floatx(),
+            keras.config.epsilon(),
+            keras.config.image_data_format(),
+            keras.dtype_policies.serialize(keras.config.dtype_policy()),
+            _flash_attention(),
+            _wide_numbers(),
+        )
+
+    @contextlib.contextmanager
+    def set(self) -> Iterator[None]:
+        """Within, this thread and process have these settings."""
+        before, state = GlobalSettings.now(), keras.src.backend.common.global_state
+        policy = state.get_global_attribute("dtype_policy")
+        self._apply()
+        try:
+            yield
+        finally:
+            before._apply()
+            state.set_global_attribute("dtype_policy", policy)
+
+    def within(self, function: Callable[[], T]) -> T:
+        """What ``function`` returns with these settings."""
+        with self.set():
+            return function()
+
+    def _apply(self) -> None:
+        keras.config.set_floatx(self.floatx)
+        keras.config.set_epsilon(self.epsilon)
+        keras.config.set_image_data_format(self.image_data_format)
+        if keras.dtype_policies.serialize(keras.config.dtype_policy()) != self.dtype_policy:
+            keras.config.set_dtype_policy(keras.dtype_policies.get(self.dtype_policy))
+        if self.flash_attention is not _flash_attention():
+            keras.src.backend.common.global_state.set_global_attribute(
+                "flash_attention", self.flash_attention
+            )
+        if self.wide_numbers is not _wide_numbers():
+            import jax
+
+            jax.config.update("jax_enable_x64", self.wide_numbers)
+
+
+@dataclass(frozen=True)
+class UnsavedSettings:
+    """What a loaded model is given, so that it is as the one that was saved.
+
+    Args:
+        globals: Of Keras.
+        policies: The dtype policy of each layer, in the order of ``_flatten_layers``.
+        remat: What each layer recomputes in the backward pass; None for nothing.
+        trainable: Of each variable.
+        regularizers: Number of a variable -> its regularizer, as Keras serializes it.
+        constraints: Number of a variable -> its constraint.
+        scales_loss: Whether the optimizer is in a ``LossScaleOptimizer``.
+        stepped: The numbers of the variables that the optimizer knows.
+        decays: Whether weight decay applies to each of them.
+        attributes: What else differs from a model that is made from the configuration.
+    """
+
+    globals: GlobalSettings
+    policies: list[Any]
+    remat: list[tuple[Any, ...] | None]
+    trainable: list[bool]
+    regularizers: dict[int, Any]
+    constraints: dict[int, Any]
+    scales_loss: bool
+    stepped: list[int] | None
+    decays: list[bool]
+    attributes: Attributes = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: Any) -> UnsavedSettings:
+        """The settings of a built model."""
+        variables, optimizer = model.variables, getattr(model, "optimizer", None)
+        stepped, decays = _stepped(variables, optimizer)
+        return cls(
+            GlobalSettings.now(),
+            [keras.dtype_policies.serialize(p) if p else None for p in _policies(model)],
+            [_remat(layer) for layer in parts_of(model)],
+            [bool(v.trainable) for v in variables],
+            {
+                i: keras.regularizers.serialize(v.regularizer)
+                for i, v in enumerate(variables) if getattr(v, "regularizer", None) is not None
+            },
+            {
+                i: keras.constraints.serialize(v.constraint)
+                for i, v in enumerate(variables) if getattr(v, "constraint", None) is not None
+            },
+            optimizer is not None and innermost_optimizer(model) is not optimizer,
+            stepped,
+            decays,
+        )  # fmt: skip
+
+    @property
+    def key(self) -> str:
+        """A text that equal settings share; not those with large attributes."""
+        apart = replace(self, attributes={})
+        return f"{apart} {form_of(self.attributes)}"
+
+    def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
+        """Gives a model that was just loaded these settings."""
+        for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
+            if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
+                layer.dtype_policy = keras.dtype_policies.get(policy)
+            if remat != _remat(layer):
+                layer._remat_mode = None if remat is None else RematMode(*remat)
+        with keras.saving.custom_object_scope(custom_objects):
+            for number, variable in enumerate(model.variables):
+                if variable.trainable != self.trainable[number]:
+                    variable.trainable = self.trainable[number]
+                _set_part(
+                    variable, "regularizer", self.regularizers.get(number), keras.regularizers
+                )
+                _set_part(variable, "constraint", self.constraints.get(number), keras.constraints)
+        if getattr(model, "optimizer", None) is not None and self.stepped is not None:
+            self._apply_to_optimizer(model, self.stepped)
+
+    def _apply_to_optimizer(self, model: Any, stepped: list[int]) -> None:
+        optimizer = model.optimizer
+        if not self.scales_loss and innermost_optimizer(model) is not optimizer:
+            optimizer = innermost_optimizer(model)  # compile wraps it by the policy
+        known = [model.variables[number] for number in stepped]
+        built = list(optimizer._trainable_variables) if optimizer.built else []
+        if [id(v) for v in built] != [id(v) for v in known]:
+            optimizer = type(optimizer).from_config(optimizer.get_config())
+            optimizer.build(known)
+        if optimizer is not model.optimizer:
+            model.optimizer = optimizer
+        if not all(self.decays):
+            inner = innermost_optimizer(model)
+            # What exclude_from_weight_decay sets; it refuses an optimizer that is built.
+            inner._exclude_from_weight_decay = {
+                inner._var_key(v)
+                for v, decays in zip(known, self.decays, strict=True)
+                if not decays
+            }
+            inner._exclude_from_weight_decay_pattern = None
+            inner._exclude_from_weight_decay_cache = {}
+
+
+def parts_of(model: Any) -> list[Any]:
+    """The model and its layers, in an order that an equal model has, too."""
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    return [layer for layer in layers if not isinstance(layer, keras.metrics.Metric)]
+
+
+def _policies(model: Any) -> Iterator[Any]:
+    return (layer.dtype_policy for layer in parts_of(model))
+
+
+def _remat(layer: Any) -> tuple[Any, ...] | None:
+    mode = getattr(layer, "_remat_mode", None)  # older versions of Keras have none
+    return None if mode is None else tuple(plain_copy(part) for part in mode)
+
+
+def _stepped(variables: list[Any], optimizer: Any) -> tuple[list[int] | None, list[bool]]:
+    """The numbers of the variables that an optimizer knows, and whether it decays each."""
+    if optimizer is None or not optimizer.built:
+        return None, []
+    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    known = optimizer._trainable_variables
+    if any(id(variable) not in numbers for variable in known):
+        return None, []
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        inner = inner.inner_optimizer
+    return [numbers[id(v)] for v in known], [bool(inner._use_weight_decay(v)) for v in known]
+
+
+def _set_part(variable: Any, name: str, saved: Any, module: Any) -> None:
+    """Gives a variable its regularizer or constraint, unless it has an equal one."""
+    present = getattr(variable, name, None)
+    if saved != (None if present is None else module.serialize(present)):
+        setattr(variable, name, None if saved is None else module.deserialize(saved))
+
+
+def _flash_attention() -> bool | None:
+    state = keras.src.backend.common.global_state
+    found: bool | None = state.get_global_attribute("flash_attention")
+    return found
+
+
+def _wide_numbers() -> bool:
+    """Whether JAX has numbers of 64 bits."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return bool(jax.config.jax_enable_x64)
+
+
+_NO_SETTINGS = frozenset({
+    "name", "built", "compiled", "stop_training", "stop_evaluating", "stop_predicting",
+    "supports_jit", "supports_masking", "loss",
+    "train_function", "test_function", "predict_function", "input_names", "output_names",
+    "training", "stateful", "is_adapted", "is_gptq_calibrated", "is_awq_calibrated",
+    "build_config",
+})  # fmt: skip
+"""Attributes of Keras that follow from how far a model is built, or from its configuration."""
+_SETTINGS = frozenset({"_run_eagerly", "_jit_compile", "_fn_kwargs"})
+"""Settings of Keras that begin with an underscore, and not all are in a configuration: arguments of
+a loss or a metric are there (``delta`` of Huber, ``axis`` of CosineSimilarity)."""
+
+
+@dataclass(frozen=True)
+class ComparedPart:
+    """What can be compared of one layer, loss, metric or optimizer.
+
+    Args:
+        thing: The object itself; None in what is kept of a model.
+        label: For messages.
+        kind: Its class, in words.
+        own: Whether the class is the user's.
+        attributes: Name -> a form of the value that equal values share.
+    """
+
+    thing: Any
+    label: str
+    kind: str
+    own: bool
+    attributes: Mapping[str, Any]
+
+    def kept(self) -> ComparedPart:
+        """The same without the object."""
+        return ComparedPart(None, self.label, self.kind, self.own, self.attributes)
+
+
+def compared_parts(model: Any) -> list[ComparedPart]:
+    """The layers of a model, what it was compiled with, and its optimizers, in one order."""
+    things = [("layer", thing) for thing in parts_of(model)]
+    settings = compile_settings(model)
+    for name in ("loss", "metrics", "weighted_metrics"):
+        given = settings.get(name)
+        found = [] if given is None else keras.tree.flatten(given)
+        kinds = (keras.losses.Loss, keras.metrics.Metric)
+        things += [(name.rstrip("s"), thing) for thing in found if isinstance(thing, kinds)]
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None:
+        things.append(("optimizer", optimizer))
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return [_part(what, thing) for what, thing in things]
+
+
+def _part(what: str, thing: Any) -> ComparedPart:
+    kind, own = type(thing), not comes_with_keras(type(thing))
+    attributes = {
+        name: form_of(value)
+        for name, value in list(vars(thing).items())
+        if not _is_inner(name, kind) and name not in _NO_SETTINGS
+    }
+    attributes = {name: form for name, form in attributes.items() if form is not UNKNOWN}
+    name = getattr(thing, "name", None) or kind.__name__
+    label = f"{what} {name!r}" if what != "optimizer" else f"optimizer {kind.__name__}"
+    return ComparedPart(thing, label, f"{kind.__module__}.{kind.__qualname__}", own, attributes)
+
+
+def _is_inner(name: str, kind: type) -> bool:
+    """Whether Keras itself keeps the attribute, as part of how it works."""
+    if name in _SETTINGS:
+        return False
+    if name.startswith("__") or name in _attributes_of_keras():
+        return name.startswith("_")
+    return name.startswith("_") and comes_with_keras(kind)
+
+
+@cache
+def _attributes_of_keras() -> frozenset[str]:
+    """What every layer, model, loss, metric and optimizer has."""
+    model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
+    model.compile("sgd", "mse", metrics=["mae"])
+    things = (
+        keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
+        keras.optimizers.SGD(),
+    )  # fmt: skip
+    return frozenset(name for thing in things for name in vars(thing))
+
+
+@dataclass(frozen=True)
+class BesideFile:
+    """What a model gets that was loaded from its file.
+
+    Args:
+        settings: Those that no configuration has.
+        values: Of variables by name, packed.
+    """
+
+    settings: UnsavedSettings
+    values: bytes
+
+    @classmethod
+    def of(cls, settings: UnsavedSettings, values: Mapping[str, np.ndarray]) -> BesideFile:
+        """Settings and values of one model."""
+        return cls(settings, pack_arrays(dict(values)))
+
+    def to_bytes(self) -> bytes:
+        """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""
+        return payload.dump(self)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> BesideFile:
+        """The counterpart of :meth:`to_bytes`."""
+        found: BesideFile = payload.load(content)
+        return found
+
+    def give_settings(self, model: Any, custom_objects: dict[str, Any]) -> None:
+        """Gives the settings to a model that was just loaded."""
+        self.settings.apply(model, custom_objects)
+        _give_attributes(model, self.settings.attributes)
+
+    def give_values(self, model: Any) -> None:
+        """Sets the variables whose values are not those of the file; without compile settings
+        those of the model alone."""
+        variables = variables_by_name(model)
+        for variable, value in paired(variables, self.values, optional="optimizer"):
+            variable.assign(value)
+
+
+def _give_attributes(model: Any, attributes: Attributes) -> None:
+    """Gives the parts of a loaded model the attributes that differ."""
+    if not attributes:
+        return
+    parts = compared_parts(model)
+    for number, values in attributes.items():
+        vars(parts[number].thing).update(values)

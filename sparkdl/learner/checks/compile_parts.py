@@ -1,0 +1,95 @@
+"""The user's own losses, metrics and optimizers: whether the workers can make them again."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.archives.archive import lenient_constructors, making_models
+from sparkdl.learner.custom_objects import compiled_objects, find_custom_objects, named_functions
+
+_PLAIN = (bool, int, float, str, np.ndarray, np.generic, type(None))
+_KINDS = {
+    "loss": keras.losses.Loss,
+    "metric": keras.metrics.Metric,
+    "optimizer": keras.optimizers.Optimizer,
+}
+
+
+def require_remakable(model: Any) -> None:
+    """Refuses objects of the user's own among the compile settings that would not arrive whole.
+
+    Keras sends such an object as its class and what ``get_config`` returns. Layers tell the
+    arguments of their constructor without a ``get_config``; losses, metrics and optimizers do not.
+
+    Raises:
+        ModelError: A class does not tell an argument of its constructor.
+    """
+    parts = compiled_objects(model)
+    if not parts:
+        return
+    objects = find_custom_objects(model)
+    with making_models, named_functions(model) as functions, lenient_constructors(objects):
+        for part in parts:
+            _require_remakable(model, part, {**objects, **functions})
+
+
+def _require_remakable(model: Any, part: Any, objects: dict[str, Any]) -> None:
+    given = {"custom_objects": objects, "safe_mode": False}
+    try:
+        saved = keras.saving.serialize_keras_object(part)
+        untold = _untold(type(part), saved["config"])
+        copy = keras.saving.deserialize_keras_object(saved, **given)
+    except TypeError as error:
+        needed = [name for name, has_default in untold.items() if not has_default]
+        received = str(error).rpartition("Exception encountered: ")[2]
+        raise _refusal(model, part, needed, received) from error
+    except Exception:  # told where the model is saved, with what Keras says of it
+        return
+    lost = [name for name in untold if _differs(_value(part, name), _value(copy, name))]
+    if lost:
+        received = ", ".join(
+            f"{n}={_value(part, n)!r}, which becomes {_value(copy, n)!r}" for n in lost
+        )
+        raise _refusal(model, part, lost, received)
+
+
+def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
+    """The arguments of a constructor that a configuration lacks, and whether each has a default."""
+    return {
+        name: parameter.default is not parameter.empty
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and name not in config
+    }
+
+
+def _value(thing: Any, argument: str) -> Any:
+    """The value that an object keeps of an argument of its constructor; None if not known."""
+    return getattr(thing, "__dict__", {}).get(_attribute(thing, argument))
+
+
+def _attribute(thing: Any, argument: str) -> str:
+    hidden = f"_{argument}"
+    return hidden if hidden in getattr(thing, "__dict__", {}) else argument
+
+
+def _differs(one: Any, other: Any) -> bool:
+    plain = [all(isinstance(v, _PLAIN) for v in keras.tree.flatten(x)) for x in (one, other)]
+    return plain[0] != plain[1] or (all(plain) and repr(one) != repr(other))
+
+
+def _refusal(model: Any, part: Any, arguments: list[str], received: str) -> ModelError:
+    name = type(part).__name__
+    kind = next((kind for kind, cls in _KINDS.items() if isinstance(part, cls)), "object")
+    line = ", ".join(f"{a!r}: self.{_attribute(part, a)}" for a in arguments) or "..."
+    return ModelError(
+        f"{kind} {name} of model {model.name!r} cannot be made again on the workers",
+        expected="get_config with the arguments of its constructor, as for model.save",
+        received=received,
+        hint=f"in class {name}: def get_config(self): return {{**super().get_config(), {line}}}",
+    )

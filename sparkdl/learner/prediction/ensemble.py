@@ -1,0 +1,110 @@
+"""Several models of one architecture, and the one that predicts their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.state.carried_state import load_carried_state
+from sparkdl.learner.state.model_weights import model_layout, write_model
+from sparkdl.learner.state.optimizer_state import innermost_optimizer
+from sparkdl.run_state import RunState
+
+
+def vote(models: list[keras.Model], voting: str) -> keras.Model:
+    """A model that predicts what the members agree on, compiled as the first one is.
+
+    Args:
+        models: With equal inputs and outputs; they become parts of the result.
+        voting: ``'soft'``: the mean of their predictions. ``'hard'``: for each class the share of
+            the members whose prediction of it is the largest; one output, classes last.
+
+    Raises:
+        ModelError: A subclassed model.
+    """
+    for number, model in enumerate(models):
+        require_cloneable(model)
+        model.name = f"{model.name}_member_{number}"  # layers of a model have names of their own
+    first = models[0]
+    inputs = keras.tree.map_structure(
+        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
+        first.inputs[0] if len(first.inputs) == 1 else first._inputs_struct,
+    )
+    outputs = [model(inputs) for model in models]
+    if voting == "hard":
+        outputs = [
+            keras.tree.map_structure(
+                lambda t: keras.ops.one_hot(keras.ops.argmax(t, axis=-1), t.shape[-1]), output
+            )
+            for output in outputs
+        ]
+    mean = keras.tree.map_structure(
+        lambda *tensors: keras.ops.mean(keras.ops.stack(tensors), axis=0), *outputs
+    )
+    ensemble = keras.Model(inputs, mean, name="ensemble")
+    settings = dict(first._compile_config.config)
+    optimizer = innermost_optimizer(first)
+    settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+    ensemble.compile(**settings)
+    return ensemble
+
+
+def require_cloneable(model: Any) -> None:
+    """Raises ModelError unless ``model`` is a Sequential or functional one."""
+    functional = getattr(model, "_inputs_struct", None) is not None
+    if not (functional or isinstance(model, keras.Sequential)):
+        raise ModelError(
+            "an ensemble cannot be made of this model",
+            expected="a Sequential or functional keras.Model",
+            received=type(model).__name__,
+            hint="the mean of the members' predictions is built from its inputs and outputs",
+        )
+
+
+def build_ensemble(model: Any, states: Sequence[RunState]) -> tuple[Any, list[Any]]:
+    """Copies of ``model``, and a model of their mean: ``mean(x) = Σ member_i(x) / k``.
+
+    Args:
+        model: Compiled and built; Sequential or functional. Not changed.
+        states: Of each member: weights, and the variables that these do not hold.
+
+    Returns:
+        The mean, compiled as ``model`` is (with a fresh optimizer), and its members, which it
+        contains: what trains them changes the mean.
+
+    Raises:
+        ModelError: A subclassed model.
+    """
+    require_cloneable(model)
+    layout = model_layout(model)
+    members = []
+    for number, state in enumerate(states):
+        member = keras.models.clone_model(model)
+        member.name = f"{model.name}_{number}"  # the layers of a model have names of their own
+        member.set_weights(model.get_weights())
+        load_carried_state(member, state.carried)
+        write_model(member, layout, state.weights)
+        members.append(member)
+    struct = getattr(model, "_inputs_struct", None)
+    inputs = keras.tree.map_structure(
+        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
+        model.inputs[0] if struct is None else struct,
+    )
+    names = iter(list(getattr(model, "output_names", ())))
+    outputs = keras.tree.map_structure(
+        lambda *tensors: (
+            keras.layers.Average(name=next(names, None))(tensors)
+            if len(tensors) > 1
+            else tensors[0]
+        ),
+        *(member(inputs) for member in members),
+    )
+    mean = keras.Model(inputs, outputs, name=f"{model.name}_ensemble")
+    settings = dict(model._compile_config.config)
+    optimizer = innermost_optimizer(model)
+    settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
+    mean.compile(**settings)
+    return mean, members

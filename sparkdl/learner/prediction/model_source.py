@@ -1,0 +1,167 @@
+"""The models that users predict with: Keras models, compiled or not, or paths of saved ones."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import zipfile
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files import storage
+from sparkdl.files.model_file import HDF5, read_keras_file
+from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
+from sparkdl.learner.prediction.class_scores import class_scores
+from sparkdl.learner.prediction.forward_model import LAYER, forward_model
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import Signature, TensorSpec, model_signature
+
+
+class ModelSource(Protocol):
+    """A model on the driver, of which predictors are made."""
+
+    @property
+    def signature(self) -> Signature:
+        """All that the model takes and gives."""
+
+    def encode(self, outputs: Sequence[str], layers: Sequence[str] = ()) -> PredictorArchive:
+        """A predictor that computes some outputs and some layers.
+
+        Raises:
+            UnknownNameError: No such output or layer.
+            ModelError: The model cannot be sent, or its layers cannot be read.
+        """
+
+    def predict(self, x: Any, batch_size: int) -> Any:
+        """The outputs for NumPy arrays, in this process."""
+
+
+def open_model(
+    model: Any, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+) -> ModelSource:
+    """A model to predict with.
+
+    Args:
+        model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
+            (``.h5``) or the folder of a SavedModel.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from a ``.keras`` or HDF5 file. A SavedModel is
+            a program in any case.
+
+    Raises:
+        ModelError: No built model, or a file that holds none.
+        ResourceError: The path cannot be read.
+    """
+    if not isinstance(model, (str, os.PathLike)):
+        return KerasSource(model, custom_objects)
+    path = os.fspath(model)
+    if path.endswith((".keras", *HDF5)):
+        content = read_keras_file(path)
+        loaded = model_from_bytes(
+            content, custom_objects, safe_mode=safe_mode, path=path, compiled=False
+        )
+        loss = _saved_loss(content) if path.endswith(".keras") else None
+        return KerasSource(loaded, custom_objects, loss)
+    if storage.exists(f"{path.rstrip('/')}/saved_model.pb"):
+        from sparkdl.learner.prediction.saved_model import SavedModelSource
+
+        return SavedModelSource(path)
+    raise ConfigError(
+        f"{path!r} is no saved model",
+        expected="a path that ends in .keras or .h5, or the folder of a SavedModel",
+        received="a path without saved_model.pb in it",
+    )
+
+
+class KerasSource:
+    """A Keras model; see :class:`ModelSource`.
+
+    Args:
+        model: A built ``keras.Model``, compiled or not.
+        custom_objects: Name -> class or function, beside those found in the model itself.
+        loss: What it was compiled with, if it is not compiled now.
+    """
+
+    def __init__(
+        self, model: Any, custom_objects: dict[str, Any] | None = None, loss: Any = None
+    ) -> None:
+        _require_built(model)
+        self._model, self._custom_objects, self._loss = model, custom_objects, loss
+        self._signature = model_signature(model)
+
+    @property
+    def signature(self) -> Signature:
+        return self._signature
+
+    def encode(self, outputs: Sequence[str], layers: Sequence[str] = ()) -> PredictorArchive:
+        whole, model = self._signature, self._model
+        chosen = list(outputs)
+        forward = forward_model(model, whole, chosen, layers)
+        if forward is model:
+            chosen = list(whole.outputs)
+        specs = {name: whole.outputs[name] for name in chosen}
+        found = list(model_signature(forward).outputs.values())
+        by_name = {spec.name: spec for spec in found}
+        for name in (LAYER + layer for layer in layers):
+            spec = by_name[name] if len(found) > 1 else found[0]
+            specs[name] = TensorSpec(name, spec.shape, spec.dtype)
+        scores = class_scores(model, whole.outputs, self._loss)
+        archive = encode_model(forward, self._custom_objects)
+        return PredictorArchive(
+            archive,
+            "keras",
+            _digest(archive, forward),
+            Signature(whole.inputs, specs, whole.label_kinds, whole.named_inputs),
+            {name: scores[name] for name in chosen if name in scores},
+        )
+
+    def predict(self, x: Any, batch_size: int) -> Any:
+        return self._model.predict(x, batch_size=batch_size, verbose=0)
+
+
+def _require_built(model: Any) -> None:
+    """Raises ModelError unless ``model`` is a ``keras.Model`` with built variables."""
+    import keras
+
+    if not isinstance(model, keras.Model):
+        raise ModelError(
+            "cannot predict with this object",
+            expected="a keras.Model (Keras 3), or the path of a saved one",
+            received=f"{type(model).__module__}.{type(model).__qualname__}",
+        )
+    if not model.built:
+        raise ModelError(
+            f"model {model.name!r} has no variables yet",
+            expected="a built model",
+            received="an unbuilt one",
+            hint="start it with keras.Input(shape), or call it once on an example batch",
+        )
+
+
+def _digest(archive: ModelArchive, model: Any) -> str:
+    """Equal for equal weights of an equal architecture, unlike the archive with its date."""
+    import keras
+
+    digest = hashlib.sha256(archive.key.encode())
+    for weight in model.weights:
+        array = np.ascontiguousarray(keras.ops.convert_to_numpy(weight.value))
+        digest.update(f"{array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _saved_loss(content: bytes) -> Any:
+    """The loss in the compile settings of a ``.keras`` file; None if it has none of Keras' own."""
+    import keras
+
+    with zipfile.ZipFile(io.BytesIO(content)) as parts:
+        settings = json.loads(parts.read("config.json")).get("compile_config") or {}
+    try:
+        return keras.saving.deserialize_keras_object(settings.get("loss"))
+    except Exception:  # a loss of the user's own, which says nothing about classes
+        return None

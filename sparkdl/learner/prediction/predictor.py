@@ -1,0 +1,232 @@
+"""A model that only runs forward, in this process, on the Keras backend that is running.
+
+Compiled or not: no loss and no optimizer are needed. Every forward pass has the same number of
+rows, so that nothing is traced again, and so that a row's prediction does not depend, in its last
+bits, on how many rows came with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from sparkdl.data.columns import aligned_empty, as_aligned
+from sparkdl.errors import UnknownNameError
+from sparkdl.learner import BACKENDS
+from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
+from sparkdl.protocols import Arrays
+
+
+class KerasPredictor(ABC):
+    """A Keras model that runs forward; see :class:`sparkdl.protocols.Predictor`.
+
+    Args:
+        model: A built ``keras.Model``.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def passes(self) -> int:
+        return 1
+
+    def predict(self, x: Arrays, batch_size: int) -> Arrays:
+        rows = len(next(iter(x.values())))
+        if rows > batch_size:
+            return name_outputs(self.model, self._run_several(arrange_inputs(self.model, x)))
+        if rows != batch_size:
+            x = {name: filled(array, batch_size) for name, array in x.items()}
+        outputs = name_outputs(self.model, self._run(arrange_inputs(self.model, x)))
+        if rows != batch_size:
+            outputs = {name: array[:rows] for name, array in outputs.items()}
+        return outputs
+
+    def reload(self) -> None:  # noqa: B027
+        """Reads the variables of the model again, where the predictor holds them elsewhere."""
+
+    @abstractmethod
+    def _run(self, x: Any) -> Any:
+        """The model's outputs for inputs in the model's own structure."""
+
+    def _run_several(self, x: Any) -> Any:
+        """The same for ``passes`` forward passes, one after the other."""
+        raise NotImplementedError(f"{type(self).__name__} makes one forward pass at a time")
+
+
+def make_predictor(model: Any) -> KerasPredictor:
+    """A predictor around ``model`` for the Keras backend that is running.
+
+    Raises:
+        UnknownNameError: Keras runs on a backend without a predictor here.
+    """
+    import keras
+
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        return TensorFlowPredictor(model)
+    if backend == "jax":
+        return JaxPredictor(model)
+    if backend == "torch":
+        return TorchPredictor(model)
+    raise UnknownNameError("Keras backend", backend, BACKENDS)
+
+
+def filled(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
+    """``array`` with its last row repeated up to ``rows`` along the first axis.
+
+    A row of the data, and not zeros: what a layer does with zeros (divide by a norm) may fail.
+    """
+    result = aligned_empty((rows, *array.shape[1:]), array.dtype)
+    result[: len(array)] = array
+    result[len(array) :] = array[-1]
+    return result
+
+
+_PASSES = 8
+_PASSES_ALONE = 16
+
+
+class TensorFlowPredictor(KerasPredictor):
+    """One compiled graph of the model's ``predict_step``.
+
+    On CPUs a call of a graph costs as much as a small network's forward pass. So after 16 passes a
+    second graph makes 8 passes in a loop, each with as many rows as before: the bits are the same.
+    A model whose outputs have another shape in each pass stays with the first graph.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        import tensorflow as tf
+
+        from sparkdl.learner.steps.tensorflow_calls import RankedFunctions, compiled_apart
+
+        self._tf, self._compiled_apart = tf, compiled_apart
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
+        self._calls = RankedFunctions(
+            model.predict_step, reduce_retracing=True,
+            jit_compile=bool(model.jit_compile) and has_gpu,
+        )  # fmt: skip
+        self._passes_left = 0 if has_gpu or model.run_eagerly else _PASSES_ALONE
+        self._passes = 1
+        self._on_cpu = not has_gpu
+        self._shapes: Any = None
+        self._outputs: Any = None
+        self._looped: Any = None
+
+    @property
+    def passes(self) -> int:
+        return self._passes
+
+    def _tensor(self, array: np.ndarray[Any, Any]) -> Any:
+        """The memory of an array as a tensor; ``convert_to_tensor`` alone would copy it twice."""
+        if not self._on_cpu or array.dtype.kind not in "fiu" or not array.size:
+            return self._tf.convert_to_tensor(array)
+        return self._tf.experimental.dlpack.from_dlpack(as_aligned(array).__dlpack__())
+
+    def _run(self, x: Any) -> Any:
+        tensors = map_arrays(self._tensor, x)
+        outputs = self._call(tensors)
+        if self._passes_left:
+            self._count_pass(tensors, outputs)
+        return outputs
+
+    def _call(self, x: Any) -> Any:
+        return self._calls.of(x)((x,))
+
+    def _count_pass(self, x: Any, outputs: Any) -> None:
+        """After ``_ALONE`` passes with rows of one shape, prepares the loop over several."""
+        tree = self._tf.nest
+        shapes = [tensor.shape for tensor in tree.flatten(x)]
+        if shapes != self._shapes:
+            self._shapes, self._passes_left = shapes, _PASSES_ALONE
+        self._passes_left -= 1
+        if self._passes_left:
+            return
+        found = self._calls.of(x).get_concrete_function((self._specs(x),)).structured_outputs
+        if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
+            self._outputs = self._specs(outputs)
+            self._looped = self._compiled_apart(self._loop)
+            self._passes = _PASSES
+
+    def _specs(self, tensors: Any) -> Any:
+        tf = self._tf
+        return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), tensors)
+
+    def _run_several(self, x: Any) -> Any:
+        tensors = map_arrays(self._tensor, x)
+        if [self._one_pass(t) for t in self._tf.nest.flatten(tensors)] == self._shapes:
+            return self._looped(tensors)
+        parts = [
+            self._call(self._tf.nest.map_structure(lambda t, i=i: t[i], self._apart(tensors)))
+            for i in range(_PASSES)
+        ]
+        return self._tf.nest.map_structure(lambda *ts: self._tf.concat(ts, 0), *parts)
+
+    def _one_pass(self, tensor: Any) -> Any:
+        """The shape of a tensor in one of the passes."""
+        return self._tf.TensorShape([tensor.shape[0] // _PASSES, *tensor.shape[1:]])
+
+    def _apart(self, tensors: Any) -> Any:
+        """``(passes * rows, ...)`` -> ``(passes, rows, ...)``."""
+        tf = self._tf
+        return tf.nest.map_structure(
+            lambda t: tf.reshape(t, [_PASSES, *self._one_pass(t)]), tensors
+        )
+
+    def _loop(self, tensors: Any) -> Any:
+        tf = self._tf
+        outputs = tf.map_fn(
+            lambda x: self.model.predict_step((x,)), self._apart(tensors),
+            fn_output_signature=self._outputs, parallel_iterations=1,
+        )  # fmt: skip
+        return tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), outputs)
+
+
+class JaxPredictor(KerasPredictor):
+    """The model's ``predict_step`` as a compiled pure function of its variables."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        import jax
+
+        compiles = not model.run_eagerly and model.jit_compile
+        self._call = jax.jit(model.predict_step) if compiles else model.predict_step
+        self._state: Any = None
+        self.reload()
+
+    def reload(self) -> None:
+        self._state = (
+            [v.value for v in self.model.trainable_variables],
+            [v.value for v in self.model.non_trainable_variables],
+        )
+
+    def _run(self, x: Any) -> Any:
+        outputs, drawn = self._call(self._state, (x,))
+        self._state = (self._state[0], drawn)  # has the seeds of layers that draw at inference
+        return outputs
+
+
+class TorchPredictor(KerasPredictor):
+    """The model's ``predict_step`` without gradients."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        import torch
+
+        from sparkdl.learner.steps.torch import tensor_of
+
+        self._torch, self._tensor_of = torch, tensor_of
+        compiles = model._should_torch_compile()
+        self._call = torch.compile(model.predict_step) if compiles else model.predict_step
+        variables = model.variables
+        self._device = variables[0].value.device if variables else torch.device("cpu")
+        # For plain PyTorch layers inside the model; Keras' own method of that name differs.
+        torch.nn.Module.train(model, False)
+
+    def _run(self, x: Any) -> Any:
+        with self._torch.no_grad():
+            return self._call((map_arrays(lambda a: self._tensor_of(a, self._device), x),))

@@ -1,0 +1,7 @@
+"""The variables of a model, and the streams of its random numbers, as values that travel.
+
+- ``model_weights``: the weights as one flat buffer. ``optimizer_state``, ``metric_state``: the
+  optimizer's and the metrics' variables. ``carried_state``: what no float32 buffer holds.
+- ``seed_streams``: the random numbers that layers draw. ``shown_values``: what a
+  ``compute_metrics`` of the user's own shows.
+"""

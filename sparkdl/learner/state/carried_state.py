@@ -1,0 +1,229 @@
+"""The variables of a model that no flat float32 buffer holds, by value and in order.
+
+These are integers (a counter, the state of a seed), float64, and float variables that are neither
+trained nor running statistics: frozen ones, which only code of the user's own changes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ModelError
+from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
+from sparkdl.learner.custom_objects import comes_with_keras
+from sparkdl.learner.state.model_weights import averaged_variables
+
+SMALL = 4096
+"""Elements of a variable that always travels; a larger frozen one does so when it has changed."""
+Array = npt.NDArray[Any]
+Read = Callable[[Sequence[Any]], list[Array]]
+"""The present values of some variables of a model."""
+
+
+class CarriedState:
+    """The part of one model that travels beside its flat buffer.
+
+    Args:
+        model: Built.
+        read: Where the values of its variables are; None for the variables themselves.
+    """
+
+    def __init__(self, model: Any, read: Read | None = None) -> None:
+        self._read = read or values_of
+        held = {id(v) for v in (*model.trainable_variables, *averaged_variables(model))}
+        self._variables = variables_of_model(model)
+        self._always: list[str] = []
+        self._watched: dict[str, int] = {}
+        for name, variable in self._variables.items():
+            if id(variable) in held:
+                if is_wide(variable):
+                    self._always.append(name)
+            elif not keras.backend.is_float_dtype(variable.dtype) or _size(variable) <= SMALL:
+                self._always.append(name)
+            else:
+                self._watched[name] = 0
+        self.watch()
+
+    def watch(self) -> None:
+        """From now on larger frozen variables travel if they have changed since."""
+        for name, value in self._values(self._watched):
+            self._watched[name] = _digest(value)
+
+    def to_bytes(self, form: Callable[[Any, Array], Array] = lambda _, value: value) -> bytes:
+        """The values as bytes; none where there is nothing to carry.
+
+        Args:
+            form: Makes of a variable and its value what travels.
+        """
+        found = dict(self._values(self._always))
+        found |= {n: v for n, v in self._values(self._watched) if _digest(v) != self._watched[n]}
+        forms = {name: plain(form(self._variables[name], v)) for name, v in found.items()}
+        return pack_arrays(forms) if forms else b""
+
+    def pairs(self, content: bytes) -> list[tuple[Any, Array]]:
+        """Each variable in ``content`` with its value.
+
+        Raises:
+            ModelError: The bytes are of another model.
+        """
+        return paired(self._variables, content)
+
+    def _values(self, names: Iterable[str]) -> Iterable[tuple[str, Array]]:
+        wanted = list(names)
+        return zip(wanted, self._read([self._variables[n] for n in wanted]), strict=True)
+
+
+def load_carried_state(model: Any, content: bytes) -> None:
+    """Sets the variables of a Keras model from what :meth:`CarriedState.to_bytes` returned."""
+    if content:
+        for variable, value in paired(variables_by_name(model), content):
+            variable.assign(value)
+
+
+def untrusted_state(model: Any) -> bytes:
+    """The values that a ``.keras`` file may not bring back, for :func:`load_carried_state`."""
+    return pack_arrays(untrusted_values(model, frozenset()))
+
+
+def untrusted_values(model: Any, lossy: frozenset[str]) -> dict[str, Array]:
+    """Name -> value of the variables that a ``.keras`` file is not trusted with.
+
+    These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
+    saves, and sets them to zero when it loads) and of one that saves its variables by code of the
+    user's own, and those of ``lossy``.
+    """
+    doubtful = {
+        id(variable)
+        for layer in model._flatten_layers(include_self=True, recursive=True)
+        if getattr(layer, "lora_enabled", False) or _saves_itself(layer)
+        for variable in layer.variables
+    }
+    found = {
+        name: variable
+        for name, variable in variables_by_name(model).items()
+        if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
+    }
+    return {n: plain(v) for n, v in zip(found, values_of(list(found.values())), strict=True)}
+
+
+def _saves_itself(layer: Any) -> bool:
+    """Whether code of the user's own saves or loads the layer's variables."""
+    methods = (type(layer).save_own_variables, type(layer).load_own_variables)
+    return not all(comes_with_keras(method) for method in methods)
+
+
+def variables_of_model(model: Any) -> dict[str, Any]:
+    """The variables of a model by their number: ``'model 3'``.
+
+    With what changes in training and is in no list of Keras: the states of stateful RNN layers, and
+    Nadam's product of decays in a ``LossScaleOptimizer``. (On JAX Keras' steps do not change them.)
+    """
+    named = {f"model {i}": variable for i, variable in enumerate(model.variables)}
+    if keras.backend.backend() == "jax":
+        return named
+    states = [
+        state
+        for layer in stateful_layers(model)
+        for state in keras.tree.flatten(layer.states)
+        if state is not None
+    ]
+    named |= {f"model, hidden {i}": variable for i, variable in enumerate(states)}
+    hidden = _hidden_in(getattr(model, "optimizer", None))
+    return named | {f"optimizer, hidden {i}": variable for i, variable in enumerate(hidden)}
+
+
+def _hidden_in(optimizer: Any) -> list[Any]:
+    found: list[Any] = []
+    known = {id(v) for v in optimizer.variables} if optimizer is not None else set()
+    while optimizer is not None:
+        held = vars(optimizer).values() if optimizer.built else ()
+        found += [v for v in held if isinstance(v, keras.Variable) and id(v) not in known]
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return found
+
+
+def require_no_states(model: Any) -> None:
+    """Raises ModelError for a model that several workers cannot train: its states are of a batch.
+
+    One process on the global batch would have a state for each of its rows.
+    """
+    layers = stateful_layers(model)
+    if layers:
+        raise ModelError(
+            f"model {model.name!r} cannot be trained by several workers",
+            expected="layers without stateful=True",
+            received=f"layer {layers[0].name!r}, whose states belong to the rows of one batch",
+            hint="num_workers=1 trains it as Keras does",
+        )
+
+
+def stateful_layers(model: Any) -> list[Any]:
+    """The RNN layers of a model that go on with the states of the batch before."""
+    layers = model._flatten_layers(include_self=False, recursive=True)
+    return [layer for layer in layers if isinstance(layer, keras.layers.RNN) and layer.stateful]
+
+
+def variables_by_name(model: Any) -> dict[str, Any]:
+    """The variables of a model and of its optimizer: ``'model 3'``, ``'optimizer 0'``."""
+    optimizer: Any = getattr(model, "optimizer", None)
+    known = [] if optimizer is None or not optimizer.built else optimizer.variables
+    return variables_of_model(model) | {f"optimizer {i}": v for i, v in enumerate(known)}
+
+
+def paired(
+    variables: Mapping[str, Any], content: bytes, optional: str | None = None
+) -> list[tuple[Any, Array]]:
+    """Variables by name, each with its value in ``content``.
+
+    Args:
+        variables: By name.
+        content: Values by name, packed.
+        optional: Names that begin so may be without a variable.
+
+    Raises:
+        ModelError: The bytes are of other variables.
+    """
+    if not content:
+        return []
+    found = unpack_arrays(content, "the state of the model")
+    if optional is not None and not any(name.startswith(optional) for name in variables):
+        found = {n: v for n, v in found.items() if not n.startswith(optional)}
+    for name, value in found.items():
+        if name not in variables or tuple(variables[name].shape) != value.shape:
+            shape = tuple(variables[name].shape) if name in variables else "no such variable"
+            raise ModelError(
+                "the state does not fit the model",
+                expected=f"variable {name}: {shape}",
+                received=f"shape {value.shape}",
+                hint="was the model changed since the state was saved?",
+            )
+    return [(variables[name], value) for name, value in found.items()]
+
+
+def is_wide(variable: Any) -> bool:
+    """Whether float32 does not hold the values of a float variable."""
+    return bool(keras.backend.standardize_dtype(variable.dtype) == "float64")
+
+
+def values_of(variables: Sequence[Any]) -> list[Array]:
+    """The values of Keras variables."""
+    return [np.asarray(keras.ops.convert_to_numpy(v.value)) for v in variables]
+
+
+def plain(value: Array) -> Array:
+    """An array of a dtype that NumPy's files know: others (bfloat16) become float32."""
+    return value.astype(np.float32) if value.dtype.kind == "V" else value
+
+
+def _size(variable: Any) -> int:
+    return int(np.prod(variable.shape))
+
+
+def _digest(value: Array) -> int:
+    return zlib.crc32(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)

@@ -1,0 +1,224 @@
+"""The metric variables of a Keras model as one vector, and the metrics' values for such a vector.
+
+Each worker sends the vector of its own rows; the driver adds the vectors up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
+from sparkdl.learner.signature import has_own, model_signature
+from sparkdl.learner.state.shown_values import find_shown_values, shown_values_attached
+from sparkdl.learner.structure import arrange_batch
+from sparkdl.protocols import Arrays
+from sparkdl.reports import MetricState
+
+_BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
+"""Names for which ``compile`` itself chooses by the shapes of labels and outputs."""
+_LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl")
+
+
+def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+    """What Keras' error about one batch says of the model's loss or metrics.
+
+    Args:
+        model: Compiled.
+        y: Output name -> anything with the ``shape`` of a batch of labels.
+        error: Raised when Keras built the loss and the metrics for the batch.
+
+    Returns:
+        None if neither is to blame: the batch does not fit the model or a loss of Keras.
+    """
+    return _unknown_name(model) or _failed_part(model, y, error)
+
+
+def _unknown_name(model: Any) -> ModelError | None:
+    for kind, module, name in _names(model):
+        if name.lower() in _BY_SHAPE[kind] or _knows(module, name):
+            continue
+        known = {n for n in (*module.ALL_OBJECTS_DICT, *_BY_SHAPE[kind]) if n.islower()}
+        close = [repr(n) for n in difflib.get_close_matches(name.lower(), known)]
+        return ModelError(
+            f"model {model.name!r} is compiled with a {kind} that Keras does not know",
+            expected=f"the name of a {kind} of Keras; your own as a function or object, unquoted",
+            received=f"{kind} {name!r}",
+            hint=f"did you mean {' or '.join(close)}?" if close else "",
+        )
+    return None
+
+
+def _names(model: Any) -> Iterator[tuple[str, Any, str]]:
+    """Kind, module and name of what was given to ``compile`` by its name."""
+    settings = compile_settings(model)
+    losses, metrics = keras.src.losses, keras.src.metrics
+    for argument, kind, module in (
+        ("loss", "loss", losses), ("metrics", "metric", metrics),
+        ("weighted_metrics", "metric", metrics),
+    ):  # fmt: skip
+        for thing in keras.tree.flatten(settings.get(argument)):
+            if isinstance(thing, str):
+                yield kind, module, thing
+
+
+def _knows(module: Any, name: str) -> bool:
+    """Whether Keras makes something of the name, also of one that the user has registered."""
+    try:
+        module.get(name)
+    except Exception:
+        return False
+    return True
+
+
+def _failed_part(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+    """Blames the metric, or the loss of the user's own, in whose methods the error was raised."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    part = next((p for p in (f.f_locals.get("self") for f in frames) if _is_part(p)), None)
+    own = part is not None and not comes_with_keras(getattr(part, "_fn", getattr(part, "fn", part)))
+    is_metric = isinstance(part, keras.metrics.Metric)
+    if part is None or not (is_metric or own):
+        return None
+    labels = ", ".join(f"{name} {tuple(array.shape[1:])}" for name, array in y.items())
+    outputs = model_signature(model).outputs.values()
+    shapes = ", ".join(f"{spec.name} {spec.shape}" for spec in outputs)
+    return ModelError(
+        f"{'metric' if is_metric else 'loss'} {part.name!r} of model {model.name!r} cannot be "
+        "computed",
+        expected=f"one that takes, for each row, labels {labels} and outputs {shapes}",
+        received=f"{type(error).__name__}: {str(error)[:600]}",
+        hint=_place_of(error) if own else
+        "metrics such as AUC, Precision and Recall compare labels and outputs of one shape: with "
+        "loss='categorical_crossentropy' labels are one-hot, also from a column of class numbers",
+    )  # fmt: skip
+
+
+def _place_of(error: Exception) -> str:
+    """The user's own line that raised an error, as a hint."""
+    places = [
+        f"it was raised in {frame.f_code.co_name} ({frame.f_code.co_filename}, line {line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").split(".")[0] not in _LIBRARIES
+    ]
+    return places[-1] if places else ""
+
+
+def _is_part(thing: Any) -> bool:
+    """Whether it is a loss or a metric, and not what Keras keeps them in."""
+    is_one = isinstance(thing, (keras.losses.Loss, keras.metrics.Metric))
+    return is_one and not type(thing).__module__.endswith("compile_utils")
+
+
+def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+    """Creates a model's metric variables from one example batch, whose values do not matter.
+
+    Raises:
+        ModelError: A metric, or a loss of the user's own, cannot be computed for such a batch, or
+            Keras knows none of such a name.
+        Exception: What Keras raises where the batch does not fit the model.
+    """
+    try:
+        try:
+            model._symbolic_build(data_batch=arrange_batch(model, x, y, sample_weight))
+        except Exception:
+            if not model.run_eagerly:
+                raise
+            _build_again(model)  # code that wants numbers, as it has in each step
+            _build_on_zeros(model, x, y, sample_weight)
+    except Exception as error:
+        _build_again(model)
+        mistake = compile_mistake(model, y, error)
+        if mistake is None:
+            raise
+        raise mistake from error
+    if has_own(model, "compute_metrics"):
+        with contextlib.suppress(Exception):  # a step raises it where the user can see it
+            find_shown_values(model, *_made_zeros(x, y, sample_weight))
+
+
+def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+    inputs, labels, weights = arrange_batch(model, *_made_zeros(x, y, sample_weight))
+    outputs = model(inputs, training=False)
+    model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
+    model.compute_loss(inputs, labels, outputs, sample_weight=weights, training=False)
+    model.reset_metrics()
+
+
+def _made_zeros(
+    x: Arrays, y: Arrays, sample_weight: Arrays | None
+) -> tuple[Arrays, Arrays, Arrays | None]:
+    return _zeros(x), _zeros(y), None if sample_weight is None else _zeros(sample_weight)
+
+
+def _zeros(arrays: Arrays) -> Arrays:
+    return {
+        name: np.zeros(
+            [size or 1 for size in array.shape], keras.backend.standardize_dtype(array.dtype)
+        )
+        for name, array in arrays.items()
+    }
+
+
+def _build_again(model: Any) -> None:
+    """Makes Keras build loss and metrics at the next batch, and so find the same error again."""
+    for part in (model._compile_metrics, model._compile_loss):
+        if part is not None:
+            part.built = False
+    if model._compile_loss is not None:
+        model._compile_loss.metrics.clear()  # to which building adds one for each output
+
+
+def flatten_metrics(model: Any) -> MetricState:
+    """All metric variables of a model as one float64 vector, the loss first."""
+    return flatten_arrays(v.numpy() for v in model.metrics_variables)
+
+
+def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
+    """Arrays one after the other as one float64 vector."""
+    parts = [np.asarray(array, np.float64).ravel() for array in arrays]
+    return np.concatenate(parts) if parts else np.zeros(0)
+
+
+def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
+    """The values of the model's metrics for a metric state, also for a sum of several workers'.
+
+    The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
+    afterwards. A state of no worker at all is empty and counts as zeros.
+    """
+    with shown_values_attached(model):
+        return _results(model, state)
+
+
+def _results(model: Any, state: MetricState) -> dict[str, Any]:
+    offset = 0
+    wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
+    state = np.pad(state, (0, max(0, wanted - state.size)))
+    for variable in model.metrics_variables:
+        size = int(np.prod(variable.shape))
+        part = state[offset : offset + size].reshape(variable.shape)
+        variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
+        offset += size
+    results = _plain(model.get_metrics_result())
+    model.reset_metrics()
+    first = {"loss": results["loss"]} if "loss" in results else {}  # Keras 3.10 sorts by name
+    return {**first, **results}
+
+
+def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
+    """As numbers and lists; a metric that is a dict of values counts as several, as in Keras."""
+    plain: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            plain |= _plain(value)
+        else:
+            array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
+            plain[name] = float(array) if array.ndim == 0 else array.tolist()
+    return plain

@@ -1,0 +1,454 @@
+"""A Keras model trained through one compiled JAX call per stack of batches.
+
+JAX has no variables: the training state (weights, statistics, optimizer, metrics) is a tree of
+arrays that the learner holds. It goes into each call and comes out changed. The Keras variables
+keep their old values until :meth:`JaxLearner.sync_model`. Each batch goes through the model's own
+``train_step``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+import numpy.typing as npt
+from jax import lax
+
+from sparkdl.learner.state.metric_state import flatten_arrays
+from sparkdl.learner.steps.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
+from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.steps.step_logs import stateless_logged_step
+from sparkdl.learner.structure import pack_batch
+from sparkdl.protocols import BatchStack
+from sparkdl.reports import MetricState
+from sparkdl.weights import FloatArray
+
+
+class StackedSteps:
+    """``(state, fixed, stacked batches, number of batches) -> state``: one step for each batch.
+
+    The loop over the batches is inside one compiled call. A stack with fewer batches than an
+    earlier one is padded to as many (the padding is not trained on), so that an epoch needs two
+    compilations: one for full batches, one for the smaller last one.
+
+    Args:
+        step: ``(state, fixed, batch) -> state``.
+        compiles: Whether to compile it; otherwise it runs operation by operation.
+    """
+
+    def __init__(self, step: Callable[[Any, Any, Any], Any], compiles: bool) -> None:
+        self._step = step
+        self._compiles = compiles
+        self._loop = jax.jit(self._trace_loop, donate_argnums=0)
+        self._single = jax.jit(self._trace_single, donate_argnums=0)
+        self._loops: bool | None = None
+        self._capacity: dict[Any, int] = {}
+
+    def __call__(self, state: Any, fixed: Any, data: Any, num_batches: int) -> Any:
+        if self._compiles and self._loops is not False:
+            stacked, count = self._stack(data, num_batches), np.int32(num_batches)
+            if self._loops is None:
+                self._loops = self._worth_looping(state, fixed, stacked, count)
+            if self._loops:
+                return self._loop(state, fixed, stacked, count)
+        run = self._single if self._compiles else self._trace_single
+        for index in range(num_batches):
+            state = run(state, fixed, jax.tree.map(lambda a, i=index: a[i], data))
+        return state
+
+    def _worth_looping(self, *args: Any) -> bool:
+        """No for convolutions on a CPU, which XLA runs 10 times slower inside a loop."""
+        if jax.default_backend() != "cpu":
+            return True
+        return "conv_general_dilated" not in str(self._loop.trace(*args).jaxpr)
+
+    def _stack(self, data: Any, num_batches: int) -> Any:
+        """``data``, padded to the most batches seen in a stack of batches of this shape."""
+        leaves, structure = jax.tree.flatten(data)
+        key = (structure, *(a.shape[1:] for a in leaves))
+        capacity = self._capacity.get(key, 0)
+        if num_batches > capacity:
+            # Growing at least twofold keeps compilations few where stacks grow step by step.
+            capacity = self._capacity[key] = max(num_batches, 2 * capacity)
+        if num_batches == capacity:
+            return data
+        return jax.tree.map(lambda a: padded(a, capacity), data)
+
+    def _trace_loop(self, state: Any, fixed: Any, data: Any, count: Any) -> Any:
+        def body(index: Any, state: Any) -> Any:
+            batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), data)
+            return self._trace_single(state, fixed, batch)
+
+        if jax.tree.leaves(data)[0].shape[0] == 1:
+            return body(0, state)
+        return lax.fori_loop(0, count, body, state)
+
+    def _trace_single(self, state: Any, fixed: Any, batch: Any) -> Any:
+        return with_types_of(self._step(state, fixed, batch), state)
+
+
+def copied(tree: Any) -> Any:
+    """Copies that share no memory: donating one of them leaves all other arrays as they are."""
+    return _copy_call(tree)
+
+
+_copy_call = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
+
+
+def padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
+    """``array`` with zeros after it up to ``rows`` along the first axis."""
+    result = np.zeros((rows, *array.shape[1:]), array.dtype)
+    result[: len(array)] = array
+    return result
+
+
+def with_types_of(new: Any, old: Any) -> Any:
+    """``new`` with the structure and dtypes of ``old``; a JAX loop demands that they stay equal."""
+    leaves = [jnp.asarray(a, b.dtype) for a, b in zip(
+        jax.tree.leaves(new), jax.tree.leaves(old), strict=True)]  # fmt: skip
+    return jax.tree.unflatten(jax.tree.structure(old), leaves)
+
+
+class HostCopy:
+    """Copies arrays of JAX' device into NumPy memory.
+
+    From a GPU they go by way of memory that the GPU writes to by itself and that JAX uses again:
+    new memory for each copy takes longer than the copy, since its pages come one by one (34 MB of
+    an H100: 29 ms, and 4.4 ms this way).
+    """
+
+    def __init__(self) -> None:
+        self._pinned = None if jax.default_backend() == "cpu" else pinned_copy()
+
+    def __call__(self, array: Any, out: npt.NDArray[Any]) -> None:
+        """Copies ``array`` into ``out``."""
+        np.copyto(out, np.asarray(array if self._pinned is None else self._pinned(array)))
+
+
+def pinned_copy() -> Callable[[Any], Any] | None:
+    """A compiled copy into the device's pinned host memory; None if JAX knows none of it."""
+    device = jax.devices()[0]
+    if all(memory.kind != "pinned_host" for memory in device.addressable_memories()):
+        return None
+    place = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    # The barrier keeps JAX from handing its input back.
+    copy: Callable[[Any], Any] = jax.jit(lax.optimization_barrier, out_shardings=place)
+    return copy
+
+
+# Keras' own names for the four parts of the state of a train step, in its order.
+_State = tuple[list[Any], list[Any], list[Any], list[Any]]
+
+
+class JaxLearner(KerasLearner):
+    """See :class:`sparkdl.protocols.Learner`. The state is donated to each compiled call: XLA
+    updates it in place."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        # Keras, too, compiles neither what runs eagerly nor what was compiled with jit_compile off.
+        self._compiles = bool(model.jit_compile) and not model.run_eagerly
+        places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
+        self._averaged_at = [places[id(v)] for v in self.averaged]
+        self._has_gradient: list[bool] = [True] * len(self.trained)
+        self._state: _State = ([], [], [], [])
+        self._model_step = stateless_logged_step(model, "train_step", metrics_at=3)
+        self._model_test = stateless_logged_step(model, "test_step", metrics_at=2)
+        self._train_steps = StackedSteps(self._train_step, self._compiles)
+        self._test_steps = StackedSteps(self._test_step, self._compiles)
+        self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
+        self._denominators = self._compile(self._trace_denominators)
+        self._apply = self._compile(self._trace_apply, donate=(0, 1))
+        self._concat = jax.jit(self._trace_concat)
+        self._split = jax.jit(self._trace_split)
+        self._copy_to_host = HostCopy()
+        self.reload()
+
+    # -- state ---------------------------------------------------------------------------------
+
+    def reload(self) -> None:
+        model = self.model
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        self._state = copied(tuple([v.value for v in variables] for variables in groups))
+        super().reload()
+
+    def sync_model(self) -> None:
+        model = self.model
+        groups = (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            model.optimizer.variables,
+            model.metrics_variables,
+        )
+        # Copies, since the next call donates the state, and its arrays cannot be read afterwards.
+        for variables, values in zip(groups, copied(self._state), strict=True):
+            for variable, value in zip(variables, values, strict=True):
+                variable.assign(value)
+
+    def build_metrics(self, stack: BatchStack) -> None:
+        if not self._metrics_ready:
+            super().build_metrics(stack)
+            self._set(metrics=_copies_of(self.model.metrics_variables))
+
+    def _set(
+        self,
+        trainable: Any = None,
+        non_trainable: Any = None,
+        optimizer: Any = None,
+        metrics: Any = None,
+    ) -> None:
+        given = (trainable, non_trainable, optimizer, metrics)
+        a, b, c, d = (
+            old if new is None else list(new) for old, new in zip(self._state, given, strict=True)
+        )
+        self._state = a, b, c, d
+
+    # -- weights -------------------------------------------------------------------------------
+
+    def read_weights(self, out: FloatArray) -> None:
+        self._layout.check(out)
+        trainable, non_trainable, _, _ = self._state
+        self._copy_to_host(self._concat(trainable, self._averages(non_trainable)), out)
+
+    def write_weights(self, flat: FloatArray) -> None:
+        self._layout.check(flat)
+        parts = self._split(self._given(flat))
+        present = [*self._state[0], *self._averages(self._state[1])]
+        parts = [_more_exact(old, new) for old, new in zip(present, parts, strict=True)]
+        trainable, averages = parts[: len(self.trained)], parts[len(self.trained) :]
+        self._set(trainable, self._with_averages(self._state[1], averages))
+
+    def _given(self, flat: FloatArray) -> Any:
+        """A buffer as JAX takes it, whatever its owner does with it later."""
+        if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
+            return flat.copy()
+        return jax.block_until_ready(jax.device_put(flat))
+
+    def _values_of(self, variables: Any) -> list[npt.NDArray[Any]]:
+        present = self._present()
+        return [np.asarray(present[id(v)]) for v in variables]
+
+    def _set_values(self, pairs: Any) -> None:
+        present = self._present()
+        for variable, value in pairs:
+            present[id(variable)] = jnp.array(value, present[id(variable)].dtype)
+        model = self.model
+        self._set(
+            [present[id(v)] for v in model.trainable_variables],
+            [present[id(v)] for v in model.non_trainable_variables],
+        )
+
+    def _present(self) -> dict[int, Any]:
+        """The values of the model's variables by the identity of the variable."""
+        model, (trainable, non_trainable, _, _) = self.model, self._state
+        found = dict(zip(map(id, model.trainable_variables), trainable, strict=True))
+        return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
+
+    def _averages(self, non_trainable: list[Any]) -> list[Any]:
+        return [non_trainable[i] for i in self._averaged_at]
+
+    def _with_averages(self, non_trainable: list[Any], averages: list[Any]) -> list[Any]:
+        result = list(non_trainable)
+        for index, value in zip(self._averaged_at, averages, strict=True):
+            result[index] = value
+        return result
+
+    def _trace_concat(self, trained: list[Any], averaged: list[Any]) -> Any:
+        return jnp.concatenate([jnp.ravel(v).astype(jnp.float32) for v in (*trained, *averaged)])
+
+    def _trace_split(self, flat: Any) -> list[Any]:
+        # jnp.copy: an output that is the input itself would share the caller's NumPy memory.
+        return [
+            jnp.copy(flat[s.offset : s.offset + s.size].reshape(s.shape).astype(s.dtype))
+            for s in self._layout.slots
+        ]
+
+    # -- training ------------------------------------------------------------------------------
+
+    def train(self, stack: BatchStack) -> None:
+        self.build_metrics(stack)
+        jax.block_until_ready(self._state)  # one call at a time, so that inputs cannot pile up
+        data = self.arranged(stack)
+        self._state = self._train_steps(self._state, None, data, stack.num_batches)
+
+    def _train_step(self, state: Any, fixed: None, batch: Any) -> Any:
+        return self._model_step(state, pack_batch(*batch))[1]
+
+    def _test_step(self, state: Any, trainable: Any, batch: Any) -> Any:
+        return self._model_test((trainable, *state), pack_batch(*batch))[1][1:]
+
+    def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
+        return jax.jit(function, donate_argnums=donate) if self._compiles else function
+
+    def weighed_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        require_one_batch(stack)
+        self._layout.check(out)
+        self.build_metrics(stack)
+        flat, non_trainable, metrics = self._gradients(*self._state_and_batch(stack), factors)
+        self._set(non_trainable=non_trainable, metrics=metrics)
+        self._copy_to_host(flat, out)
+
+    def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
+        """The state and the one batch of a stack, as the gradients' function takes them."""
+        trainable, non_trainable, optimizer, metrics = self._state
+        batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
+        return trainable, optimizer, non_trainable, metrics, batch
+
+    def eager_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
+        state_and_batch = self._state_and_batch(stack)
+        with jax.disable_jit():
+            flat, non_trainable, metrics = self._trace_gradients(*state_and_batch, factors)
+        self._set(non_trainable=non_trainable, metrics=metrics)
+        np.copyto(out, np.asarray(flat))
+
+    def find_terms(self, stack: BatchStack) -> None:
+        if self._compiles:  # the call that follows finds what is traced here
+            self._gradients.trace(*self._state_and_batch(stack), None)
+        else:
+            jax.eval_shape(self._trace_gradients, *self._state_and_batch(stack), None)
+
+    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
+        return np.asarray(self._denominators(*self._state_and_batch(stack)))
+
+    def _trace_denominators(
+        self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any
+    ) -> Any:
+        model, state = self.model, (trainable, non_trainable, optimizer, metrics)
+        groups = model.trainable_variables, model.non_trainable_variables
+        mapping = [
+            pair
+            for group, values in zip(groups, state[:2], strict=True)
+            for pair in zip(group, values, strict=True)
+        ]
+        data = pack_batch(*batch)
+        return forward_terms(model, data, mapping, state, sums=self._sums).stacked()
+
+    def _trace_gradients(
+        self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any,
+        factors: Any,
+    ) -> Any:  # fmt: skip
+        state = (trainable, non_trainable, optimizer, metrics)
+        terms = Terms.with_factors(factors, sums=self._sums)
+        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
+            after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
+        self._counted = terms.counted
+        gradients = match_gradients(self.model, captured, self.trained)
+        self._has_gradient = [g is not None for g in gradients]
+        parts = [
+            jnp.zeros(v.shape, jnp.float32) if g is None else g
+            for g, v in zip(gradients, self.trained, strict=True)
+        ]
+        flat = self._trace_concat(parts, self._averages(after[1]))
+        return flat, after[1], after[3]
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        self._layout.check(flat)
+        trainable, non_trainable, optimizer, _ = self._state
+        trainable, optimizer, averages = self._apply(trainable, optimizer, self._given(flat))
+        self._set(trainable, self._with_averages(non_trainable, averages), optimizer)
+
+    def _trace_apply(self, trainable: Any, optimizer: Any, flat: Any) -> Any:
+        parts = self._trace_split(flat)
+        gradients = [
+            g if has else None
+            for g, has in zip(parts[: len(self.trained)], self._has_gradient, strict=True)
+        ]
+        after = self.model.optimizer.stateless_apply(optimizer, gradients, trainable)
+        trainable, optimizer = with_types_of(after, (trainable, optimizer))
+        return trainable, optimizer, parts[len(self.trained) :]
+
+    # -- metrics -------------------------------------------------------------------------------
+
+    def metric_state(self) -> MetricState:
+        return flatten_arrays(self._state[3])
+
+    def _zero_metrics(self) -> None:
+        super()._zero_metrics()
+        self._set(metrics=_copies_of(self.model.metrics_variables))
+
+    def _evaluate_stack(self, stack: BatchStack) -> None:
+        trainable, non_trainable, _, metrics = self._state
+        jax.block_until_ready(metrics)
+        non_trainable, metrics = self._test_steps(
+            (non_trainable, metrics), trainable, self.arranged(stack), stack.num_batches
+        )
+        self._set(non_trainable=non_trainable, metrics=metrics)
+
+    def _metric_values(self) -> list[Any]:
+        values: list[Any] = copied(self._state[3])  # the next call donates the state
+        return values
+
+    def _set_metric_values(self, values: list[Any]) -> None:
+        self._set(metrics=copied(values))
+
+    # -- optimizer -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _optimizer_scope(self) -> Iterator[Any]:
+        """Within, Keras' optimizer variables have the values of the learner's state."""
+        variables = self.model.optimizer.variables
+        mapping = list(zip(variables, self._state[2], strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            yield scope
+        self._set(
+            optimizer=[
+                old if (new := scope.get_current_value(v)) is old else copied(new)
+                for v, old in mapping
+            ]
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        with self._optimizer_scope():
+            return super().learning_rate
+
+    def set_learning_rate(self, value: float) -> None:
+        with self._optimizer_scope():
+            super().set_learning_rate(value)
+
+    @property
+    def step(self) -> int:
+        with self._optimizer_scope():
+            return super().step
+
+    def set_step(self, step: int) -> None:
+        with self._optimizer_scope():
+            super().set_step(step)
+
+    def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
+        return [np.asarray(value) for value in self._state[2]]
+
+    def _set_optimizer_values(self, pairs: Any) -> None:
+        with self._optimizer_scope():
+            super()._set_optimizer_values(pairs)
+
+    def load_optimizer_state(self, state: bytes) -> None:
+        super().load_optimizer_state(state)
+        self._set(optimizer=_copies_of(self.model.optimizer.variables))
+
+
+def _more_exact(old: Any, new: Any) -> Any:
+    """``new``, with the elements of a float64 array that round to the same as they were."""
+    if old.dtype != jnp.float64:
+        return new
+    return jnp.where(old.astype(jnp.float32) == new.astype(jnp.float32), old, new)
+
+
+def _copies_of(variables: Iterable[Any]) -> list[Any]:
+    copies: list[Any] = copied([v.value for v in variables])
+    return copies

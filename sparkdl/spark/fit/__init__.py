@@ -1,0 +1,7 @@
+"""One call of ``fit`` on the driver.
+
+- ``arguments``, ``choice``, ``plan``: from the arguments to all that it does.
+- ``fitting``, ``training``: one fit; one stage of it. ``training_run``, ``server_run``,
+  ``allreduce_run``: the driver's end while ranks train.
+- ``trained_model``: the driver's model. ``telling``: who is told. ``fit_warnings``: its warnings.
+"""

@@ -1,0 +1,222 @@
+"""The driver's end of ``mode='allreduce'``: a coordinator, or the results of the stage alone.
+
+On classic Spark a coordinator in the driver takes the workers' metrics, keeps one worker's state of
+the last epoch, and tells the workers to stop. On Spark Connect the workers cannot reach the client:
+they return their metrics when the stage ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparkdl.collective.choice import AllReduceExchange
+from sparkdl.collective.communicator import ConnectorOptions
+from sparkdl.collective.rules import ExchangeRule, Mean
+from sparkdl.collective.strategy import AllReduceStrategy
+from sparkdl.config import FitConfig
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import sum_states
+from sparkdl.errors import TransportError
+from sparkdl.learner.framework import running_backend
+from sparkdl.network import require_encryptable
+from sparkdl.progress.monitor import Command
+from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
+from sparkdl.run_state import RunState
+from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
+from sparkdl.spark.executor.trainer import TrainedRank
+from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
+from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.session.running import is_connect
+from sparkdl.transport.listeners import ListenOptions
+from sparkdl.weights import Layout
+
+CONNECT_TIMEOUT_S = 20.0
+"""Ranks that met through the coordinator connect to each other within seconds, or not at all."""
+
+
+def reports_live(config: FitConfig, spark: Any) -> bool:
+    """Whether the driver hears of the workers while they train."""
+    return config.with_server or not is_connect(spark)
+
+
+@contextlib.contextmanager
+def start_all_reduce(
+    config: FitConfig,
+    exchange: AllReduceExchange,
+    rule: ExchangeRule,
+    layout: Layout,
+    rule_state: bytes,
+    num_workers: int,
+    spark: Any,
+) -> Iterator[Future[Run]]:
+    """Starts the coordinator, if workers can reach it; leaving the context ends it.
+
+    Args:
+        config: Ports, addresses and time limits.
+        exchange: What the workers exchange, and when.
+        rule: That of ``exchange``, bound to the number of workers and the model's optimizer.
+        layout: Of the model's variables.
+        rule_state: What the rule kept in an earlier run.
+        num_workers: Workers of the run.
+        spark: The session.
+    """
+    live = reports_live(config, spark)
+    network = config.network
+    certificate = certificate_of(spark, network)
+    if certificate is not None:
+        require_encryptable(config.communicator)
+    options: ConnectorOptions = {
+        **_limits(config, live),
+        **rank_listening(spark, network).options(),
+        "certificate": certificate,
+    }
+    gradients = AllReduceStrategy(
+        secrets.token_bytes(32), layout, _communicator(config), options, exchange.wire,
+        None if _is_plain_mean(exchange) else rule, exchange.window, rule_state, config.on_nan,
+    )  # fmt: skip
+    run: Future[Run] = Future()
+    if not live:
+        run.set_result(SilentRun(BarrierStrategy(gradients, None)))
+        yield run
+        return
+    bind, advertised = listening_address(spark, network)
+    settings = Settings(
+        num_workers,
+        lease_s=config.worker_timeout_s,
+        start_timeout_s=config.start_timeout_s,
+        max_state_bytes=16 * layout.size_bytes + (64 << 20),
+    )
+    listen = ListenOptions("socket", config.port, bind, advertised, web=False)
+    with CoordinatorHost(settings, listen, certificate) as host:
+        strategy = BarrierStrategy(gradients, host.endpoint)
+        run.set_result(AllReduceRun(host, strategy, num_workers))
+        yield run
+
+
+def _is_plain_mean(exchange: AllReduceExchange) -> bool:
+    """The mean at every step is faster without a rule: inside the compiled step."""
+    return type(exchange.rule) is Mean and exchange.window == 1
+
+
+def _communicator(config: FitConfig) -> str:
+    """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
+    if config.communicator != "auto":
+        return config.communicator
+    refuses = config.on_nan == "skip"  # which the built-in communicator alone can
+    return "auto" if running_backend() == "tensorflow" and not refuses else "builtin"
+
+
+def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
+    """The longest wait of the communicator: for ranks that evaluate or compile, and to connect.
+
+    Ranks that met through the coordinator connect at the same moment; without it one may still
+    import its framework.
+    """
+    start_s = config.start_timeout_s
+    return {
+        "timeout_s": max(config.worker_timeout_s, start_s),
+        "connect_timeout_s": min(CONNECT_TIMEOUT_S, start_s) if live else start_s,
+    }
+
+
+class AllReduceRun(CoordinatedRun):
+    """Follows the workers through a coordinator; see :class:`Run`."""
+
+    def __init__(self, host: CoordinatorHost, strategy: BarrierStrategy, num_workers: int) -> None:
+        self._host, self._num_workers = host, num_workers
+        self.strategy = strategy
+
+    @property
+    def _driver(self) -> DriverClient:
+        return self._host.driver
+
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """The workers' reports."""
+        return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
+
+    def kept(self) -> RunState | None:
+        """The state that one rank left last: weights, optimizer state and the rule's."""
+        with contextlib.suppress(TransportError):
+            return super().kept()
+        return None
+
+    def state(self) -> RunState:
+        """The same as :meth:`kept`: the weights travel at the end of an epoch only."""
+        kept = self.kept()
+        if kept is None:
+            raise TransportError(
+                "no worker has left its weights with the driver yet",
+                expected="the weights after an epoch",
+                received="none",
+            )
+        return kept
+
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """The state that one rank left last, at its end."""
+        return self.kept() or RunState(0)
+
+
+@dataclass
+class SilentRun:
+    """Hears of the workers when their stage has ended, since they cannot reach the driver.
+
+    Args:
+        strategy: How the workers' updates travel.
+        trained: What the ranks of the stage returned.
+    """
+
+    strategy: BarrierStrategy
+    trained: Mapping[int, TrainedRank] = field(default_factory=dict)
+
+    def progress(self, since_epoch: int = 0) -> RunProgress:
+        """Nothing while the stage runs; after it, all epochs."""
+        reports = [rank.unreported for rank in self.trained.values()]
+        epochs: dict[int, EpochProgress] = {}
+        numbers = sorted({number for report in reports for number in report})
+        seconds = max((rank.seconds for rank in self.trained.values()), default=0.0)
+        for number in numbers:
+            parts = [report[number] for report in reports if number in report]
+            epochs[number] = EpochProgress(
+                missing=0,
+                batches=sum(part.batches_done for part in parts),
+                rows=sum(part.rows for part in parts),
+                metrics=sum_states([part.metrics for part in parts]),
+                val_metrics=sum_states([part.val_metrics for part in parts]),
+                seconds=seconds / len(numbers),
+            )
+        return RunProgress(
+            epochs=epochs,
+            batches_per_epoch=max((e.batches for e in epochs.values()), default=0),
+            rows=sum(e.rows for e in epochs.values()),
+        )
+
+    def take_lines(self) -> list[tuple[int, str]]:
+        """None: the ranks cannot reach the driver."""
+        return []
+
+    def command(self, command: Command) -> None:
+        """The workers cannot hear it: the driver acts on it between two stages."""
+
+    def kept(self) -> RunState | None:
+        """The results of the stage; None while it runs."""
+        return returned_state(self.trained) if self.trained else None
+
+    def state(self) -> RunState:
+        """The results of the stage."""
+        return returned_state(self.trained)
+
+    def member(self, rank: int) -> RunState | None:
+        """None: all ranks have the same model."""
+        return None
+
+    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
+        """Takes over what the ranks returned."""
+        self.trained = trained
+        return returned_state(trained)

@@ -1,0 +1,350 @@
+"""One fit on the driver: starts a run, trains a stage, and again where the stage was lost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from sparkdl.collective.choice import optimizer_config
+from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.launch import interrupts
+from sparkdl.learner.archives.archive import encode_model, restore_state
+from sparkdl.learner.callback_sink import CallbackSink, may_act, warn_of_waiting_in_vain
+from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
+from sparkdl.learner.prediction.ensemble import build_ensemble
+from sparkdl.learner.state import metric_state
+from sparkdl.learner.state.model_weights import model_layout, read_model
+from sparkdl.progress.events import TrainingBegan, TrainingEnded
+from sparkdl.progress.monitor import FitMonitor
+from sparkdl.ps.choice import ServerExchange
+from sparkdl.rules.rule import Rule
+from sparkdl.spark.columns.sources import Source, warn_of_chance
+from sparkdl.spark.executor.trainer import TrainTask
+from sparkdl.spark.fit.allreduce_run import reports_live, start_all_reduce
+from sparkdl.spark.fit.arguments import FitArguments, verbosity
+from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.fit_warnings import (
+    described,
+    warn_of_damping,
+    warn_of_mixed_validation,
+    warn_of_no_learning,
+    warn_of_server_load,
+)
+from sparkdl.spark.fit.plan import (
+    FitPlan,
+    count_workers,
+    loop_settings,
+    prepare_model,
+    waits_for_callbacks,
+)
+from sparkdl.spark.fit.server_run import ServerRun
+from sparkdl.spark.fit.telling import (
+    describe_run,
+    facts_of,
+    open_sinks,
+    progress_sink,
+    window_of,
+)
+from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
+from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage
+from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
+from sparkdl.spark.runs.resources import resource_profile
+from sparkdl.tracking.profile import Facts, profile_of
+from sparkdl.tracking.sinks import GivenSink
+from sparkdl.user_warnings import warn_user
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The outcome of a call of ``fit``.
+
+    Args:
+        history: Keras' ``History``.
+        epochs: Epochs that were trained.
+        summary: The work of the last stage; None where nothing was left to train.
+        facts: The same for the profile.
+        ensemble: The members, where workers trained models of their own.
+    """
+
+    history: Any
+    epochs: int = 0
+    summary: StageSummary | None = None
+    facts: Facts | None = None
+    ensemble: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class FitCall:
+    """One call of ``fit`` but for its data: how to train and who is told, all checked.
+
+    Args:
+        callbacks: Keras callbacks.
+        profile: Whether the profile is printed.
+        sinks: Those of the user.
+        timeline: A file to write what every rank did when; None for none.
+        began_at: The time of the call, in seconds since 1970.
+        arguments: All others.
+    """
+
+    callbacks: list[Any]
+    profile: bool
+    sinks: Sequence[GivenSink] | GivenSink | None
+    timeline: str | None
+    began_at: float
+    arguments: FitArguments
+
+    def train(
+        self,
+        config: FitConfig,
+        exchange: ChosenExchange,
+        trained: TrainedModel,
+        custom_objects: dict[str, Any],
+        source: Source,
+        epochs_trained: int,
+    ) -> Fitted:
+        """Trains the model of ``trained`` on the rows of ``source``.
+
+        Args:
+            config: The settings of the SparkModel.
+            exchange: How its workers exchange what they learn.
+            trained: Its model, which changes in place.
+            custom_objects: The user's.
+            source: The rows.
+            epochs_trained: Epochs of earlier calls.
+
+        Raises:
+            WorkerError, DataError, TransportError: See :func:`run_fit`.
+        """
+        arguments, callbacks = self.arguments, self.callbacks
+        profile = resource_profile(config.resources, source.spark)
+        num_workers, at_once = count_workers(config, exchange, source, profile)
+        prepare_model(trained.model, exchange, num_workers)
+        checkpoints = Checkpoints.at(arguments.checkpoint_dir)
+        first_epoch = arguments.initial_epoch
+        if arguments.resume and checkpoints is not None:
+            first_epoch = trained.restore(checkpoints) or first_epoch
+        last_epoch = arguments.last_epoch(first_epoch)
+        if first_epoch >= last_epoch:
+            return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
+        warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
+        waits = waits_for_callbacks(
+            exchange, num_workers, at_once, any_given=bool(callbacks),
+            any_acts=any(map(may_act, callbacks)),
+        )  # fmt: skip
+        keras_callbacks = CallbackSink(
+            trained.model, callbacks, epochs=last_epoch, verbose=verbosity(arguments.verbose),
+            waits=waits,
+        )  # fmt: skip
+        trackers = open_sinks(
+            self.sinks, self.timeline, lambda: trained.model, source.spark, self.began_at
+        )
+        monitor = FitMonitor(
+            keras_callbacks, [progress_sink(arguments.verbose), *trackers],
+            partial(metric_state.metric_results, trained.model),
+            epochs=last_epoch, first_epoch=first_epoch,
+            run=describe_run(config, arguments, trained.model, num_workers),
+            validates=source.validates,
+        )  # fmt: skip
+        settings = loop_settings(
+            config, exchange, arguments, first_epoch=first_epoch, epochs_trained=epochs_trained,
+            has_callbacks=monitor.has_callbacks, waits=waits,
+            keep_spans=any(sink.wants_spans for sink in trackers),
+        )  # fmt: skip
+        plan = FitPlan(
+            config, exchange, trained, custom_objects, source, num_workers, at_once, settings,
+            checkpoints, profile,
+        )  # fmt: skip
+        try:
+            summary = run_fit(plan, monitor)
+        except BaseException as error:
+            monitor.fail(error)
+            raise
+        if checkpoints is not None and not monitor.stopped_inside:
+            trained.save(checkpoints, monitor.epochs_done)
+        ensemble: list[Any] = []
+        if summary.members:
+            members = list(summary.members.values())
+            trained.model, ensemble = build_ensemble(trained.model, members)
+            summary = replace(summary, members={})
+        epochs = monitor.epochs_done - first_epoch
+        facts = facts_of(plan, summary, epochs)
+        if self.profile:
+            print(profile_of(facts), flush=True)
+        monitor.end()
+        return Fitted(keras_callbacks.history, epochs, summary, facts, ensemble)
+
+
+def _nothing_to_do(model: Any, callbacks: list[Any], epochs_done: int, epochs: int) -> Any:
+    """An empty History, with a warning, for a fit whose epochs have all been trained."""
+    warn_user(
+        f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "
+        "the epoch to stop at when fit goes on (resume, initial_epoch); "
+        f"epochs={epochs_done + 1} trains one more",
+        UserWarning,
+    )
+    keras_callbacks = CallbackSink(model, callbacks, epochs=epochs, verbose=0)
+    keras_callbacks.handle(TrainingBegan(epochs, epochs))
+    keras_callbacks.handle(TrainingEnded(epochs))
+    return keras_callbacks.history
+
+
+def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
+    """Trains to the plan's last epoch, or until a callback stops it.
+
+    A stage whose workers were lost is begun again from the last whole epoch that the driver has,
+    with the workers that are left if slots shrank.
+
+    Raises:
+        WorkerError: A worker raised, or workers were lost once too often.
+        DataError: A worker found that the data do not fit.
+        TransportError: The run's server died.
+    """
+    validates = plan.source.spec.role_column is not None
+    if validates and not (plan.exchange.in_step or plan.exchange.independent):
+        warn_of_mixed_validation(plan.num_workers, plan.at_once)
+    warn_of_chance(plan.source, repartition=plan.config.repartition)
+    with _slots(plan):
+        summary = _run_fit(plan, monitor)
+    model = plan.trained.model  # with use_ema: the averages become the weights, once, as in Keras
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:
+        _warn(plan, plan.exchange.rule, summary, monitor)
+    return summary
+
+
+def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor) -> None:
+    """Says what workers that did not wait for each other would have learned better from."""
+    at_once = min(plan.at_once or plan.num_workers, plan.num_workers)
+    warn_of_server_load(summary.usage, window_of(plan, summary), at_once)
+    guessing = guessing_loss(plan.trained.model, summary.label_mean)
+    if warn_of_no_learning(monitor.losses, guessing, at_once) or not rule.damps:
+        return
+    steps = summary.epochs * summary.rows // plan.num_workers // plan.settings.batch_size
+    centers = {} if normalizes(plan.trained.model) else summary.off_center
+    furthest = max(centers, key=lambda name: centers[name], default="")
+    columns = plan.source.spec.features[furthest].columns if furthest else ()
+    warn_of_damping(
+        summary.counted, at_once, steps, centers.get(furthest, 0.0), described(furthest, columns)
+    )
+
+
+def _slots(plan: FitPlan) -> AbstractContextManager[None]:
+    """The slots of workers that must all run at the same time; others take turns."""
+    capacity = count_slots(plan.source.spark, plan.profile)
+    if capacity is None or not plan.exchange.all_at_once:
+        return nullcontext()
+    name = f"fit of model {plan.trained.model.name!r}"
+    limit_s = plan.config.start_timeout_s
+    return slot_pool(plan.source.spark).take(plan.num_workers, capacity, name, limit_s)
+
+
+def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
+    settings = plan.settings
+    live = reports_live(plan.config, plan.source.spark)
+    restarts = 0
+    plan.trained.keeps_rate = monitor.has_callbacks
+    plan.trained.constrains = not plan.exchange.joins_gradients
+    while True:
+        last = settings.epochs
+        if not live and (monitor.has_callbacks or plan.checkpoints is not None):
+            last = min(last, settings.first_epoch + 1)  # what the driver does needs a stage's end
+        try:
+            summary = _train_stage(plan, replace(settings, epochs=last), monitor)
+        except StageLost as lost:
+            restarts += 1
+            if restarts > plan.config.restarts:
+                raise lost.error from lost.error.__cause__
+            plan = _with_workers_left(plan, lost, restarts)
+            # A callback may have stopped at the epoch that ended last: nothing more is trained.
+            until = lost.epoch if monitor.stopped else settings.epochs
+            settings = replace(settings, first_epoch=lost.epoch, epochs=until)
+            continue
+        if monitor.stopped or last >= settings.epochs:
+            return summary
+        settings = replace(settings, first_epoch=last)
+
+
+def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> StageSummary:
+    """One stage, from the driver's model to the driver's model.
+
+    Raises:
+        StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
+    """
+    trained, source = plan.trained, plan.source
+    rule_state, trained.has_optimizer = trained.rule_state, False
+    monitor.begin()  # the workers get the model with the learning rate of their first epoch
+    with interrupts.CleanStack() as stack:
+        # The server's process comes up while the model is written.
+        starting = stack.begin(_start_run(plan))
+        with interrupts.held():
+            prepare_metrics(trained.model, source, settings.batch_size)
+            archive = encode_model(trained.model, plan.custom_objects)
+        run: Run = starting.result()
+
+        monitor.watch(lambda: trained.take(run.state()))
+        task = TrainTask(
+            archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
+            plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
+            source.dealt(plan.num_workers), source.shared.key if source.shared else None,
+        )  # fmt: skip
+
+        def save_checkpoint(epoch: int) -> None:
+            if plan.checkpoints is not None:
+                if not monitor.has_callbacks:
+                    trained.take(run.state())
+                trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
+
+        try:
+            return train_stage(
+                source, trained, run, task, monitor, repartition=plan.config.repartition,
+                barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
+            )  # fmt: skip
+        except StageLost as lost:
+            kept = run.kept()
+            if kept is None:  # the driver's model may be some epochs ahead of this stage's start
+                lost.epoch = settings.first_epoch
+                restore_state(trained.model, archive)
+                trained.rule_state = rule_state
+            else:
+                lost.epoch = kept.epoch
+                trained.take(kept)
+                monitor.loaded_again(kept.epoch)
+                monitor.end_epochs(run.progress(monitor.epochs_done), kept.epoch)
+            raise
+
+
+def _start_run(
+    plan: FitPlan,
+) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
+    """Brings a run up in the background, from the driver's present model."""
+    spark, model = plan.source.spark, plan.trained.model
+    layout = model_layout(model)
+    if isinstance(plan.exchange, ServerExchange):
+        center = read_model(model, layout)
+        return ServerRun.start(
+            plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
+            waits=plan.settings.wait_for_driver,
+        )  # fmt: skip
+    rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
+    return start_all_reduce(
+        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark
+    )
+
+
+def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
+    """The plan of the next try: as many workers as there is room for now."""
+    slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)
+    workers = plan.num_workers
+    if slots is not None and plan.config.repartition:
+        workers = max(1, min(workers, slots))
+    warn_user(
+        f"workers were lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
+        f"{workers} of {plan.num_workers} workers, restart {restarts}"
+    )
+    return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))

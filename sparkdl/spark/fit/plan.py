@@ -1,0 +1,195 @@
+"""``FitPlan``: all that one call of ``fit`` does, checked before a job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.collective.choice import AllReduceExchange, optimizer_config
+from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+from sparkdl.learner.prediction.ensemble import require_cloneable
+from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.spark.columns.sources import Source
+from sparkdl.spark.fit.arguments import FitArguments
+from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.runs.capacity import (
+    check_barrier,
+    count_partitions,
+    default_parallelism,
+    slots_to_come,
+    wait_for_slots,
+)
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+_SEED_STEP = 7919
+"""Between the seeds of the row order of two epochs, so that a second fit has orders of its own."""
+
+
+@dataclass(frozen=True)
+class FitPlan:
+    """The plan of one call of ``fit``.
+
+    Args:
+        config: What the user asked of the model.
+        exchange: What the workers exchange, and when.
+        trained: The driver's model, trained in place.
+        custom_objects: Name -> class or function, for the model's archive.
+        source: The rows.
+        num_workers: Workers of the run.
+        at_once: How many of them can run at the same time (0: unknown).
+        settings: Of the workers' loops, for the whole fit.
+        checkpoints: Where to, or None.
+        profile: What each worker's task asks of its executor; None for the application's settings.
+    """
+
+    config: FitConfig
+    exchange: ChosenExchange
+    trained: TrainedModel
+    custom_objects: dict[str, Any]
+    source: Source
+    num_workers: int
+    at_once: int
+    settings: LoopSettings
+    checkpoints: Checkpoints | None = None
+    profile: ResourceProfile | None = None
+
+
+def loop_settings(
+    config: FitConfig,
+    exchange: ChosenExchange,
+    arguments: FitArguments,
+    *,
+    first_epoch: int,
+    epochs_trained: int,
+    has_callbacks: bool,
+    waits: bool,
+    keep_spans: bool,
+) -> LoopSettings:
+    """The settings of each worker's loop.
+
+    Args:
+        config: What the user asked of the model.
+        exchange: What the workers exchange, and when.
+        arguments: What the user asked of this fit.
+        first_epoch: Epoch to begin with.
+        epochs_trained: Epochs that earlier fits trained.
+        has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
+        waits: Whether the workers wait at an epoch's end until callbacks have run.
+        keep_spans: Whether a timeline is wanted.
+    """
+    wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
+    return LoopSettings(
+        epochs=arguments.last_epoch(first_epoch),
+        first_epoch=first_epoch,
+        batch_size=config.batch_size if arguments.batch_size is None else arguments.batch_size,
+        window=exchange.window,
+        shuffle=arguments.shuffle,
+        seed=config.seed + _SEED_STEP * epochs_trained,
+        wait_for_driver=waits,
+        keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
+        follow_schedule=not exchange.in_step,
+        check_data=arguments.check_data,
+        steps_per_epoch=arguments.steps_per_epoch,
+        validation_steps=arguments.validation_steps,
+        class_weight=_plain(arguments.class_weight),
+        memory_budget_bytes=config.memory_budget_mb << 20,
+        keep_spans=keep_spans,
+    )
+
+
+def waits_for_callbacks(
+    exchange: ChosenExchange, num_workers: int, at_once: int, *, any_given: bool, any_acts: bool
+) -> bool:
+    """Whether the workers wait at an epoch's end until callbacks have run.
+
+    Where they train in step they do for any callback. Elsewhere they do for one that may write to
+    the model, or wants the weights that its logs are of: if all workers run at the same time, for
+    one that waited for a worker without a slot would wait for ever.
+
+    Args:
+        exchange: What the workers exchange, and when.
+        num_workers: Workers of the run.
+        at_once: How many of them run at the same time (0: unknown).
+        any_given: Whether there are callbacks.
+        any_acts: Whether one of them acts so.
+    """
+    if exchange.in_step:
+        return any_given
+    return any_acts and not exchange.independent and max(at_once, 1) >= num_workers
+
+
+def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
+    """Plain numbers instead of NumPy's."""
+    if class_weight is None:
+        return None
+    return {int(number): float(weight) for number, weight in class_weight.items()}
+
+
+def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:
+    """Checks that rule and model go together; gives the model the optimizer that the rule wants.
+
+    Raises:
+        ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
+        ModelError: No ensemble can be made of the model, or several workers cannot train it.
+    """
+    if num_workers > 1:
+        require_no_states(model)
+    if isinstance(exchange, AllReduceExchange):
+        exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
+        return
+    if exchange.independent:
+        require_cloneable(model)
+    adopt_optimizer(model, exchange.rule.local_optimizer())
+
+
+def count_workers(
+    config: FitConfig,
+    exchange: ChosenExchange,
+    source: Source,
+    profile: ResourceProfile | None = None,
+) -> tuple[int, int]:
+    """Workers of a run, and how many of them can run at the same time (0: unknown).
+
+    Args:
+        exchange: Says whether all must run at once.
+        config: How many workers the user asked for.
+        source: The rows.
+        profile: What each worker's task asks of its executor; None for the application's settings.
+
+    Raises:
+        ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
+        ResourceError: There is no room for all where all must run at once.
+    """
+    if not config.repartition and not source.files:
+        count = count_partitions(source.frame)
+        if config.num_workers not in (None, count):
+            raise ConfigError(
+                "num_workers and the data's partitions differ",
+                expected=f"num_workers={count} (or None) with repartition=False",
+                received=f"num_workers={config.num_workers}",
+            )
+    else:
+        count = config.num_workers or default_parallelism(source.spark, profile)
+    if not config.with_server:
+        check_barrier(source.spark, count, profile=profile)
+        return count, count
+    if not exchange.all_at_once:
+        return count, min(count, slots_to_come(source.spark, count, profile) or 0)
+    slots = wait_for_slots(source.spark, count, 15.0, profile)
+    if slots is not None and slots < count:
+        who = f"mode {config.mode!r}" if exchange.in_step else f"rule {exchange.rule.name!r}"
+        other = "mode='asynchronous'" if exchange.in_step else "rule='downpour'"
+        raise ResourceError(
+            f"{who} needs all workers at the same time",
+            expected=f"{count} task slots",
+            received=f"{slots}",
+            hint=f"num_workers={max(slots, 1)}, more executors, or {other}",
+        )
+    return count, 0 if slots is None else min(count, slots)

@@ -1,0 +1,154 @@
+"""``TrainedModel``: the driver's Keras model, and what the rule of its runs keeps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sparkdl.errors import DataError, ModelError
+from sparkdl.files.checkpoints import Checkpoint, Checkpoints
+from sparkdl.learner.archives.archive import load_state, model_bytes
+from sparkdl.learner.checks.metric_check import check_metrics_add_up
+from sparkdl.learner.signature import model_signature
+from sparkdl.learner.state import metric_state
+from sparkdl.learner.state.carried_state import load_carried_state, untrusted_state
+from sparkdl.learner.state.model_weights import constrained, model_layout, write_model
+from sparkdl.learner.state.optimizer_state import (
+    innermost_optimizer,
+    learning_rate_of,
+    learning_rate_set,
+    load_optimizer_state,
+)
+from sparkdl.run_state import RunState
+from sparkdl.spark.columns.sources import Source
+
+
+@dataclass
+class TrainedModel:
+    """The driver's model; each part is as of the last state that was taken over.
+
+    Args:
+        model: A compiled Keras model.
+        rule_state: What the rule keeps that no Keras optimizer has room for (an outer momentum).
+        keeps_rate: The driver's callbacks may set the learning rate: then the model's own holds,
+            and not that of a state, which is a worker's of some time before.
+        constrains: Weights come from several workers' steps, and need not hold the constraints that
+            each of these held.
+        has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
+    """
+
+    model: Any
+    rule_state: bytes = field(default=b"", repr=False)
+    keeps_rate: bool = False
+    constrains: bool = False
+    has_optimizer: bool = False
+
+    def take(self, state: RunState) -> None:
+        """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
+        load_carried_state(self.model, state.carried)
+        if state.weights.size:
+            layout = model_layout(self.model)
+            weights = state.weights
+            if self.constrains:
+                weights = constrained(self.model.trainable_variables, layout, weights)
+            write_model(self.model, layout, weights)
+        if state.optimizer:
+            load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
+            self.has_optimizer = True
+        if state.rule:
+            self.rule_state = state.rule
+
+    def save(self, checkpoints: Checkpoints, epoch: int, rate: float | None = None) -> None:
+        """Writes a checkpoint after ``epoch`` epochs.
+
+        Args:
+            checkpoints: Where to.
+            epoch: Epochs that are done.
+            rate: Learning rate to be saved; None for the model's present one.
+        """
+        with learning_rate_set(self.model, rate):
+            content = model_bytes(self.model)
+            beside = replace(self.beside(epoch), carried=untrusted_state(self.model))
+        checkpoints.save(content, beside)
+
+    def restore(self, checkpoints: Checkpoints) -> int:
+        """Loads the newest checkpoint; returns its epochs done, 0 if there is none.
+
+        Raises:
+            ConfigError: It is of another model, or no checkpoint is whole.
+        """
+        checkpoint = checkpoints.restore()
+        if checkpoint is None:
+            self.rule_state = b""
+            return 0
+        self.load(checkpoint, checkpoints.folder)
+        return checkpoint.state.epoch
+
+    def load(self, checkpoint: Checkpoint, folder: str, *, keep_rate: bool = False) -> None:
+        """Loads one checkpoint.
+
+        Args:
+            checkpoint: Of an equal model.
+            folder: Where it is from, for the message.
+            keep_rate: The model's learning rate stays as it is; Keras saves it with the optimizer.
+
+        Raises:
+            ConfigError: It is of another model.
+        """
+        rate = learning_rate_of(self.model) if keep_rate else None
+        load_state(self.model, checkpoint.model_file, folder)
+        load_carried_state(self.model, checkpoint.state.carried)
+        if rate is not None:
+            innermost_optimizer(self.model).learning_rate = rate
+        self.rule_state = checkpoint.state.rule
+
+    def beside(self, epoch: int) -> RunState:
+        """The state that a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""
+        return RunState(epoch, rule=self.rule_state)
+
+
+@dataclass(frozen=True)
+class _ArrayLike:
+    """Shape and dtype of a batch, for Keras' symbolic build."""
+
+    shape: tuple[int | None, ...]
+    dtype: str
+
+
+def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
+    """Makes the model's metric variables here, to put the workers' numbers into them.
+
+    Args:
+        model: Compiled.
+        source: The rows that it will see.
+        batch_size: Rows of a batch: that metrics cannot take labels and outputs of different
+            sizes shows only where the sizes are known.
+
+    Raises:
+        DataError: The model cannot take these columns.
+        ModelError: The loss or a metric cannot be computed, or a metric's variables must not be
+            summed.
+    """
+    spec = source.spec
+    x, y, weights = (
+        {name: _ArrayLike((batch_size, *s.shape), s.dtype) for name, s in part.items()}
+        for part in (spec.features, spec.labels, spec.weights)
+    )
+    try:
+        metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+    except ModelError:
+        raise
+    except Exception as error:
+        signature = model_signature(model)
+        raise DataError(
+            f"model {model.name!r} cannot take these columns",
+            expected=f"inputs {_shapes(signature.inputs)}, outputs {_shapes(signature.outputs)}",
+            received=f"{type(error).__name__}: {str(error)[:600]}",
+            hint="try model.fit on a few rows as NumPy arrays",
+        ) from error
+    check_metrics_add_up(model, x, spec.labels)
+
+
+def _shapes(specs: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {spec.shape}" for name, spec in specs.items())

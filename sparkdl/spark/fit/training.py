@@ -1,0 +1,331 @@
+"""The driver's side of one fit: one task, one stage, one collect, watched while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.failures import RankFailure, RanksLost, root_cause
+from sparkdl.launch import interrupts
+from sparkdl.launch.results import Result, failures_of
+from sparkdl.phases import Usage
+from sparkdl.progress.monitor import Command, FitMonitor
+from sparkdl.run_state import RunState
+from sparkdl.spark.columns.shared_rows import SharedRows
+from sparkdl.spark.columns.sources import Source, dealt, spread
+from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
+from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.runs.capacity import PartitionsError
+from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+POLL_S = 0.1
+FAILED_GRACE_S = 10.0
+"""Seconds that the stage has to end by itself after a worker's failure."""
+
+
+@dataclass(frozen=True)
+class StageSummary:
+    """A training stage that ended well.
+
+    Args:
+        rows: Rows trained per epoch.
+        seconds: From the first step to the last, on the slowest worker.
+        read_s: To read the partition, on the slowest worker.
+        transports: How workers reached the server; in ``'allreduce'`` the communicator.
+        gpus: Rank -> addresses of the GPUs that it trained on.
+        pids: Rank -> process that it trained in.
+        members: Rank -> the model it trained, for a rule whose models never meet.
+        refused: Updates of all workers that were refused because they were not finite.
+        rank_rows: Rank -> rows that it trained per epoch.
+        usage: Rank -> what its time went into.
+        epochs: Epochs that the stage was to train.
+        counted: The part of the workers' changes that counted, a mean over exchanges and workers.
+            Below 1 where changes are added up and were too much together: then the learning rate is
+            high for this number of workers that do not wait.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.statistics.label_mean`.
+        off_center: How far each input is from having mean 0, from 0 to 1: see
+            :func:`sparkdl.data.statistics.off_center`.
+    """
+
+    rows: int
+    seconds: float
+    read_s: float
+    transports: frozenset[str]
+    gpus: dict[int, tuple[str, ...]]
+    pids: dict[int, int]
+    members: dict[int, RunState] = field(default_factory=dict, repr=False)
+    refused: int = 0
+    rank_rows: dict[int, int] = field(default_factory=dict)
+    usage: dict[int, Usage] = field(default_factory=dict)
+    epochs: int = 0
+    counted: float = 1.0
+    label_mean: tuple[float, ...] = ()
+    off_center: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        workers = "1 worker" if len(self.rank_rows) == 1 else f"{len(self.rank_rows)} workers"
+        by = ", ".join(sorted(self.transports))
+        lines = [
+            f"{self.rows:,} rows per epoch, {workers} by {by}: {self.seconds:.1f} s of training; "
+            f"{self.read_s:.1f} s to read the rows"
+        ]
+        for rank, usage in sorted(self.usage.items()):
+            gpus = ", ".join(self.gpus.get(rank, ()))
+            lines.append(
+                f"rank {rank:>3}  {self.rank_rows.get(rank, 0):>10,} rows  "
+                f"{usage.memory_bytes / 1e6:,.0f} MB" + (f"  GPU {gpus}" if gpus else "")
+            )
+        if self.refused:
+            lines.append(f"{self.refused} updates were refused: they were not finite")
+        return "\n".join(lines)
+
+
+class StageLost(Exception):
+    """The stage's workers were lost, by no fault of the user's code; another attempt may do.
+
+    Args:
+        error: What to raise if there is no other attempt.
+    """
+
+    def __init__(self, error: SparkDLError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.epoch = 0
+
+
+def train_stage(
+    source: Source,
+    driver_model: TrainedModel,
+    run: Run,
+    task: TrainTask,
+    monitor: FitMonitor,
+    *,
+    repartition: bool = True,
+    barrier: bool = False,
+    on_epoch: Callable[[int], None] | None = None,
+    profile: ResourceProfile | None = None,
+) -> StageSummary:
+    """Runs the training stage to its end and leaves the trained weights in ``driver_model``.
+
+    Args:
+        source: The training (and validation) rows.
+        driver_model: The driver's model.
+        run: The server or communicator.
+        task: What the executors get.
+        monitor: Progress bar, callbacks and History.
+        repartition: Spread the rows over the workers; False takes the partitions as they are.
+        barrier: All tasks start together, or none does.
+        on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
+        profile: What each task asks of its executor; None for the application's settings.
+
+    Returns:
+        What the workers returned.
+
+    Raises:
+        WorkerError: A worker raised; with its traceback.
+        DataError: A worker found that the data do not fit.
+        TransportError: The server died.
+        StageLost: Workers of a barrier stage were lost.
+    """
+    spreads = repartition or task.files is not None
+    run_on = functools.partial(
+        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile, source.shared
+    )
+    workers, in_order = task.num_workers, not task.settings.shuffle
+    try:
+        return run_on(spread(source, workers, in_order=in_order) if spreads else source.frame)
+    except PartitionsError:
+        if not spreads:
+            raise
+        return run_on(dealt(source.frame, workers, in_order=in_order))  # a cached one was not
+
+
+def _run_on(
+    driver_model: TrainedModel,
+    run: Run,
+    task: TrainTask,
+    monitor: FitMonitor,
+    barrier: bool,
+    on_epoch: Callable[[int], None] | None,
+    profile: ResourceProfile | None,
+    shared: SharedRows | None,
+    frame: Any,
+) -> StageSummary:
+    """The stage of :func:`train_stage` on the partitions of a frame."""
+    launcher = SparkLauncher(
+        frame, task.num_workers, barrier=barrier,
+        description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
+        profile=profile, rows=shared.content if shared is not None else None,
+    )  # fmt: skip
+    with interrupts.CleanStack() as stack:
+        ranks = stack.begin(launcher.launch(task))
+        try:
+            stopped = _watch(ranks, run, monitor, on_epoch)
+            results = _results(ranks, run, barrier)
+            _raise_failures(results, run, barrier)
+            trained = TrainedRank.all_of(results)
+            _keep(driver_model, run, trained, monitor, stopped, on_epoch)
+            spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
+            monitor.end_workers(run.progress(monitor.epochs_done), spans)
+            return _summary(trained, task, run)
+        finally:
+            with contextlib.suppress(Exception):
+                if ranks.running:
+                    run.command(Command(stop=True))
+
+
+def _keep(
+    driver_model: TrainedModel,
+    run: Run,
+    trained: Mapping[int, TrainedRank],
+    monitor: FitMonitor,
+    stopped: bool,
+    on_epoch: Callable[[int], None] | None,
+) -> None:
+    """Leaves the trained weights and all that goes with them in the driver's model."""
+    state = run.result(trained)
+    if not stopped or monitor.stopped_inside:
+        driver_model.take(state)
+    elif not driver_model.has_optimizer:  # stopped before a worker had left one
+        driver_model.take(replace(state, weights=RunState(0).weights, rule=b""))
+    _last_epochs(run, monitor, on_epoch)  # only now: callbacks may write to the trained weights
+
+
+def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
+    """The ranks' results, for the user.
+
+    Raises:
+        DataError: There were no rows.
+        WorkerError: A rank's model is missing.
+    """
+    rows = sum(t.rows for t in trained.values())
+    if rows == 0:
+        raise DataError(
+            "there are no rows to train on",
+            expected="at least one row",
+            received="0 rows in all partitions",
+        )
+    members = {}
+    if task.strategy.independent:
+        for rank in range(task.num_workers):
+            state = run.member(rank)
+            if state is None:
+                raise WorkerError(rank, "it has left no trained model")
+            members[rank] = state
+    return StageSummary(
+        rows=rows,
+        seconds=max(t.seconds for t in trained.values()),
+        read_s=max(t.read_s for t in trained.values()),
+        transports=frozenset(t.transport for t in trained.values()),
+        gpus={rank: t.gpus for rank, t in trained.items()},
+        pids={rank: t.pid for rank, t in trained.items()},
+        members=members,
+        refused=sum(t.refused for t in trained.values()),
+        rank_rows={rank: t.rows for rank, t in trained.items()},
+        usage={rank: t.usage for rank, t in trained.items()},
+        epochs=task.settings.epochs - task.settings.first_epoch,
+        counted=sum(t.counted for t in trained.values()) / len(trained),
+        label_mean=_label_mean(list(trained.values()), rows),
+        off_center=_off_center(list(trained.values()), rows),
+    )
+
+
+def _off_center(trained: list[TrainedRank], rows: int) -> dict[str, float]:
+    """Each input's, a mean over all rows."""
+    found: dict[str, float] = {}
+    for one in trained:
+        for name, part in one.off_center.items():
+            found[name] = found.get(name, 0.0) + part * one.rows / rows
+    return found
+
+
+def _label_mean(trained: list[TrainedRank], rows: int) -> tuple[float, ...]:
+    """The mean over all rows of what each rank found in its own; empty if a rank found nothing."""
+    with_rows = [t for t in trained if t.rows]
+    if len({len(t.label_mean) for t in with_rows}) != 1:
+        return ()
+    columns = zip(*(t.label_mean for t in with_rows), strict=True)
+    shares = [t.rows / rows for t in with_rows]
+    return tuple(sum(s * v for s, v in zip(shares, c, strict=True)) for c in columns)
+
+
+def _watch(
+    ranks: SparkRanks, run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None
+) -> bool:
+    """Follows the ranks until they have ended; True if a callback stopped them."""
+    stopped = False
+    epochs_done = monitor.epochs_done
+    failed_at: float | None = None
+    wait_s = 0.02
+    while not ranks.wait(wait_s):
+        wait_s = min(POLL_S, wait_s * 1.5)
+        interrupts.check()
+        if monitor.lines_due():
+            monitor.hear(run.take_lines())
+        progress = run.progress(monitor.epochs_done)
+        if progress.failure is not None:
+            failed_at = failed_at or time.monotonic()  # the server tells the other workers
+            if time.monotonic() - failed_at > FAILED_GRACE_S:
+                raise progress.failure.library_error()
+            continue
+        if stopped:
+            continue
+        command = monitor.update(progress)
+        if command is not None:
+            run.command(command)
+            stopped = command.stop
+        if monitor.epochs_done > epochs_done:
+            epochs_done = monitor.epochs_done
+            if on_epoch is not None:
+                on_epoch(epochs_done)
+    return stopped
+
+
+def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> None:
+    """Shows epochs that ended after the last look."""
+    before = monitor.epochs_done
+    if monitor.lines_due(last=True):
+        monitor.hear(run.take_lines())
+    command = monitor.update(run.progress(monitor.epochs_done))
+    if command is not None and command.learning_rate is not None:
+        run.command(command)
+    if monitor.epochs_done > before and on_epoch is not None:
+        on_epoch(monitor.epochs_done)
+
+
+def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
+    try:
+        return ranks.results()
+    except RankFailure as error:
+        raise error.failure.library_error() from None
+    except RanksLost as error:
+        if not barrier:
+            raise
+        failure = run.progress().failure
+        if failure is not None:
+            raise failure.library_error() from error
+        raise StageLost(error) from error.__cause__
+
+
+def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
+    """Raises the first cause: the worker that failed first, not those that failed because of it."""
+    failures = failures_of(results)
+    cause = root_cause(failures)
+    if cause is None:
+        return
+    if barrier and cause.secondary:  # a connection broke, and nobody knows why
+        raise StageLost(cause.worker_error())
+    first = None
+    with contextlib.suppress(TransportError):
+        first = run.progress().failure
+    rank = cause.rank if first is None else first.rank
+    raise next((f for f in failures if f.rank == rank), cause).library_error()

@@ -1,0 +1,208 @@
+"""The rows of ``run(fn, data=...)`` on the driver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, get_args
+
+from sparkdl.data.feed import Uneven
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.launch.feeding import FeedSettings
+from sparkdl.launch.stream_feed import StreamSettings
+from sparkdl.spark.columns.files import frame_of_files, is_path
+from sparkdl.spark.columns.local_data import as_frame
+from sparkdl.spark.columns.wire import wire_names
+from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.session.frames import is_frame, is_vector_column
+from sparkdl.spark.session.running import is_connect, require_running, session_of
+from sparkdl.values import require_flag, require_int, require_name, require_seconds
+
+STALL_S = 600.0
+"""Seconds for which a function may ask for no rows while there are some, by default."""
+
+
+def is_stream(data: Any) -> bool:
+    """Whether these are rows without an end."""
+    return is_frame(data) and bool(data.isStreaming)
+
+
+def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tuple[str, ...]]:
+    """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
+
+    Args:
+        data: What the user gave.
+        spark: The session; None: the active one.
+        streams: Whether the rows may have no end.
+
+    Raises:
+        ConfigError: It is no DataFrame.
+        ResourceError: Its session has been stopped.
+    """
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.sql import functions as F
+
+    data = as_frame(data)
+    if is_path(data):
+        spark = spark if spark is not None else session_of()
+        require_running(spark)
+        data = frame_of_files(spark, data)
+    if is_frame(data):
+        require_running(data.sparkSession)
+    endless = is_stream(data) and not streams
+    if not is_frame(data) or endless or len(set(data.columns)) < len(data.columns):
+        raise ConfigError(
+            "data cannot be fed to the ranks",
+            expected="a DataFrame whose rows end and whose columns have different names",
+            received="a stream" if endless else type(data).__name__,
+            hint="arrays: data=pandas.DataFrame({'x': list(x), 'y': list(y)}); what is too large "
+            "for the driver: the path of Parquet or TFRecord files",
+        )
+    columns = []
+    for name, field in zip(wire_names(len(data.columns)), data.schema.fields, strict=True):
+        column = F.col("`" + field.name.replace("`", "``") + "`")
+        if is_vector_column(field.dataType):
+            column = vector_to_array(column)
+        columns.append(column.alias(name))
+    return data.select(*columns), tuple(data.columns)
+
+
+def feed_settings(
+    data: Any,
+    epochs: int | None,
+    shuffle: bool,
+    seed: int,
+    uneven: Uneven,
+    memory_budget_mb: int,
+    stall_timeout_s: float | None = None,
+) -> FeedSettings | None:
+    """The arguments of ``run`` about its data, checked, still without columns; None without data.
+
+    Raises:
+        ConfigError: One that cannot be used, or has no effect as there are no data.
+    """
+    if epochs is not None:
+        epochs = require_int("epochs", epochs, 1)
+    require_name("uneven", uneven, get_args(Uneven))
+    memory_budget_mb = require_int("memory_budget_mb", memory_budget_mb, 1)
+    if stall_timeout_s is not None:
+        stall_timeout_s = require_seconds("stall_timeout_s", stall_timeout_s)
+    if data is None and stall_timeout_s == STALL_S:
+        stall_timeout_s = None
+    settings = FeedSettings(
+        (), epochs, require_flag("shuffle", shuffle), require_int("seed", seed, 0), uneven,
+        memory_budget_mb << 20, stall_timeout_s,
+    )  # fmt: skip
+    if data is None and settings != FeedSettings(()):
+        raise ConfigError(
+            "run is told how to give rows to the function, and has none",
+            expected="data=..., or none of epochs, shuffle, seed, uneven, memory_budget_mb "
+            "and stall_timeout_s",
+            received="data=None",
+        )
+    return None if data is None else settings
+
+
+def dealt_to_first(frame: Any, fed: int, ranks: int) -> Any:
+    """The frame's rows dealt in turn to the first ``fed`` partitions; the others are empty.
+
+    A barrier stage takes no union of frames, so an added column names a value whose hash is the
+    number of the partition.
+    """
+    from pyspark.sql import functions as F
+
+    names = [f"c{number}" for number in range(len(frame.columns))]
+    spark = frame.sparkSession
+    hashed = spark.range(0, 64 * ranks, 1, 1).select("id", F.pmod(F.hash("id"), F.lit(ranks)))
+    keys = {to: key for key, to in hashed.collect()}
+    key_of = F.array(*(F.lit(keys[to]).cast("bigint") for to in range(fed)))
+    # the low bits are a row's number in its partition; each partition begins at another rank
+    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    turn = F.pmod(number + F.spark_partition_id(), F.lit(fed)).cast("int")
+    dealt = frame.toDF(*names).withColumn("to", key_of[turn])
+    return dealt.repartition(ranks, "to").drop("to").toDF(*frame.columns)
+
+
+def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSettings:
+    """The same settings for rows without an end.
+
+    Args:
+        settings: The settings.
+        fed: How many ranks get rows, the first ones; None: all.
+
+    Raises:
+        ConfigError: The rows are to be given several times, or ranks are to join others.
+    """
+    if settings.uneven == "join":
+        raise ConfigError(
+            "the micro-batches of a stream give no batches without rows",
+            expected="uneven='keep' (the default), 'drop' or 'pad' with a streaming DataFrame",
+            received="uneven='join'",
+            hint="a micro-batch may have no rows for a rank at all, which then knows no shapes",
+        )
+    if settings.epochs != 1:
+        raise ConfigError(
+            "the rows of a stream are given once",
+            expected="epochs=1 (the default) with a streaming DataFrame",
+            received=f"epochs={settings.epochs}",
+            hint="the feed goes on for as long as the stream does",
+        )
+    return StreamSettings(
+        settings.shuffle,
+        settings.seed,
+        settings.memory_budget_bytes,
+        math.inf if settings.stall_timeout_s is None else settings.stall_timeout_s,
+        fed,
+    )
+
+
+def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
+    """Refuses arguments about a stream that cannot be used, or where there is none.
+
+    Raises:
+        ConfigError: No stream, a Spark Connect session, or a trigger that is none.
+        ResourceError: The session of the data has been stopped.
+    """
+    if trigger is not None and not (isinstance(trigger, Mapping) and trigger):
+        raise ConfigError(
+            "trigger must be arguments of Spark's trigger",
+            expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
+            received=repr(trigger)[:200],
+        )
+    if is_frame(data):
+        require_running(data.sparkSession)
+    if not is_stream(data):
+        if checkpoint_dir is None and trigger is None:
+            return
+        raise ConfigError(
+            "run is told how to read a stream, and has none",
+            expected="data=<a streaming DataFrame> for checkpoint_dir and trigger",
+            received=f"data={type(data).__name__}",
+            hint="spark.readStream makes a streaming DataFrame",
+        )
+    if is_connect(data.sparkSession):
+        raise ConfigError(
+            "a stream cannot feed functions over Spark Connect",
+            expected="a session on the driver, which tells the ranks what comes",
+            received="a Spark Connect client: Spark would run that on its server",
+            hint="run this on the driver",
+        )
+
+
+def stream_workers(spark: Any, num_workers: int | None) -> int:
+    """Ranks that a stream feeds: those asked for, or one less than there are slots.
+
+    Raises:
+        ResourceError: There is no slot beside the ranks, or barrier stages cannot run.
+    """
+    count = num_workers or max(1, default_parallelism(spark) - 1)
+    slots = wait_for_slots(spark, count + 1)
+    if slots is not None and slots == count:
+        raise ResourceError(
+            f"{count} ranks hold all slots, and the tasks that bring a stream's rows find none",
+            expected=f"at least {count + 1} slots: the ranks' and one more",
+            received=f"{slots} slots",
+            hint="one worker less, or one more core (one more GPU, where tasks ask for them)",
+        )
+    check_barrier(spark, count)
+    return count

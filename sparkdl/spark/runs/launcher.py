@@ -1,0 +1,231 @@
+"""Ranks as the tasks of one Spark stage."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sparkdl import payload
+from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
+from sparkdl.failures import RankFailure, RanksLost, failure_in
+from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.launch.results import RESULT_SCHEMA, Result, join
+from sparkdl.launch.task import Task
+from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.runs.capacity import barrier_refusal
+from sparkdl.spark.runs.jobs import SparkJob
+from sparkdl.spark.runs.large_results import collect_in_pieces
+from sparkdl.spark.runs.resources import Setting, memory_hint
+from sparkdl.spark.session.interpreter import (
+    context_of,
+    interpreter_of,
+    interpreter_problem,
+    this_interpreter,
+)
+from sparkdl.spark.session.running import session_problem
+from sparkdl.spark.session.spark_errors import lost_rank, reason_of, rows_refused, was_cancelled
+from sparkdl.spark.session.versions import arrow_stage
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+
+def rows_problem(error: BaseException) -> DataError | None:
+    """The error to raise where the expressions of the DataFrame itself failed; None for others.
+
+    Args:
+        error: Of a job.
+    """
+    received = rows_refused(error)
+    if received is None:
+        return None
+    return DataError(
+        "the DataFrame's own expressions fail on some rows",
+        expected="rows that Spark can compute",
+        received=received,
+        hint="df.write.format('noop').mode('overwrite').save() computes all of them, without "
+        "training; Spark's error follows from there",
+    )
+
+
+INLINE_BYTES = 900_000
+"""A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
+(PySpark itself broadcasts functions of 1 MiB and more)."""
+
+PIECE_BYTES = 64 << 20
+"""Bytes of a large task in one broadcast, which a JVM holds as a whole."""
+
+FILE_BYTES = 32 << 20
+"""A larger task goes over Spark Connect as a file: each is kept until the session ends."""
+
+
+class SparkLauncher:
+    """Starts a rank for each partition of a frame, which is the rank's input.
+
+    Args:
+        frame: The DataFrame.
+        num_ranks: Its partitions; 0 if only Spark knows them.
+        barrier: Whether all ranks start together, or none does.
+        description: Of the job, in Spark's UI.
+        noun: What the stage is, in errors.
+        profile: What each task asks of its executor; None for the application's settings.
+        rows: Spark's broadcast of rows that are the ranks' input instead; None for the frame's.
+    """
+
+    def __init__(
+        self,
+        frame: Any,
+        num_ranks: int,
+        *,
+        barrier: bool,
+        description: str,
+        noun: str,
+        profile: ResourceProfile | None = None,
+        rows: Any = None,
+    ) -> None:
+        self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
+        self._rows = rows
+        self._profile = profile
+        self._description, self._noun = description, noun
+
+    @contextlib.contextmanager
+    def launch(self, task: Task) -> Iterator[SparkRanks]:
+        """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
+        spark = self._frame.sparkSession
+        context = context_of(spark)
+        shipped = ship(task, context, spark)
+        is_large = isinstance(shipped, TaskFile)  # then what comes back may be as large
+        function = stage_function(shipped, self._num_ranks, self._rows)
+        frame = self._frame
+
+        def run() -> Any:
+            with this_interpreter(context):
+                results = arrow_stage(
+                    frame, function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
+                )
+            return collect_in_pieces(results) if is_large else results.collect()
+
+        stage = SparkJob(spark, run, self._description)
+        try:
+            stage.start()
+            yield SparkRanks(spark, stage, self._num_ranks, self._noun, interpreter_of(context))
+        finally:
+            try:
+                stage.cancel()
+            finally:
+                if not isinstance(shipped, bytes):
+                    with contextlib.suppress(Exception):
+                        shipped.destroy()
+
+
+class SparkRanks:
+    """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
+
+    Args:
+        spark: The session.
+        stage: The stage.
+        num_ranks: Its ranks.
+        noun: What the stage is, in errors.
+        interpreter: The Python that Spark starts for it, in errors.
+    """
+
+    def __init__(
+        self, spark: Any, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
+    ) -> None:
+        self._spark, self._stage = spark, stage
+        self._num_ranks, self._noun = num_ranks, noun
+        self._interpreter = interpreter
+
+    @property
+    def running(self) -> bool:
+        """Whether the stage has begun and has not ended."""
+        return self._stage.running
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until the stage has ended; False if it still runs."""
+        return self._stage.wait(timeout_s)
+
+    def results(self) -> list[Result]:
+        """The ranks' results; see :class:`sparkdl.launch.task.Ranks`."""
+        error = self._stage.error
+        if error is None:
+            # PySpark takes rows that were cut off for all of them: the JVM must still be there.
+            problem = session_problem(self._spark)
+            if isinstance(problem, TransportError):
+                raise problem
+            return join(self._stage.result)
+        if isinstance(error, SparkDLError):
+            raise error
+        refused = barrier_refusal(error, self._num_ranks)
+        if refused is not None:
+            raise refused from error
+        failure = failure_in(error)
+        if failure is not None:
+            raise RankFailure(failure) from error
+        problem = (
+            session_problem(self._spark)
+            or interpreter_problem(error, self._interpreter)
+            or rows_problem(error)
+        )
+        if problem is not None:
+            raise problem from error
+        if was_cancelled(error):  # by somebody: to begin again would defy them
+            raise WorkerError(
+                -1, f"the Spark job of the {self._noun} was cancelled", str(error)[:8000],
+                "by Spark's web page, spark.sparkContext.cancelAllJobs(), an interrupt of its job "
+                "tag or group, or a notebook's stop button",
+            ) from error  # fmt: skip
+        raise _lost(error, self._noun, self._setting) from error
+
+    def results_so_far(self) -> list[Result]:
+        """None: Spark has the results at the end of the stage."""
+        return []
+
+    def _setting(self, name: str) -> str | None:
+        found = self._spark.conf.get(name, None)
+        return None if found is None else str(found)
+
+
+def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
+    """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
+
+    Args:
+        task: The task.
+        context: The SparkContext; None over Spark Connect, which has no broadcasts.
+        connect: Without a context the session, if a large task may stay in it as a file.
+    """
+    content = payload.dump(task)
+    if context is None and connect is not None and len(content) > FILE_BYTES:
+        return _in_file(connect, content)
+    if len(content) <= INLINE_BYTES or context is None:
+        return content
+    starts = range(0, len(content), PIECE_BYTES)
+    pieces = tuple(context.broadcast(content[start : start + PIECE_BYTES]) for start in starts)
+    return TaskBroadcast(pieces, len(content))
+
+
+def _in_file(spark: Any, content: bytes) -> TaskFile:
+    """A task as a file of a session of Spark Connect, whose plans have at most 128 MiB."""
+    name = f"sparkdl-task-{secrets.token_hex(8)}"
+    with TemporaryFolder() as folder:
+        path = os.path.join(folder.path, name)
+        with open(path, "wb") as file:
+            file.write(content)
+        spark.addArtifacts(path, file=True)
+    return TaskFile(name)
+
+
+def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:
+    """Ranks that ended without a description; of a barrier stage Spark's message names one."""
+    text = str(error)[:8000]
+    return RanksLost(
+        lost_rank(error),
+        f"Spark gave the {noun} up: {reason_of(error)}",
+        text,
+        hint=memory_hint(str(error), setting)
+        or "a process that was killed (memory?), a lost executor that cannot be replaced, or "
+        "sparkdl not installed on the executors",
+    )

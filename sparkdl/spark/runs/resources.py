@@ -1,0 +1,125 @@
+"""What tasks ask of their executors: Spark's stage-level scheduling, and memory.
+
+Memory of the Python workers is no part of an executor's Java memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.config import FitConfig
+from sparkdl.errors import ConfigError
+from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.spark_errors import java_message, memory_exceeded
+
+if TYPE_CHECKING:
+    from pyspark.resource import ResourceProfile
+
+
+def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> ResourceProfile | None:
+    """Spark's profile of these resources; None for the application's own.
+
+    Only tasks ask for more, so the executors stay: it works on YARN, Kubernetes, standalone and
+    ``local-cluster`` without dynamic allocation (SPARK-43912, Spark 3.5), and through Connect to
+    them.
+
+    Args:
+        resources: Of one task: ``'cpus'``, ``'gpu'`` or another resource -> amount.
+        spark: The session.
+
+    Raises:
+        ConfigError: The cluster manager cannot schedule by stage.
+    """
+    if resources is None:
+        return None
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests()
+    if "cpus" not in resources:  # Spark cannot count the slots of a barrier stage without
+        requests.cpus(int(spark.conf.get("spark.task.cpus", "1")))
+    for name, amount in resources.items():
+        if name == "cpus":
+            requests.cpus(amount)
+        else:
+            requests.resource(name, amount)
+    profile: ResourceProfile = ResourceProfileBuilder().require(requests).build
+    try:
+        if is_connect(spark):
+            _ = profile.id  # registers it with the server: in this thread, whose session is active
+        else:
+            spark.sparkContext._jsc.sc().resourceProfileManager().addResourceProfile(
+                profile._java_resource_profile
+            )
+    except Exception as error:
+        raise ConfigError(
+            "resources cannot be asked for by the training stage alone on this cluster",
+            expected="YARN, Kubernetes, standalone or local-cluster, and amounts that an executor "
+            "has",
+            received=f"resources={dict(resources)!r}, master {spark.conf.get('spark.master', '')!r}"
+            f": {java_message(error)[:300]}",
+            hint="spark.task.cpus and spark.task.resource.gpu.amount are for all stages",
+        ) from error
+    return profile
+
+
+Setting = Callable[[str], str | None]
+"""Name -> value of a setting of Spark; None where it is not set."""
+WORKER_MB = 1536
+"""Memory of a Python worker with a framework and a small model."""
+
+
+def overhead_given(setting: Setting) -> int:
+    """The memory of an executor's container beside its Java memory, in MiB."""
+    given = setting("spark.executor.memoryOverhead")
+    if given:
+        return megabytes(given)
+    heap = megabytes(setting("spark.executor.memory") or "1g")
+    return max(384, int(heap * float(setting("spark.executor.memoryOverheadFactor") or 0.1)))
+
+
+def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
+    """The value to set ``spark.executor.memoryOverhead`` to, in MiB.
+
+    Args:
+        tasks: Tasks that an executor runs at the same time.
+        memory_budget_mb: Of each.
+    """
+    return tasks * (WORKER_MB + memory_budget_mb)
+
+
+def memory_hint(reason: str, setting: Setting) -> str | None:
+    """The hint about a container that was killed for its memory; None if that was not why.
+
+    Args:
+        reason: What Spark says of lost executors.
+        setting: Spark's settings.
+    """
+    used = memory_exceeded(reason)
+    if used is None:
+        return None
+    cores, cpus = (int(setting(f"spark.{name}") or 1) for name in ("executor.cores", "task.cpus"))
+    tasks = max(1, cores // cpus)
+    given = overhead_given(setting)
+    # with at least the advised amount the model or the batches are larger than that allows for
+    budget = FitConfig.memory_budget_mb  # the default; this stage's own is not known here
+    wanted = max(overhead_advised(tasks, budget), math.ceil(given * 1.5 / 256) * 256)
+    return (
+        f"a container exceeded its memory{f' ({used})' if used else ''}: Python workers "
+        "are no part of spark.executor.memory but of the overhead, which was "
+        f"{given} MiB for {tasks} task{'' if tasks == 1 else 's'}; ask for "
+        f"--conf spark.executor.memoryOverhead={wanted}m, or take smaller batches, or a smaller "
+        "memory_budget_mb"
+    )
+
+
+def megabytes(size: str) -> int:
+    """A size as Spark writes it, in MiB; a bare number is one of MiB.
+
+    >>> megabytes('2g'), megabytes('512m'), megabytes('384')
+    (2048, 512, 384)
+    """
+    text = size.strip().lower().removesuffix("b")
+    factor = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1 << 20}.get(text[-1:])
+    return math.floor(float(text[:-1]) * factor) if factor else int(text)

@@ -1,0 +1,31 @@
+"""``print(spark_model.summary)``: a line for the fit and one for each worker."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkdl.phases import Usage
+from sparkdl.spark.fit.training import StageSummary
+
+pytestmark = pytest.mark.keras
+
+
+def test_what_is_printed() -> None:
+    summary = StageSummary(
+        rows=45_016, seconds=9.07, read_s=0.47, transports=frozenset({"shm"}),
+        gpus={0: (), 1: ("1",)}, pids={0: 7, 1: 8}, rank_rows={0: 22_507, 1: 22_509},
+        usage={1: Usage({}, memory_bytes=815_697_920), 0: Usage({}, memory_bytes=806_690_816)},
+    )  # fmt: skip
+    assert str(summary).splitlines() == [
+        "45,016 rows per epoch, 2 workers by shm: 9.1 s of training; 0.5 s to read the rows",
+        "rank   0      22,507 rows  807 MB",
+        "rank   1      22,509 rows  816 MB  GPU 1",
+    ]
+
+
+def test_refused_updates_are_told() -> None:
+    summary = StageSummary(1, 0.1, 0.0, frozenset({"builtin"}), {}, {}, refused=3, rank_rows={0: 1})
+    assert str(summary).splitlines() == [
+        "1 rows per epoch, 1 worker by builtin: 0.1 s of training; 0.0 s to read the rows",
+        "3 updates were refused: they were not finite",
+    ]
