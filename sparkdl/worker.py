@@ -114,6 +114,7 @@ class _Loop:
             self.window, self.stack_batches = window, longest // window * window
         self.clock = current_clock()
         self.steps = 0
+        self.own_steps = self.counted_step = 0
         self.rate: float | None = None
         self.next_report = 0.0
         self.first_report = True
@@ -202,7 +203,7 @@ class _Loop:
                     else:
                         self.synchronizer.train_on(self.learner, stack, report)
                 self.clock.enter("compute")  # the first call was compiled: part of the start
-                self._follow_schedule()
+                self._follow_schedule(stack.num_batches)
                 self._follow_driver()
                 if self.synchronizer.orders.stopped:
                     return False
@@ -302,15 +303,24 @@ class _Loop:
             together = self.num_workers if self.settings.follow_schedule else 1
             self.learner.set_step(self.first_step + self.steps * together)
             self.learner.skip_draws(self.steps)
+        self.own_steps = self.steps
+        self.counted_step = self.learner.step
 
     @property
     def _follows_schedule(self) -> bool:
         return self.settings.follow_schedule and self.learner.has_schedule
 
-    def _follow_schedule(self) -> None:
-        """Tells a learning-rate schedule the steps of all workers, as if all were equally fast."""
+    def _follow_schedule(self, batches: int) -> None:
+        """Tells a learning-rate schedule the steps of all workers, as if all were equally fast.
+
+        Args:
+            batches: Batches since the last call. One whose scaled loss overflows is no step.
+        """
         if self._follows_schedule:
-            self.learner.set_step(self.first_step + self.steps * self.num_workers)
+            own = self.learner.step - self.counted_step if self.learner.scales_loss else batches
+            self.own_steps += own
+            self.counted_step = self.first_step + self.own_steps * self.num_workers
+            self.learner.set_step(self.counted_step)
             self.learning_rate = self.learner.learning_rate
 
     def _live_metrics(self) -> MetricState | None:

@@ -73,6 +73,27 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
             fits=("fit", "again"),
         ),
     ),
+    "several optimizers and an output without a loss": (
+        "A MultiOptimizer wants the variables without a gradient, too: training ended in an error.",
+        Case(
+            inputs=("sequence",),
+            heads=("sequences:mse", "sequences:none"),
+            optimizer="multi",
+            sizes=(11, 4),
+        ),
+    ),
+    "steps without a finite gradient": (
+        "A schedule counted batches whose scaled loss had overflowed, which are no steps.",
+        Case(
+            inputs=("sequence",),
+            blocks=("gru",),
+            heads=("flat numbers:mse",),
+            schedule="exponential",
+            policy="global mixed_float16",
+            sizes=(13,),
+            seed=51,
+        ),
+    ),
     "argument of a loss": (
         "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
         Case(heads=("numbers:huber",)),

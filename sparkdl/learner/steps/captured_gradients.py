@@ -1,4 +1,4 @@
-"""Gradients of a model's own ``train_step``, taken from its call of the optimizer."""
+"""Gradients on their way between a model's ``train_step`` and its optimizer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
 
 
 @contextlib.contextmanager
@@ -66,3 +67,26 @@ def match_gradients(
             "mode='asynchronous', or a frequency above one batch",
         )
     return [found.get(id(variable)) for variable in trained]
+
+
+def gradients_to_apply(
+    model: Any, gradients: Iterable[Any], trained: Iterable[Any], has_gradient: Iterable[bool]
+) -> tuple[list[Any], list[Any]]:
+    """Gradients and variables for ``model.optimizer.apply``.
+
+    An optimizer leaves out variables without a gradient, with a warning. A ``MultiOptimizer``
+    wants all of them, with None for these.
+
+    Args:
+        model: Whose optimizer it is.
+        gradients: The gradient of each variable; without a meaning where it has none.
+        trained: The variables.
+        has_gradient: Whether a variable has one.
+    """
+    wants_all = bool(optimizers_within(innermost_optimizer(model)))
+    pairs = [
+        (gradient if has else None, variable)
+        for gradient, variable, has in zip(gradients, trained, has_gradient, strict=True)
+        if has or wants_all
+    ]
+    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]

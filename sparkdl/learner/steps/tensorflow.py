@@ -21,7 +21,11 @@ import tensorflow as tf
 from sparkdl.failures import carried
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
-from sparkdl.learner.steps.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.steps.captured_gradients import (
+    captured_gradients,
+    gradients_to_apply,
+    match_gradients,
+)
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.repeated_rows import few_rows
@@ -374,15 +378,17 @@ class TensorFlowLearner(KerasLearner):
     def _apply_parts(self, parts: list[Any]) -> None:
         known = self._has_gradient or [True] * len(self.trained)
         kept = self._optimizer_may_keep_gradients
-        pairs = [
-            (tf.nest.map_structure(own, g, expand_composites=True) if kept else g, v)
-            for g, v, has in zip(parts[: len(self.trained)], self.trained, known, strict=True)
-            if has
+        own_parts = [
+            tf.nest.map_structure(own, part, expand_composites=True) if kept else part
+            for part in parts[: len(self.trained)]
         ]
-        gradients, variables = [g for g, _ in pairs], [v for _, v in pairs]
-        sliced = [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
+        gradients, variables = gradients_to_apply(self.model, own_parts, self.trained, known)
+        sliced = [
+            v for g, v in zip(gradients, variables, strict=True) if isinstance(g, tf.IndexedSlices)
+        ]
         # An optimizer of the user's own may see a difference in rows of zeros.
-        if sliced and not kept and sum(math.prod(v.shape) for v in sliced) >= LEAST_FUSED:
+        fused = not kept and sum(math.prod(v.shape) for v in sliced) >= LEAST_FUSED
+        if fused and all(gradient is not None for gradient in gradients):
             apply_fused(self.model.optimizer, gradients, variables)
         else:
             self.model.optimizer.apply(gradients, variables)

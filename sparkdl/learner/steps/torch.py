@@ -18,7 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sparkdl.learner.steps.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.steps.captured_gradients import (
+    captured_gradients,
+    gradients_to_apply,
+    match_gradients,
+)
 from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.repeated_rows import few_rows
@@ -215,15 +219,13 @@ class TorchLearner(KerasLearner):
 
     def apply_gradients(self, flat: FloatArray) -> None:
         parts = self._split(flat)
-        pairs = [
-            (part.to(variable.value.dtype), variable)
-            for part, variable, has in zip(
-                parts[: len(self.trained)], self.trained, self._has_gradient, strict=True
-            )
-            if has
+        typed = [
+            part.to(variable.value.dtype)
+            for part, variable in zip(parts[: len(self.trained)], self.trained, strict=True)
         ]
+        given = gradients_to_apply(self.model, typed, self.trained, self._has_gradient)
         with torch.no_grad():
-            self.model.optimizer.apply([g for g, _ in pairs], [v for _, v in pairs])
+            self.model.optimizer.apply(*given)
             self._assign(self.averaged, parts[len(self.trained) :])
 
 

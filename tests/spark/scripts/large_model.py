@@ -1,6 +1,6 @@
 """Run by test_large_models.py in a process of its own: 480 MB of weights and optimizer state.
 
-    python large_model.py MODE FOLDER
+    python large_model.py MODE FOLDER [ROWS of the embedding: 400000]
 
 Two executors whose JVMs have 2 GB, a driver's JVM with 1 GB, and results of 256 MB at most. One
 epoch, then a second one from its checkpoint. Prints the largest resident memory of the JVMs.
@@ -18,7 +18,6 @@ os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 os.environ["PYTHONPATH"] = ROOT
 sys.path.insert(0, ROOT)
-IDS = 400_000
 
 
 def resident_mb(pid: int) -> tuple[int, float]:
@@ -52,7 +51,8 @@ def main() -> None:
 
     from sparkdl import SparkModel
 
-    mode, folder = sys.argv[1:]
+    mode, folder = sys.argv[1:3]
+    ids = int(sys.argv[3]) if len(sys.argv) > 3 else 400_000
     spark = (
         SparkSession.builder.master("local-cluster[2,1,2048]")
         .config("spark.executor.memory", "2048m")
@@ -72,7 +72,7 @@ def main() -> None:
         model: Any = keras.Sequential(
             [
                 keras.layers.Input((4,), dtype="int32"),
-                keras.layers.Embedding(IDS, 100),
+                keras.layers.Embedding(ids, 100),
                 keras.layers.GlobalAveragePooling1D(),
                 keras.layers.Dense(1),
             ]
@@ -80,7 +80,7 @@ def main() -> None:
         model.compile(keras.optimizers.Adam(0.01), "mse")
         before = model.layers[0].embeddings.numpy()
         x = np.arange(256, dtype="int32").reshape(64, 4)
-        rows = [(ids.tolist(), float(i % 2)) for i, ids in enumerate(x)]
+        rows = [(words.tolist(), float(i % 2)) for i, words in enumerate(x)]
         frame = spark.createDataFrame(rows, "features array<int>, label double").repartition(2)
         losses = []
         for epochs in (1, 2):
