@@ -133,7 +133,7 @@ def work(rank: int, rows: int) -> None:
 def exchange_alone(strategy: ServerStrategy, rank: int, layout: Layout, rounds: int) -> float:
     """Seconds of so many rounds in which nobody trains; the first ten are not counted."""
     began = 0.0
-    with connect(strategy.endpoints[0], "auto", rank=rank, layout=layout) as client:
+    with connect(strategy.endpoint, "auto", rank=rank, layout=layout) as client:
         client.join(batches_per_epoch=rounds + 10)
         client.pull()
         for batch in range(rounds + 10):
@@ -215,7 +215,7 @@ def main() -> None:
             rule: Any = case.rule.bind(args.workers)
             config = ServerConfig(layout, rule, args.workers, mode=args.transport)
             with ServerProcess(config, center) as server:
-                strategy = ServerStrategy((server.endpoint,), layout, rule, on_nan=case.on_nan)
+                strategy = ServerStrategy(server.endpoint, layout, rule, on_nan=case.on_nan)
                 server.wait_ready()
                 before = _processor_s(server.pid)
                 told = workers.run(strategy, case.window)

@@ -357,7 +357,7 @@ class Hosts:
         )  # fmt: skip
         with self._server(config, read_model(model, layout)) as endpoint:
             strategy = ServerStrategy(
-                (endpoint,), layout, rule, compression=config.compression(),
+                endpoint, layout, rule, compression=config.compression(),
                 overlap=False,  # what is measured is the exchange
             )  # fmt: skip
             return self._finish(job, workers, [strategy] * job.workers)

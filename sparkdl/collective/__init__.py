@@ -7,5 +7,4 @@
 ``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``, ``rule_steps``:
 what the training loop sees. ``control``: what a rank tells the driver meanwhile.
 ``choice``: from the user's arguments to a rule and a window.
-``partial_softmax``: a softmax over more classes than one rank can hold.
 """

@@ -63,7 +63,7 @@ class Progress:
 
 
 class StoreAccess(Protocol):
-    """The part of :class:`Client` that synchronizers use; of a router over several, too."""
+    """The part of :class:`Client` that synchronizers use."""
 
     round_rows: int
     without_gradient: Sequence[int]

@@ -16,7 +16,6 @@ from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, RankIdentity, Start
 from sparkdl.ps.client import Client, Progress, StoreAccess, connect, limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.shards import ShardRouter, shards_of
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way
 from sparkdl.reports import EpochReport, MetricState, Report
@@ -31,8 +30,7 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        endpoints: Of the server; of several, each has a part of the weights
-            (:mod:`sparkdl.ps.shards`), and the first one's coordinator is the run's.
+        endpoint: Of the server.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
@@ -42,7 +40,7 @@ class ServerStrategy:
         at_once: Workers that train at the same time; 0: all of the run.
     """
 
-    endpoints: tuple[Endpoint, ...]
+    endpoint: Endpoint
     layout: Layout
     rule: Rule
     overlap: bool | None = None
@@ -75,38 +73,17 @@ class ServerStrategy:
                 received=f"{layout.size} values in {len(layout.slots)} variables",
                 hint="does the model build other layers on the executors?",
             )
-        with contextlib.ExitStack() as stack:
-            access = self._connect(stack, rank, layout)
+        with connect(
+            self.endpoint, rank=rank.rank, attempt=rank.attempt, layout=layout,
+            compression=self.compression,
+        ) as client:  # fmt: skip
             check = FiniteCheck(self.on_nan, layout.trained_size)
-            yield ServerSynchronizer(self.rule, access, layout, self.overlap, check, self.at_once)
-
-    def _connect(
-        self, stack: contextlib.ExitStack, rank: RankIdentity, layout: Layout
-    ) -> Client | ShardRouter:
-        clients = [
-            stack.enter_context(
-                connect(
-                    endpoint, rank=rank.rank, attempt=rank.attempt, layout=part,
-                    compression=self.compression,
-                )
-            )
-            for endpoint, part in zip(self.endpoints, self._layouts, strict=True)
-        ]  # fmt: skip
-        if len(clients) == 1:
-            return clients[0]
-        return stack.enter_context(ShardRouter(clients, layout))
+            yield ServerSynchronizer(self.rule, client, layout, self.overlap, check, self.at_once)
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        limits = limits_of(self._layouts[0], self.compression)
-        report_failure(self.endpoints[0], rank.rank, rank.attempt, error, limits)
-
-    @property
-    def _layouts(self) -> list[Layout]:
-        """Of each server's buffer."""
-        if len(self.endpoints) == 1:
-            return [self.layout]
-        return [shard.layout for shard in shards_of(self.layout, len(self.endpoints))]
+        limits = limits_of(self.layout, self.compression)
+        report_failure(self.endpoint, rank.rank, rank.attempt, error, limits)
 
 
 def _beside_weights(learner: Learner, epoch: int) -> RunState:
@@ -147,7 +124,7 @@ class ServerSynchronizer:
     def __init__(
         self,
         rule: Rule,
-        client: Client | ShardRouter,
+        client: Client,
         layout: Layout,
         overlap: bool | None,
         check: FiniteCheck | None = None,

@@ -84,10 +84,8 @@ class Content(enum.IntEnum):
 
     NOTHING = 0
     DENSE = 1  # the whole flat buffer, float32; or a codec's payload of it (Flag.ENCODED)
-    RANGE = 2  # a part of the flat buffer: elements from Message.offset on
-    ROWS = 3  # rows of a table
-    BLOB = 4  # a chunk of bytes: from Message.offset on, of Message.total
-    SLICES = 5  # a part of the flat buffer (or a payload, Flag.ENCODED), and slices of gradients
+    BLOB = 2  # a chunk of bytes: from Message.offset on, of Message.total
+    SLICES = 3  # a part of the flat buffer (or a payload, Flag.ENCODED), and slices of gradients
 
 
 class Flag(enum.IntFlag):
@@ -137,7 +135,7 @@ class Message:
         epoch: Epoch the sender is in.
         batch: Batches of that epoch done when this frame was sent.
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
-        offset: Where the body begins: an element (RANGE) or a byte (BLOB).
+        offset: The byte of a blob at which the body begins.
         total: Bytes of the whole blob that the body is a chunk of.
         content: What the body is.
         meta: Small JSON object.
@@ -177,21 +175,19 @@ class Limits:
     Args:
         dense_bytes: Bytes of the whole flat buffer, and of a dense body.
         encoded_bytes: Bound of an encoded dense body; 0 without compression.
-        rows_bytes: Bound of rows of a table; 0 where there is none.
         blob_bytes: Bound of one chunk of a blob.
         max_meta_bytes: Bound of a frame's meta.
     """
 
     dense_bytes: int = 0
     encoded_bytes: int = 0
-    rows_bytes: int = 0
     blob_bytes: int = BLOB_BYTES
     max_meta_bytes: int = MAX_META_BYTES
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of a connection's buffer: room for the largest body."""
-        return max(self.dense_bytes, self.encoded_bytes, self.rows_bytes, self.blob_bytes)
+        return max(self.dense_bytes, self.encoded_bytes, self.blob_bytes)
 
     @property
     def chunk_bytes(self) -> int:
@@ -243,11 +239,6 @@ class Limits:
             return 0 < most >= size, f"at most {most} bytes, encoded"
         if content is Content.DENSE:
             return size == self.dense_bytes, f"{self.dense_bytes} bytes"
-        if content is Content.RANGE:
-            most = self.dense_bytes - 4 * message.offset
-            return size % 4 == 0 and size <= most, f"at most {most} bytes from that element on"
-        if content is Content.ROWS:
-            return size <= self.rows_bytes, f"at most {self.rows_bytes} bytes of rows"
         if content is Content.SLICES:
             return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
         if content is Content.BLOB:

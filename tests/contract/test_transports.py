@@ -521,7 +521,7 @@ def test_a_failure_is_reported_whatever_the_size_of_the_model(remote: str) -> No
     layout = Layout.of([("w", (BLOB_BYTES // 4 + 1000,), "float32")])
     config = ServerConfig(layout, Downpour(), 2, mode=remote)  # type: ignore[arg-type]
     with ServerProcess(config, np.zeros(layout.size, np.float32)) as process:
-        strategy = ServerStrategy((process.endpoint,), layout, config.rule)
+        strategy = ServerStrategy(process.endpoint, layout, config.rule)
         with open_driver(process.endpoint, limits_of(layout), mode=remote) as driver:
             strategy.report_failure(Named(1), ValueError("bad row"))
             failure = driver.status().failure

@@ -91,7 +91,7 @@ class ServerRun(CoordinatedRun):
         def begin() -> ServerRun:
             server = ServerProcess(server_config, center, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                (server.endpoint,),
+                server.endpoint,
                 layout,
                 server_config.rule,
                 compression=server_config.compression(),

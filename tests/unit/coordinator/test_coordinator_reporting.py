@@ -365,7 +365,7 @@ def test_lines_of_no_rank_or_too_many_bytes_are_refused() -> None:
     assert code(world.blob(7, Kind.LOG, pack_lines(["x"]))) == "protocol"
     assert code(world.blob(0, Kind.LOG, pack_lines(["x"]), rank=-1)) == "protocol"
     assert code(world.blob(0, Kind.LOG, np.ones(MAX_LINES_BYTES + 1, np.uint8))) == "protocol"
-    wrong = Message(Kind.LOG, rank=0, content=Content.ROWS, body=np.ones(3, np.uint8))
+    wrong = Message(Kind.LOG, rank=0, content=Content.SLICES, body=np.ones(3, np.uint8))
     assert code(world.deliver(0, wrong)) == "protocol"
     assert take_lines(world) == []
 

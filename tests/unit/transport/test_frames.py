@@ -27,9 +27,7 @@ from sparkdl.transport.frames import (
     encode,
 )
 
-LIMITS = Limits(
-    dense_bytes=400, encoded_bytes=50, rows_bytes=64, blob_bytes=1000, max_meta_bytes=1000
-)
+LIMITS = Limits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
     lambda children: (
@@ -110,8 +108,6 @@ def test_what_passes_the_check_fits_the_buffer(
     except ProtocolError:
         return
     assert body_len <= LIMITS.allocate().size
-    if content is Content.RANGE:
-        assert 4 * offset + body_len <= LIMITS.dense_bytes
 
 
 @given(st.binary(max_size=64))
@@ -131,11 +127,6 @@ def check(content: Content, body_len: int, limits: Limits = LIMITS, **fields: An
         (Content.DENSE, 400, {}),
         (Content.DENSE, 50, {"flags": Flag.ENCODED}),
         (Content.DENSE, 0, {"flags": Flag.ENCODED}),
-        (Content.RANGE, 400, {}),
-        (Content.RANGE, 4, {"offset": 99}),
-        (Content.RANGE, 0, {"offset": 100}),
-        (Content.ROWS, 64, {}),
-        (Content.ROWS, 0, {}),
         (Content.SLICES, 1000, {}),
         (Content.SLICES, 50, {"flags": Flag.ENCODED}),
         (Content.BLOB, 1000, {}),
@@ -157,13 +148,6 @@ def test_bodies_within_bounds(content: Content, body_len: int, fields: dict[str,
         (Content.DENSE, 0, {}),
         (Content.DENSE, 51, {"flags": Flag.ENCODED}),
         (Content.DENSE, 400, {"flags": Flag.ENCODED}),
-        (Content.RANGE, 404, {}),
-        (Content.RANGE, 6, {}),
-        (Content.RANGE, 8, {"offset": 99}),
-        (Content.RANGE, 4, {"offset": 100}),
-        (Content.RANGE, 0, {"offset": 101}),
-        (Content.RANGE, 4, {"offset": 2**64 - 1}),
-        (Content.ROWS, 65, {}),
         (Content.SLICES, 1001, {}),
         (Content.SLICES, 2**63, {}),
         (Content.BLOB, 1001, {}),

@@ -234,7 +234,7 @@ def test_a_malformed_commit_is_refused_and_not_applied() -> None:
     world.join(0)
     assert code(world.send(0, Kind.PUSH, sequence=1, rows=1)) == "protocol"  # without a body
     raw = world.coordinator.buffer(0)
-    part = {"content": Content.RANGE, "body": raw[:8]}
+    part = {"content": Content.SLICES, "body": raw[:8]}
     assert code(world.send(0, Kind.PUSH, sequence=1, rows=1, **part)) == "protocol"
     encoded = {"flags": Flag.ENCODED, "content": Content.DENSE, "body": raw[:8]}
     reply = world.send(0, Kind.PUSH, sequence=1, rows=1, **encoded)

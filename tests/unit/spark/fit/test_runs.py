@@ -48,7 +48,7 @@ def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
         run.command(Command(stop=True))
         strategy = run.strategy
         assert isinstance(strategy, ServerStrategy)
-        with open_session(strategy.endpoints[0], rank=1, limits=limits_of(LAYOUT)) as session:
+        with open_session(strategy.endpoint, rank=1, limits=limits_of(LAYOUT)) as session:
             session.join(rows=4, batches_per_epoch=2)
             session.keep(RunState(3, optimizer=b"momentum").to_bytes(), 3)
             session.keep(RunState(3, WEIGHTS + 1).to_bytes(), 3, own=True)
