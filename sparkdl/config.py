@@ -144,7 +144,7 @@ def _argument_of(mode: Any) -> str:
 
 
 ANY = checked(lambda value: value)
-"""What is checked where a rule or a codec is made of it."""
+"""Checked where a rule or a codec is made of it."""
 
 
 @dataclass(frozen=True)
@@ -300,8 +300,16 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             received=f"mode: {shown(mode)}; rule: {shown(rule)}",
             hint="keras.models.load_model reads the model itself",
         )
+    try:
+        kept = Limits(**limits)
+    except ConfigError as error:
+        raise ModelError(
+            f"{path!r} has malformed settings: {error.what}",
+            expected=error.expected,
+            received=error.received,
+        ) from error
     arguments = {k: v for k, v in without_network(settings).items() if k not in _BESIDE}
-    return {**arguments, "limits": Limits(**limits)}
+    return {**arguments, "limits": kept}
 
 
 def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -73,7 +73,7 @@ ADDRESS = or_none(Kind(check_address))
 
 @dataclass(frozen=True)
 class Network(Settings):
-    """Where the driver and the ranks listen, and whether they encrypt, for ``SparkModel``, ``run``,
+    """The addresses of driver and ranks and their encryption, for ``SparkModel``, ``run``,
     ``launch`` and ``doctor``.
 
     Args:

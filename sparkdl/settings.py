@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from sparkdl.errors import ConfigError
 from sparkdl.values import (
+    require_above_zero,
     require_flag,
     require_int,
     require_name,
@@ -126,11 +127,7 @@ def refuse_changed(given: Settings, call: str, used: tuple[str, ...]) -> None:
 
 def whole(least: int, most: int | None = None) -> Kind:
     """Whole numbers from ``least`` to ``most``."""
-
-    def check(name: str, value: Any) -> int:
-        return require_int(name, value, least, most)
-
-    return Kind(check, int)
+    return Kind(partial(require_int, least=least, most=most), int)
 
 
 def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> Kind:
@@ -144,11 +141,11 @@ def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> 
 
 def instance(cls: type[S]) -> Kind:
     """Settings in an object of their own."""
-    return Kind(partial(_require_instance, cls))
+    return Kind(partial(require_instance, cls=cls))
 
 
 def checked(check: Callable[[Any], Any], parse: Callable[[str], Any] = str) -> Kind:
-    """What a function of the value alone checks, and returns."""
+    """Values that a function of the value alone checks and returns."""
     return Kind(lambda _, value: check(value), parse)
 
 
@@ -168,21 +165,17 @@ def flag_or_text(text: str) -> bool | str:
 
 
 SECONDS = Kind(require_seconds, float)
+ABOVE_ZERO = Kind(require_above_zero, float)
 FLAG = Kind(require_flag)
 PATH = Kind(require_path)
 
 
 def require_instance(name: str, value: Any, cls: type[S]) -> S:
     """Returns settings that are an object of ``cls``; raises ConfigError."""
-    return _require_instance(cls, name, value)
-
-
-def _require_instance(cls: type[S], name: str, value: Any) -> S:
     if isinstance(value, cls):
         return value
-    call = cls.__name__
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        call += "(" + ", ".join(f"{key}={each!r}" for key, each in value.items()) + ")"
+    given = value.items() if isinstance(value, Mapping) else ()
+    call = f"{cls.__name__}({', '.join(f'{key}={each!r}' for key, each in given)})"
     raise ConfigError(
         f"{name} must be a sparkdl.{cls.__name__}",
         expected=f"{name}={cls.__name__}(...) with any of {', '.join(declared(cls))}",

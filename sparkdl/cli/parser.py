@@ -130,7 +130,7 @@ def _add_settings(
 def given_settings(
     given: argparse.Namespace, cls: type[Settings], names: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """What the user gave of :func:`_add_settings`' options."""
+    """The values that the user gave to options of :func:`_add_settings`."""
     values = {name: getattr(given, name) for name in names or declared(cls)}
     return {name: value for name, value in values.items() if value is not None}
 

@@ -8,14 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.settings import Kind, Settings, declared
+from sparkdl.settings import ABOVE_ZERO, FLAG, Kind, Settings, declared, one_of, whole
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
-from sparkdl.values import bare, require_name
+from sparkdl.values import bare
 
 
 def text(value: Any) -> str:
@@ -23,29 +21,6 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a string")
     return value
-
-
-def flag(value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError("True or False")
-    return bool(value)
-
-
-def whole(least: int, value: Any) -> int:
-    """A whole number of at least ``least``."""
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or value != int(value) or value < least:
-        raise TypeError(f"a whole number >= {least}")
-    return int(value)
-
-
-def above_zero(value: Any) -> float:
-    """A number above 0."""
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or not value > 0:
-        raise TypeError("a number above 0")
-    return float(value)
 
 
 def plain(kinds: tuple[type, ...], expected: str, value: Any) -> Any:
@@ -98,10 +73,15 @@ def param(
     return ParamSpec(
         own,
         f"{setting.sentence.replace('``', '')}{known}{doc}",
-        convert or partial(_of_kind, kind, own),
+        convert or taking(kind, own),
         setting.default if default is None else default,
         kind.optional,
     )
+
+
+def taking(kind: Kind, name: str = "the Param") -> Callable[[Any], Any]:
+    """A converter of values for a Param of this kind; a wrong one is a TypeError, as Spark's."""
+    return partial(_of_kind, kind, name)
 
 
 def _of_kind(kind: Kind, name: str, value: Any) -> Any:
@@ -156,8 +136,8 @@ FIT_PARAMS = (
 """Arguments of :meth:`sparkdl.SparkModel.fit`, in camelCase."""
 
 BUILD_PARAMS = (
-    ParamSpec("learningRate", "the optimizer's; None: the one that it was made with", above_zero,
-              optional=True),
+    ParamSpec("learningRate", "the optimizer's; None: the one that it was made with",
+              taking(ABOVE_ZERO), optional=True),
     ParamSpec("builderArgs", "keyword arguments of modelBuilder, to be varied in a grid",
               partial(plain, (dict,), "a dict of keyword arguments"), optional=True),
 )  # fmt: skip
@@ -169,16 +149,16 @@ FEATURE_PARAMS = (
 )  # fmt: skip
 
 SCORING_PARAMS = (
-    ParamSpec("inferenceBatchSize", "rows per forward pass", partial(whole, 1), 256),
+    ParamSpec("inferenceBatchSize", "rows per forward pass", taking(whole(1)), 256),
     ParamSpec("handleInvalid", "what becomes of rows that no model can take (nulls): error, skip "
               "(left out) or keep (with nulls as predictions)",
-              partial(require_name, "handleInvalid", known=("error", "skip", "keep")), "error"),
+              taking(one_of(("error", "skip", "keep")), "handleInvalid"), "error"),
     param(FitConfig, "pad"), param(FitConfig, "use_gpu"),
 )  # fmt: skip
 
 LOGITS_PARAM = ParamSpec(
     "fromLogits", "whether the model gives logits instead of probabilities; None: as its loss says",
-    flag, optional=True,
+    taking(FLAG), optional=True,
 )  # fmt: skip
 
 

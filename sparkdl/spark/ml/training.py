@@ -15,7 +15,7 @@ from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.network import Network
-from sparkdl.settings import require_instance
+from sparkdl.settings import declared, require_instance
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import (
@@ -24,6 +24,7 @@ from sparkdl.spark.ml.params import (
     LIMITS_PARAMS,
     MODEL_PARAMS,
     ColumnsStage,
+    camel,
     snake,
 )
 from sparkdl.spark.ml.parts import Parts, archive_of
@@ -60,6 +61,7 @@ class TrainingStage(ColumnsStage):
         "timeline": "sparkdl.SparkModel(...).fit(timeline=...) draws a fit of the same model",
         "profile": "sparkdl.SparkModel(...).fit(profile=True) prints where the time went",
         "initialEpoch": "resume=True with checkpointDir goes on in the epoch where it ended",
+        **{camel(name): f"network=Network({name}=...)" for name in declared(Network)},
     }
     _parts: Parts
 
