@@ -15,7 +15,7 @@ from sparkdl.network import Network, require_encryptable
 from sparkdl.settings import (
     FLAG,
     SECONDS,
-    Settings,
+    UserSettings,
     checked,
     instance,
     number_or_text,
@@ -49,7 +49,7 @@ UseGpu = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
-class Limits(Settings):
+class Limits(UserSettings):
     """The memory, the times and the restarts of a ``SparkModel`` or of ``run``.
 
     Each of the two refuses what it has no use for. Of a model they are saved with it.
@@ -148,7 +148,7 @@ ANY = checked(lambda value: value)
 
 
 @dataclass(frozen=True)
-class FitConfig(Settings):
+class FitConfig(UserSettings):
     """The arguments of a ``SparkModel``, as plain values; see there.
 
     Args:

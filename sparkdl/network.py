@@ -8,8 +8,8 @@ from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
 from sparkdl.settings import (
-    Kind,
-    Settings,
+    UserSettings,
+    ValueKind,
     checked,
     flag_or_text,
     number_or_text,
@@ -68,11 +68,11 @@ def check_ports(spec: Any) -> PortSpec:
 
 
 PORTS = checked(check_ports, number_or_text)
-ADDRESS = or_none(Kind(check_address))
+ADDRESS = or_none(ValueKind(check_address))
 
 
 @dataclass(frozen=True)
-class Network(Settings):
+class Network(UserSettings):
     """The addresses of driver and ranks and their encryption, for ``SparkModel``, ``run``,
     ``launch`` and ``doctor``.
 
@@ -97,7 +97,7 @@ class Network(Settings):
     server_bind: str | None = setting(None, ADDRESS)
     server_address: str | None = setting(None, ADDRESS)
     worker_port: PortSpec = setting(0, PORTS)
-    worker_bind: str | None = setting(None, or_none(Kind(check_worker_bind)))
+    worker_bind: str | None = setting(None, or_none(ValueKind(check_worker_bind)))
     encrypt: Encrypt = setting("auto", checked(check_encrypt, flag_or_text))
 
 

@@ -1,6 +1,6 @@
 """Settings that a user gives, each declared once: name, kind, bounds, default and one sentence.
 
-A field of a :class:`Settings` that :func:`setting` makes is a declaration. Its sentence is the
+A field of a :class:`UserSettings` that :func:`setting` makes is a declaration. Its sentence is the
 entry of that name under ``Args:`` in the class's docstring. The checks, the files of models, the
 options of the command line and the Params of ``pyspark.ml`` are made from these declarations.
 """
@@ -27,12 +27,12 @@ from sparkdl.values import (
 )
 
 T = TypeVar("T")
-S = TypeVar("S", bound="Settings")
+S = TypeVar("S", bound="UserSettings")
 _KIND = "kind"
 
 
 @dataclass(frozen=True)
-class Kind:
+class ValueKind:
     """The values that a setting takes.
 
     Args:
@@ -49,7 +49,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Setting:
+class Declaration:
     """A declaration.
 
     Args:
@@ -60,18 +60,18 @@ class Setting:
     """
 
     name: str
-    kind: Kind
+    kind: ValueKind
     default: Any
     sentence: str
 
 
-def setting(default: T, kind: Kind) -> T:
-    """A field of a :class:`Settings`; for type checkers its default."""
+def setting(default: T, kind: ValueKind) -> T:
+    """A field of a :class:`UserSettings`; for type checkers its default."""
     made: T = field(default=default, metadata={_KIND: kind})
     return made
 
 
-class Settings:
+class UserSettings:
     """A frozen dataclass whose fields are declarations; making one checks all of them.
 
     Raises:
@@ -80,7 +80,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            kind: Kind = each.metadata[_KIND]
+            kind: ValueKind = each.metadata[_KIND]
             value = getattr(self, each.name)
             if value is not None or not kind.optional:
                 object.__setattr__(self, each.name, kind.check(each.name, value))
@@ -91,20 +91,20 @@ class Settings:
         return [each.name for each in fields if getattr(self, each.name) != each.default]
 
 
-def declared(cls: type[Settings]) -> dict[str, Setting]:
+def declared(cls: type[UserSettings]) -> dict[str, Declaration]:
     """The declarations of a class, by name, in their order."""
     _, _, arguments = inspect.cleandoc(cls.__doc__ or "").partition("Args:\n")
     told = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", arguments, re.MULTILINE)
     sentences = {name: " ".join(text.split()) for name, text in told}
     return {
-        each.name: Setting(
+        each.name: Declaration(
             each.name, each.metadata[_KIND], each.default, sentences.get(each.name, "")
         )
         for each in dataclasses.fields(cls)  # type: ignore[arg-type]
     }
 
 
-def refuse_changed(given: Settings, call: str, used: tuple[str, ...]) -> None:
+def refuse_changed(given: UserSettings, call: str, used: tuple[str, ...]) -> None:
     """Refuses settings that a call has no use for.
 
     Args:
@@ -125,31 +125,31 @@ def refuse_changed(given: Settings, call: str, used: tuple[str, ...]) -> None:
             )
 
 
-def whole(least: int, most: int | None = None) -> Kind:
+def whole(least: int, most: int | None = None) -> ValueKind:
     """Whole numbers from ``least`` to ``most``."""
-    return Kind(partial(require_int, least=least, most=most), int)
+    return ValueKind(partial(require_int, least=least, most=most), int)
 
 
-def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> Kind:
+def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> ValueKind:
     """A few names; ``hint`` says what a wrong one may have been meant for."""
 
     def check(name: str, value: Any) -> str:
         return require_name(name, value, names, "" if hint is None else hint(value))
 
-    return Kind(check, choices=names)
+    return ValueKind(check, choices=names)
 
 
-def instance(cls: type[S]) -> Kind:
+def instance(cls: type[S]) -> ValueKind:
     """Settings in an object of their own."""
-    return Kind(partial(require_instance, cls=cls))
+    return ValueKind(partial(require_instance, cls=cls))
 
 
-def checked(check: Callable[[Any], Any], parse: Callable[[str], Any] = str) -> Kind:
+def checked(check: Callable[[Any], Any], parse: Callable[[str], Any] = str) -> ValueKind:
     """Values that a function of the value alone checks and returns."""
-    return Kind(lambda _, value: check(value), parse)
+    return ValueKind(lambda _, value: check(value), parse)
 
 
-def or_none(kind: Kind) -> Kind:
+def or_none(kind: ValueKind) -> ValueKind:
     """The same, or None."""
     return dataclasses.replace(kind, optional=True)
 
@@ -164,10 +164,10 @@ def flag_or_text(text: str) -> bool | str:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-SECONDS = Kind(require_seconds, float)
-ABOVE_ZERO = Kind(require_above_zero, float)
-FLAG = Kind(require_flag)
-PATH = Kind(require_path)
+SECONDS = ValueKind(require_seconds, float)
+ABOVE_ZERO = ValueKind(require_above_zero, float)
+FLAG = ValueKind(require_flag)
+PATH = ValueKind(require_path)
 
 
 def require_instance(name: str, value: Any, cls: type[S]) -> S:

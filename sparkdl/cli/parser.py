@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl import __version__
 from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.network import Network
-from sparkdl.settings import Settings, declared
+from sparkdl.settings import UserSettings, declared
 
 _RUNS = "sparkdl.cli.runs"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
@@ -105,7 +105,7 @@ def _of_the_fit(name: str) -> str:
 
 
 def _add_settings(
-    group: argparse._ActionsContainer, cls: type[Settings], names: Iterable[str] = ()
+    group: argparse._ActionsContainer, cls: type[UserSettings], names: Iterable[str] = ()
 ) -> None:
     """Options made from declarations: without one the saved model's value or the default counts, so
     that the parser's own default is None.
@@ -128,7 +128,7 @@ def _add_settings(
 
 
 def given_settings(
-    given: argparse.Namespace, cls: type[Settings], names: Iterable[str] = ()
+    given: argparse.Namespace, cls: type[UserSettings], names: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The values that the user gave to options of :func:`_add_settings`."""
     values = {name: getattr(given, name) for name in names or declared(cls)}

@@ -20,7 +20,7 @@ from sparkdl.config import (
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.network import Network, at_port, ports_of
-from sparkdl.settings import Settings, declared
+from sparkdl.settings import UserSettings, declared
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
@@ -77,7 +77,7 @@ def test_limits_are_checked_when_made(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("cls", [FitConfig, Limits, Network])
-def test_each_setting_has_a_default_of_its_kind_and_a_sentence(cls: type[Settings]) -> None:
+def test_each_setting_has_a_default_of_its_kind_and_a_sentence(cls: type[UserSettings]) -> None:
     for setting in declared(cls).values():
         assert setting.sentence.endswith((".", ")")), setting.name
         if setting.default is not None:

@@ -14,8 +14,8 @@ from sparkdl.errors import ConfigError, UnknownArgumentError
 from sparkdl.settings import (
     FLAG,
     PATH,
-    Kind,
-    Settings,
+    UserSettings,
+    ValueKind,
     checked,
     number_or_text,
     or_none,
@@ -89,7 +89,7 @@ def check_class_weight(class_weight: Any) -> Mapping[int, float]:
 
 
 @dataclass(frozen=True)
-class FitArguments(Settings):
+class FitArguments(UserSettings):
     """What the user asked of one ``fit``, beside data, columns and callbacks.
 
     Args:
@@ -113,7 +113,7 @@ class FitArguments(Settings):
     epochs: int = setting(1, whole(1))
     batch_size: int | None = setting(None, or_none(whole(1)))
     verbose: str | int = setting("auto", checked(check_verbose, number_or_text))
-    validation_split: float = setting(0.0, Kind(check_share, float))
+    validation_split: float = setting(0.0, ValueKind(check_share, float))
     shuffle: bool = setting(True, FLAG)
     checkpoint_dir: str | None = setting(None, or_none(PATH))
     resume: bool = setting(False, FLAG)

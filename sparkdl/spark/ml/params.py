@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.settings import ABOVE_ZERO, FLAG, Kind, Settings, declared, one_of, whole
+from sparkdl.settings import ABOVE_ZERO, FLAG, UserSettings, ValueKind, declared, one_of, whole
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.values import bare
@@ -52,7 +52,7 @@ def camel(name: str) -> str:
 
 
 def param(
-    cls: type[Settings],
+    cls: type[UserSettings],
     name: str,
     convert: Callable[[Any], Any] | None = None,
     default: Any = None,
@@ -79,12 +79,12 @@ def param(
     )
 
 
-def taking(kind: Kind, name: str = "the Param") -> Callable[[Any], Any]:
+def taking(kind: ValueKind, name: str = "the Param") -> Callable[[Any], Any]:
     """A converter of values for a Param of this kind; a wrong one is a TypeError, as Spark's."""
     return partial(_of_kind, kind, name)
 
 
-def _of_kind(kind: Kind, name: str, value: Any) -> Any:
+def _of_kind(kind: ValueKind, name: str, value: Any) -> Any:
     value = bare(value)
     if kind.parse is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # grids of NumPy have such

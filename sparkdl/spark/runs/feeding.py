@@ -12,7 +12,7 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.stream_feed import StreamSettings
-from sparkdl.settings import PATH, Settings, checked, one_of, or_none, setting, whole
+from sparkdl.settings import PATH, UserSettings, checked, one_of, or_none, setting, whole
 from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.wire import wire_names
@@ -34,7 +34,7 @@ def _check_trigger(trigger: Any) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Feeding(Settings):
+class Feeding(UserSettings):
     """How ``run(fn, data=...)`` gives the rows to the functions, beside ``epochs`` and ``shuffle``.
 
     Args:
