@@ -104,11 +104,11 @@ def check_use_gpu(use_gpu: Any) -> UseGpu:
     return use_gpu  # type: ignore[no-any-return]
 
 
-def check_pad(pad: Any) -> float | dict[str, float]:
-    """Returns a number to pad with, or a copy of input name -> number; raises ConfigError."""
+def check_pad(pad: Any) -> float | dict[str, float] | None:
+    """Returns None, a number to pad with or a copy of input name -> number; raises ConfigError."""
     values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
     named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
-    if named and values and all(is_finite_number(value) for value in values):
+    if pad is None or (named and values and all(is_finite_number(value) for value in values)):
         return bare_numbers(pad)  # type: ignore[no-any-return]
     raise ConfigError(
         "pad must say what stands behind the end of a shorter array",
