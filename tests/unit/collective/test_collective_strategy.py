@@ -13,7 +13,7 @@ from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
-from sparkdl.protocols import BatchStack
+from sparkdl.learning import BatchStack
 from sparkdl.reports import Report
 from sparkdl.run_state import RunState
 from sparkdl.transport.listeners import ListenOptions

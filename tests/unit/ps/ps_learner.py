@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.protocols import BatchStack
+from sparkdl.learning import BatchStack
 from sparkdl.ps.client import Client
 from sparkdl.ps.server import ServerConfig
 from sparkdl.rules import Rule
