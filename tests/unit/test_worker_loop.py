@@ -25,6 +25,7 @@ class Learner:
 
     def __init__(self) -> None:
         self.step, self.learning_rate, self.has_schedule = 0, 0.1, False
+        self.scales_loss = False
         self.rows: list[int] = []
         self.rates: list[float] = []
         self.told_steps: list[int] = []
