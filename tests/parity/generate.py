@@ -28,6 +28,11 @@ BY_DESIGN: dict[str, Callable[[Case], bool]] = {
     "losses of a whole batch compare its rows with each other": lambda c: (
         _several(c) and any(h.split(":")[1] in ("dice", "tversky") for h in c.heads)
     ),
+    "Lion takes the sign of what is left where rows cancel each other": lambda c: (
+        _several(c)
+        and c.optimizer == "lion"
+        and any(kind in h for h in c.heads for kind in ("mae", "mape", "huber", "hinge"))
+    ),
     "states of stateful layers are of one worker": lambda c: _several(c) and _uses(c, ["stateful"]),
 }
 """What is another by design, each with a line in docs/keras.md; a case that meets

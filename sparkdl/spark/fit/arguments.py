@@ -222,11 +222,12 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
         )
 
 
-def check_callbacks(callbacks: Any) -> list[Any]:
+def check_callbacks(callbacks: Any, *, validates: bool = False) -> list[Any]:
     """The callbacks in a list, without what is None, which Keras would fail on.
 
     Args:
         callbacks: One, several, or None.
+        validates: Epochs end with an evaluation of validation rows.
 
     Raises:
         ConfigError: A class instead of a callback, something that is no callback, or a callback of
@@ -251,11 +252,11 @@ def check_callbacks(callbacks: Any) -> list[Any]:
                 hint="keras.callbacks.LambdaCallback(on_epoch_end=function) makes one; "
                 "class Own(keras.callbacks.Callback) has all methods",
             )
-        _check_keras_callback(callback)
+        _check_keras_callback(callback, validates)
     return given
 
 
-def _check_keras_callback(callback: Any) -> None:
+def _check_keras_callback(callback: Any, validates: bool) -> None:
     """Refuses a callback of Keras that the driver cannot serve: it sees ends of epochs."""
     kinds = {c.__name__ for c in type(callback).__mro__ if c.__module__.startswith("keras.")}
     settings = vars(callback) if kinds else {}
@@ -276,11 +277,12 @@ def _check_keras_callback(callback: Any) -> None:
         )
     if "TensorBoard" in kinds:
         _check_tensorboard(settings)
-    if "SwapEMAWeights" in kinds and not settings.get("swap_on_epoch"):
+    on_epoch = settings.get("swap_on_epoch")
+    if "SwapEMAWeights" in kinds and (validates or not on_epoch):
         raise ConfigError(
             "SwapEMAWeights cannot swap the weights for validation, which the workers do",
-            expected="swap_on_epoch=True",
-            received="swap_on_epoch=False",
+            expected="swap_on_epoch=True, and no rows to validate on",
+            received="rows to validate on" if on_epoch else "swap_on_epoch=False",
             hint="without the callback, use_ema=True makes the averages the weights when fit ends",
         )
 

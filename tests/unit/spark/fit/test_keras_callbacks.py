@@ -56,6 +56,14 @@ def test_keras_callbacks_that_would_do_nothing_are_refused(
     assert hint in caught.value.hint
 
 
+def test_averages_swapped_in_for_validation_are_refused() -> None:
+    """Keras evaluates the averages, with ``swap_on_epoch`` too; workers evaluate the weights."""
+    swaps = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    assert check_callbacks(swaps) == [swaps]
+    with pytest.raises(ConfigError, match="cannot swap the weights for validation"):
+        check_callbacks(swaps, validates=True)
+
+
 def test_keras_callbacks_that_act_at_an_epoch_s_end_are_taken(tmp_path: Any) -> None:
     every = keras.callbacks
     check_callbacks(
