@@ -16,8 +16,10 @@ Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 from __future__ import annotations
 
 import importlib
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.registry import hand_in
 from sparkdl.start_lines import hold_start_lines
 
 if TYPE_CHECKING:
@@ -133,6 +135,20 @@ __all__ = [
 ]
 
 
+_HANDED_IN = {
+    "launch_on_spark": "sparkdl.spark.runs.program_stage:surroundings",
+    "search": "sparkdl.spark.search",
+}
+"""What ``program`` and ``tune`` need of Spark, which they must not import."""
+
+
+def _part(name: str, home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+for _name, _home in _HANDED_IN.items():
+    hand_in(_name, partial(_part, _name, _home))
 hold_start_lines()
 
 
@@ -142,8 +158,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
-    module, _, attribute = home.partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+    return _part(name, home)
 
 
 def __dir__() -> list[str]:

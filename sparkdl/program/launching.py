@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, get_args
 
@@ -24,9 +24,12 @@ from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
 from sparkdl.program.surroundings import Surroundings
+from sparkdl.registry import handed_in
 from sparkdl.values import require_name
 
 LaunchType = Literal["threads", "processes", "spark"]
+OpensSurroundings = Callable[[Program, Any, Network], AbstractContextManager[Surroundings]]
+"""Makes a place for a program's nodes, given the session (None: the active one)."""
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
 """Seconds that nodes have to end when the program stops, and seconds more for each: they may share
@@ -228,8 +231,8 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
-        stage = importlib.import_module("sparkdl.spark.runs.program_stage")
-        return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
+        on_spark: OpensSurroundings = handed_in("launch_on_spark")
+        return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(
             "spark and network are for programs on Spark",
