@@ -3,8 +3,8 @@
 ``spark_model``, ``run``: what users call. ``loading``: a SparkModel from a file.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
 what runs on executors.
-``columns``: from columns to the model's inputs. ``inference``: predict and evaluate. ``files``:
-the file systems that Spark reaches, for all files of :mod:`sparkdl.files`.
+``forms``: forms of data, and their columns as the model's inputs. ``inference``: predict and
+evaluate. ``files``: the file systems that Spark reaches, for all files of :mod:`sparkdl.files`.
 """
 
 from __future__ import annotations

@@ -17,17 +17,16 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
 from sparkdl.network import Encrypt, Network, PortSpec
-from sparkdl.spark.columns.fed_files import fed_files
-from sparkdl.spark.columns.files import is_path
-from sparkdl.spark.columns.local_data import plain_path
-from sparkdl.spark.columns.shipped import removes_tables
+from sparkdl.spark.forms.fed_files import fed_files
+from sparkdl.spark.forms.frames import PathForm
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.shipped import removes_tables
 from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.runs.feeding import (
     STALL_S,
     check_streaming,
     fed_frame,
     feed_settings,
-    is_stream,
     stream_settings,
     stream_workers,
 )
@@ -203,9 +202,9 @@ def run(
     peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
     if checkpoint_dir is not None:
         checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
-    data = plain_path(data)
+    form = form_of(data)
     check_streaming(data, checkpoint_dir, trigger)
-    streams = is_stream(data)
+    streams = form.endless
     uneven = uneven or ("keep" if streams else "drop")
     frame, feed, stream = (
         None,
@@ -217,11 +216,11 @@ def run(
         stream = stream_settings(feed, fed)
     with removes_tables():
         if feed is not None:
-            frame, columns = fed_frame(data, spark, streams=streams)
+            frame, columns = fed_frame(form, spark, streams=streams)
             feed, spark = replace(feed, columns=columns, fed=fed), frame.sparkSession
-            if is_path(data):
+            if isinstance(form, PathForm):
                 num_workers = num_workers or default_parallelism(spark)
-                feed = replace(feed, files=fed_files(data, frame, columns, fed or num_workers))
+                feed = replace(feed, files=fed_files(form.data, frame, columns, fed or num_workers))
                 frame = None if feed.files is not None else frame
         beside = "" if data is None else "its feed before args"
         content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)

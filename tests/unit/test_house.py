@@ -52,6 +52,12 @@ def test_there_is_one_of_a_kind(what: str, pattern: str, home: str, but: tuple[s
     assert where(pattern, but=(home, *but)) == [], f"{what} have their home in {home}"
 
 
+def test_what_the_data_are_is_asked_once() -> None:
+    """``form_of`` tells the forms of data apart; calls that take DataFrames only ask for one."""
+    homes = ("spark/session/frames.py", "spark/forms/opening.py", "spark/forms/form.py")
+    assert where(r"\bis_frame\(", but=homes) == []
+
+
 def test_rules_of_one_name_in_two_rooms_are_one_rule() -> None:
     """With a server and without one a name means the same equation, written once."""
     both = {cls.name: cls for cls in RULES.classes()}

@@ -29,8 +29,8 @@ from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.protocols import RankIdentity, Strategy
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
-from sparkdl.spark.columns.files import FileInput
-from sparkdl.spark.columns.wire import named_batches
+from sparkdl.spark.forms.files import FileInput
+from sparkdl.spark.forms.wire import named_batches
 
 Key = tuple[str, int]
 """The name of the rows, and the memory budget: rows beyond it are shuffled in another way."""

@@ -20,7 +20,7 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.prediction.forward_model import LAYER
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, Pixels, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage
 from sparkdl.spark.inference.output_columns import OutputColumn

@@ -9,8 +9,8 @@ from pyspark.sql import types as T
 
 from sparkdl.errors import DataError
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.trained import FittedStage

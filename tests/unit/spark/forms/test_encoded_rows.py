@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 
-from sparkdl.spark.columns.shared_rows import batches_of, encode
+from sparkdl.spark.forms.shared_rows import batches_of, encode
 
 BATCH = pa.RecordBatch.from_pydict({"x": pa.array(range(1000), pa.int64())})
 

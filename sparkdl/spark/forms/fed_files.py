@@ -11,15 +11,15 @@ import pyarrow as pa
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.streams import FoundFile, is_local
-from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
-from sparkdl.spark.columns.files import (
+from sparkdl.spark.files.worker_paths import files_for_workers
+from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
+from sparkdl.spark.forms.files import (
     FileKind,
     FileShard,
     kind_of_path,
     parquet_facts,
     read_groups,
 )
-from sparkdl.spark.files.worker_paths import files_for_workers
 from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.user_warnings import warn_user
 

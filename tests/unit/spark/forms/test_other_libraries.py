@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import TensorSpec
-from sparkdl.spark.columns.local_data import input_arrays, unknown_data
+from sparkdl.spark.forms.arrays import input_arrays, unknown_data
 
 pytestmark = pytest.mark.keras
 

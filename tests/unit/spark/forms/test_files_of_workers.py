@@ -16,8 +16,8 @@ from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.streams import find_files
-from sparkdl.spark.columns.files import FileInput, FileSet, kind_of_path
-from sparkdl.spark.columns.wire import ONES
+from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
+from sparkdl.spark.forms.wire import ONES
 
 SPEC = DataSpec(
     {"x": ColumnSpec(("features",), (4,))},

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ONES = "__sparkdl_ones"
 """A column that Spark makes, 1 in every row: the weight of outputs that are not weighted."""
 PROBLEM = "__sparkdl_problem"
-"""A text column: the error that a :class:`~sparkdl.spark.columns.pairs.PairEncoder` found."""
+"""A text column: the error that a :class:`~sparkdl.spark.forms.rdds.PairEncoder` found."""
 
 
 def wire_names(count: int) -> list[str]:

@@ -13,9 +13,9 @@ from pyspark.sql import types as T
 from sparkdl.data.feed_rows import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
-from sparkdl.spark.columns.arrow_files import arrow_facts, read_arrow
-from sparkdl.spark.columns.fed_files import FileRows, fed_files
-from sparkdl.spark.columns.files import parquet_facts
+from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
+from sparkdl.spark.forms.fed_files import FileRows, fed_files
+from sparkdl.spark.forms.files import parquet_facts
 
 
 def written(folder: Path, sizes: list[list[int]]) -> tuple[str, int]:

@@ -1,4 +1,4 @@
-"""Opens the rows that ``fit`` trains on and those that it validates on, as one frame.
+"""The form of what a user gives; the rows that ``fit`` trains and validates on, as one frame.
 
 Runs on the driver.
 """
@@ -6,8 +6,7 @@ Runs on the driver.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Mapping, Sequence
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -18,25 +17,41 @@ from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.fields import expression_error
-from sparkdl.spark.columns.files import file_set, is_path
-from sparkdl.spark.columns.local_data import (
-    are_arrays,
-    arrays_as_frame,
-    by_name,
-    with_labels_like,
-)
-from sparkdl.spark.columns.sources import (
-    ROLE,
-    Columns,
-    Source,
-    in_a_tuple,
-    open_source,
-    read_by_spark,
-)
-from sparkdl.spark.columns.wire import selection, wire_names
+from sparkdl.spark.forms.arrays import ArraysForm
+from sparkdl.spark.forms.fields import expression_error
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
+from sparkdl.spark.forms.rdds import RddForm
+from sparkdl.spark.forms.sources import ROLE, Columns, Source
+from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.running import require_running
 from sparkdl.user_warnings import warn_user
+
+
+def form_of(data: Any) -> Form:
+    """The form of the rows that a user gives; a form itself as it is.
+
+    Raises:
+        ResourceError: The session of a DataFrame has been stopped.
+    """
+    if isinstance(data, Form):
+        return data
+    if is_frame(data):
+        require_running(data.sparkSession)
+        return StreamForm(data) if data.isStreaming else FrameForm(data)
+    if is_rdd(data):
+        return RddForm(data)
+    if kind_of(data) in TableForm.KINDS:
+        return TableForm(data)
+    if isinstance(data, (str, os.PathLike)):
+        return PathForm(os.fspath(data))
+    return ArraysForm(data)
+
+
+def settled(data: Any) -> Any:
+    """Data, or None, as ``fit`` takes them, for several calls; see :meth:`Form.settled`."""
+    return None if data is None else form_of(data).settled()
 
 
 def open_fit_source(
@@ -51,7 +66,7 @@ def open_fit_source(
     """The rows to train and those to validate on, which travel to the executors in one stage.
 
     Args:
-        data: See :func:`open_source`.
+        data: See :func:`form_of`.
         validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
             for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
             Or the name of a boolean column of ``data``, true in the rows to validate on.
@@ -65,63 +80,34 @@ def open_fit_source(
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
-    if split and validation_data is None and are_arrays(data, needs_labels=signature.needs_labels):
-        data, validation_data = split_arrays(by_name(data, signature), split)
-        split = 0.0
+    form = form_of(data)
     if isinstance(validation_data, Column):
         raise expression_error(validation_data, "validation_data")
-    if isinstance(validation_data, str) and is_frame(data) and _is_column(validation_data, data):
-        return _validated_by_column(data, validation_data, signature, columns, split)
-    paths = [data] if validation_data is None else [data, validation_data]
-    data = read_by_spark(data)
-    if all(map(is_path, paths)) and validation_data in data.schema.names:
-        return _validated_by_column(data, validation_data, signature, columns, split)
-    validation_data = read_by_spark(validation_data)
-    if all(map(is_path, paths)):
+    if isinstance(validation_data, str) and form.has_column(validation_data):
+        return _validated_by_column(form, validation_data, signature, columns, split)
+    held_out = None if validation_data is None else form_of(validation_data)
+    parts = form.cut(split, signature) if split and held_out is None else None
+    if parts is not None:
+        (form, held_out), split = parts, 0.0
+    if isinstance(form, PathForm) and (held_out is None or isinstance(held_out, PathForm)):
         try:
-            return _open_files(paths, [data, validation_data], signature, columns, split, seed)
+            return _open_files(form, held_out, signature, columns, split, seed)
         except NoFileSystemError as error:
             warn_user(
                 f"the workers cannot read the files by themselves, so Spark does: {error.what}"
             )
-    held_out = None
-    forms = ("", "")
-    origin = data
-    if validation_data is not None:
-        if isinstance(validation_data, (tuple, list)) and any(
-            is_frame(part) or is_rdd(part) for part in validation_data
-        ):
-            raise in_a_tuple("validation_data", validation_data)
-        forms = _form(data, signature), _form(validation_data, signature)
-        validation_data = _like(data, validation_data, forms, signature, columns)
-        held_out = open_source(validation_data, signature, replace(columns, sample_weight=None))
-        if is_frame(data):
-            data, columns = _weights_apart(data, columns)
-    source = open_source(data, signature, columns)
-    if is_frame(data):
-        source = replace(source, origin=origin)
-    if held_out is not None and forms[0] != forms[1]:
-        _check_forms(forms, source.spec, held_out.spec)
-    return _add_validation(source, held_out, split, seed)
-
-
-def split_arrays(data: Sequence[Any], split: float) -> tuple[Any, Any]:
-    """Arrays cut into the rows to train on and the last ones, to validate on.
-
-    Args:
-        data: ``(x, y, ...)``; each an array, or name -> array.
-        split: Share of the rows to validate on.
-    """
-    first = next(iter(data[0].values())) if isinstance(data[0], Mapping) else data[0]
-    end = math.floor(len(first) * (1 - split))
-
-    def cut(part: Any, place: slice) -> Any:
-        if isinstance(part, Mapping):
-            return {name: values[place] for name, values in part.items()}
-        return part[place]
-
-    training, held_out = slice(0, end), slice(end, None)
-    return tuple(cut(p, training) for p in data), tuple(cut(p, held_out) for p in data)
+    if held_out is None:
+        return _add_validation(form.open(signature, columns), None, split, seed)
+    held_out.refuse_frames("validation_data")
+    words = form.in_words(signature), held_out.in_words(signature)
+    validation = held_out.like(form, signature, columns).open(
+        signature, replace(columns, sample_weight=None)
+    )
+    form, columns = form.weights_apart(columns)
+    source = form.open(signature, columns)
+    if words[0] != words[1]:
+        _check_forms(words, source.spec, validation.spec)
+    return _add_validation(source, validation, split, seed)
 
 
 def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec) -> None:
@@ -138,50 +124,9 @@ def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec)
     )
 
 
-def _like(
-    data: Any,
-    validation_data: Any,
-    forms: tuple[str, str],
-    signature: Signature,
-    columns: Columns,
-) -> Any:
-    """Rows to validate on in the form of those to train on, if that can be made of them.
-
-    Args:
-        data: Rows to train on.
-        validation_data: Rows to validate on.
-        forms: Of the two; see :func:`_form`.
-        signature: The model's.
-        columns: Which columns of the rows to train on mean what.
-    """
-    if forms == ("arrays", "arrays"):
-        held_out, rows = (by_name(part, signature) for part in (validation_data, data))
-        return with_labels_like(held_out, rows)
-    names = columns.features, columns.label
-    if forms == ("a DataFrame", "arrays") and len(validation_data) == 2 and _are_names(names):
-        x, y = by_name(validation_data, signature)
-        if not isinstance(x, Mapping) and not isinstance(y, Mapping):
-            frame, _ = arrays_as_frame(x, y, None, data.sparkSession)
-            return frame.withColumnsRenamed({"features": names[0], "label": names[1]})
-    return validation_data
-
-
-def _form(data: Any, signature: Signature) -> str:
-    """The form of the rows, in words for messages."""
-    if is_frame(data):
-        return "a DataFrame"
-    if is_rdd(data):
-        return "an RDD"
-    return "arrays" if are_arrays(data, needs_labels=signature.needs_labels) else "no rows"
-
-
-def _are_names(names: Sequence[Any]) -> bool:
-    return all(isinstance(name, str) for name in names)
-
-
 def _open_files(
-    paths: Sequence[str],
-    frames: Sequence[Any],
+    form: PathForm,
+    held_out: PathForm | None,
     signature: Signature,
     columns: Columns,
     split: float,
@@ -192,47 +137,42 @@ def _open_files(
     Raises:
         NoFileSystemError: Only Spark finds them.
     """
-    sets = [file_set(path, frames[role], role) for role, path in enumerate(paths)]
-    held_out = None
-    if len(sets) > 1:
-        held_out = open_source(frames[1], signature, replace(columns, sample_weight=None))
+    sets = [form.files(0)] if held_out is None else [form.files(0), held_out.files(1)]
+    validation = None
+    if held_out is not None:
+        validation = held_out.open(signature, replace(columns, sample_weight=None))
         if sets[0].kind != sets[1].kind:
             raise DataError(
                 "validation_data are files of another kind than the training data",
                 expected=sets[0].kind,
                 received=sets[1].kind,
             )
-    source = open_source(frames[0], signature, columns)
-    if held_out is not None and source.spec.weights:
+    source = form.open(signature, columns)
+    if validation is not None and source.spec.weights:
         raise DataError(
             "files to validate on have no sample weights",
             expected="sample_weight=None, or validation_split",
             received=f"sample_weight={columns.sample_weight!r}",
             hint="fit(spark.read.parquet(...), validation_data=...) takes both",
         )
-    marked = _add_validation(source, held_out, split, seed)
-    share = 0.0 if held_out is not None else split
+    marked = _add_validation(source, validation, split, seed)
+    share = 0.0 if validation is not None else split
     return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
 
 
-def _is_column(text: str, frame: Any) -> bool:
-    """Whether a text means a column of a frame and no path."""
-    marks = ("/", ".parquet", ".tfrecord")
-    return text in frame.schema.names or not any(mark in text for mark in marks)
-
-
 def _validated_by_column(
-    data: Any, name: str, signature: Signature, columns: Columns, split: float
+    form: Form, name: str, signature: Signature, columns: Columns, split: float
 ) -> Source:
     """Marks the rows in which a boolean column is true (null is false); one pass over the rows."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    if not is_frame(data) or split:
+    data = form.frame()
+    if data is None or split:
         raise ConfigError(
             "validation_data names a column that chooses the rows to validate on",
             expected="a DataFrame, and validation_split=0",
-            received=f"validation_split={split}" if is_frame(data) else type(data).__name__,
+            received=f"validation_split={split}" if split else type(form.data).__name__,
         )
     field = next((f for f in data.schema.fields if f.name == name), None)
     if field is None or not isinstance(field.dataType, T.BooleanType):
@@ -244,30 +184,12 @@ def _validated_by_column(
             else f"a column of type {field.dataType.simpleString()}",
             hint="F.col(...).cast('boolean')",
         )
-    source = open_source(data, signature, columns)
+    source = form.open(signature, columns)
     held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
     spec = replace(source.spec, role_column=ROLE)
     return Source(frame, spec, source.origin, validates="may")
-
-
-def _weights_apart(frame: Any, columns: Columns) -> tuple[Any, Columns]:
-    """A frame whose weights are no feature or label, too: rows to validate on have others."""
-    from pyspark.sql import functions as F
-
-    weight = columns.sample_weight
-    names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
-    copies: dict[str, str] = {}
-    for name in names:
-        if isinstance(name, str) and frame.columns.count(name) == 1:
-            copies[name] = f"{name} as sample_weight"
-            frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
-    if isinstance(weight, Mapping):
-        weight = {output: copies.get(name, name) for output, name in weight.items()}
-    elif isinstance(weight, str):
-        weight = copies.get(weight, weight)
-    return frame, replace(columns, sample_weight=weight)
 
 
 def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:

@@ -22,9 +22,9 @@ from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.storage import list_files
 from sparkdl.files.streams import FoundFile, is_local, open_input, place_of
-from sparkdl.spark.columns.arrow_files import arrow_facts, frame_of_arrow, read_arrow
-from sparkdl.spark.columns.wire import ONES
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
+from sparkdl.spark.forms.arrow_files import arrow_facts, frame_of_arrow, read_arrow
+from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import arrow_schema_of, condition_of
 

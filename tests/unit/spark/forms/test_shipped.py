@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import ResourceError
-from sparkdl.spark.columns import shipped
-from sparkdl.spark.columns.shipped import ship_table
+from sparkdl.spark.forms import shipped
+from sparkdl.spark.forms.shipped import ship_table
 
 
 class Frame:

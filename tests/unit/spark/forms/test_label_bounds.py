@@ -13,9 +13,9 @@ from pyspark.sql import types as T
 from sparkdl.data import DataSpec, decode, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import LabelKind, Signature, TensorSpec, model_signature
-from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.pairs import pair_encoder
-from sparkdl.spark.columns.sources import wanted_spec
+from sparkdl.spark.forms.arrays import wanted_spec
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.rdds import pair_encoder
 
 pytestmark = pytest.mark.keras
 

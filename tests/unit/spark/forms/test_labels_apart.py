@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.spark.columns.labels_apart import takes_labels_apart
+from sparkdl.spark.forms.arrays import takes_labels_apart
 
 X, Y, W = np.zeros((4, 3)), np.arange(4), np.ones(4)
 

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
-from sparkdl.spark.columns.fields import (
+from sparkdl.spark.forms.fields import (
     check_vector_size,
     element_of,
     expression_error,
@@ -24,14 +24,14 @@ from sparkdl.spark.columns.fields import (
     is_number,
     wrong_type,
 )
-from sparkdl.spark.columns.sequences import (
+from sparkdl.spark.forms.sequences import (
     Pad,
     mask_inputs,
     mask_spec,
     padded_spec,
     paddings_of,
 )
-from sparkdl.spark.columns.wire import ONES, holds_vectors
+from sparkdl.spark.forms.wire import ONES, holds_vectors
 from sparkdl.values import shown
 
 Decoder = Callable[[Any], Any]

@@ -1,4 +1,4 @@
-"""Encodes the elements of an RDD, ``(x, y)`` or ``LabeledPoint``, as the bytes of arrays.
+"""RDDs: their elements, ``(x, y)`` or ``LabeledPoint``, as the bytes of arrays.
 
 The driver makes a :class:`PairEncoder` from the model's shapes; executors call it. To predict,
 executors stack inputs with :func:`stack_inputs`.
@@ -13,12 +13,35 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.data import ColumnSpec
+from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.columns.matching import one_number_error
-from sparkdl.spark.columns.shared_rows import read_to_end
-from sparkdl.spark.columns.wire import pack_problem
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.matching import one_number_error
+from sparkdl.spark.forms.shared_rows import read_to_end
+from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
+from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.running import require_running_rdd, session_of
+
+
+class RddForm(Form):
+    """An RDD of ``(x, y)`` pairs or ``LabeledPoint``; for ``predict`` one of inputs."""
+
+    def in_words(self, signature: Signature) -> str:
+        return "an RDD"
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        """A frame of the bytes that executors make of the RDD's elements."""
+        require_running_rdd(self.data)
+        spark = session_of()
+        encoder = pair_encoder(signature)
+        spec = DataSpec(encoder.features, encoder.labels)
+        fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
+        schema = ", ".join([*fields, f"{PROBLEM} string"])
+        with this_interpreter(self.data.context):
+            frame = spark.createDataFrame(self.data.mapPartitions(encoder), schema)
+        return Source(frame, spec)
 
 
 def pair_encoder(signature: Signature) -> PairEncoder:

@@ -90,7 +90,7 @@ def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
     """A function for ``mapInArrow``: each batch as bytes; none once a partition is too large."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.columns.shared_rows import encode
+        from sparkdl.spark.forms.shared_rows import encode
 
         yield from encode(batches, limit_bytes)
 

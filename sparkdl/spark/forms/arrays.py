@@ -1,19 +1,28 @@
-"""Data that are on the driver: taken through Spark, or refused with the line to write."""
+"""Arrays of this process: opened, cut, and given to Keras; or refused with the line to write."""
 
 from __future__ import annotations
 
-import os
+import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
-from sparkdl.data.conform import is_text, matches
+from sparkdl.call_arguments import shows_signature
+from sparkdl.data import DataSpec, to_arrow_table
+from sparkdl.data.conform import matches
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.columns.shipped import ship_table
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.frames import FrameForm
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.shipped import plain_table, ship_table
+from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import session_of
 from sparkdl.values import shown
 
@@ -31,65 +40,58 @@ _OF_KERAS = ("tensorflow", "torch", "jax", "jaxlib", "keras")
 """Packages whose tensors and data sets ``predict`` of Keras takes as they are."""
 
 
-def plain_path(data: Any) -> Any:
-    """A path of ``pathlib`` as a text; others as it is."""
-    return os.fspath(data) if isinstance(data, os.PathLike) else data
+class ArraysForm(Form):
+    """Arrays or lists of this process: ``(x, y)``, ``(x, y, sample_weight)``, ``(x,)``; or what is
+    no form of data that is known, which every method refuses."""
 
+    def in_words(self, signature: Signature) -> str:
+        return "arrays" if self._are_arrays(signature) else "no rows"
 
-def as_frame(data: Any) -> Any:
-    """A pandas or polars DataFrame, or an Arrow table, as a DataFrame of Spark; others as it is.
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        if not self._are_arrays(signature):
+            raise unknown_data(self.data)
+        numbers = self.arrays(signature)
+        if numbers is None:
+            data = by_name(self.data, signature)
+            frame, named = arrays_as_frame(*arrays_of(data), session_of())
+            return FrameForm(frame).open(signature, replace(columns, **named))
+        x, y, weight = arrays_of(numbers)
+        table, spec = to_arrow_table(x, y, weight, wanted_spec(x, y, weight, signature))
+        frame = ship_table(session_of(), table.select(list(spec.columns)))
+        return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
 
-    A path of ``pathlib`` becomes a text.
+    def arrays(self, signature: Signature) -> tuple[Any, ...] | None:
+        """See :meth:`Form.arrays`; None for texts and rows of different length."""
+        if not self._are_arrays(signature):
+            return None
+        self.refuse_frames("data")
+        data = by_name(self.data, signature)
+        return None if has_texts_or_sequences(data) else data
 
-    Raises:
-        DataError: A column is of a type that Spark does not have.
-    """
-    kind = type(data)
-    package, name = kind.__module__.split(".")[0], kind.__name__
-    if package == "pandas" and name == "DataFrame":
-        return _spark_frame(lambda: pa.Table.from_pandas(data, preserve_index=False), data)
-    if package == "polars" and name in ("DataFrame", "LazyFrame"):
-        frame = data.collect() if name == "LazyFrame" else data
-        return _spark_frame(lambda: pa.table(frame.to_arrow()), data)
-    if package == "pyarrow" and name in ("Table", "RecordBatch"):
-        return _spark_frame(
-            lambda: data if name == "Table" else pa.Table.from_batches([data]), data
-        )
-    return plain_path(data)
+    def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
+        if not self._are_arrays(signature):
+            return None
+        self.refuse_frames("data")
+        training, held_out = split_arrays(by_name(self.data, signature), share)
+        return ArraysForm(training), ArraysForm(held_out)
 
+    def like(self, training: Form, signature: Signature, columns: Columns) -> Form:
+        if not self._are_arrays(signature):
+            return self
+        data = by_name(self.data, signature)
+        if isinstance(training, ArraysForm) and training._are_arrays(signature):
+            return ArraysForm(with_labels_like(data, by_name(training.data, signature)))
+        features, label = columns.features, columns.label
+        named = isinstance(features, str) and isinstance(label, str)
+        if training.has_columns and named and len(data) == 2:
+            x, y = data
+            if not isinstance(x, Mapping) and not isinstance(y, Mapping):
+                frame, _ = arrays_as_frame(x, y, None, session_of(training.frame()))
+                return FrameForm(frame.withColumnsRenamed({"features": features, "label": label}))
+        return self
 
-def _spark_frame(table_of: Callable[[], pa.Table], data: Any) -> Any:
-    spark = session_of()
-    try:
-        return ship_table(spark, _plain(table_of()))
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(
-            f"Spark cannot take this {type(data).__module__.split('.')[0]} {type(data).__name__}",
-            expected="columns of numbers, strings, or arrays of numbers of one depth",
-            received=f"{type(error).__name__}: {str(error)[:300]}",
-        ) from error
-
-
-def _plain(table: pa.Table) -> pa.Table:
-    """A table without Arrow's types of views, dictionaries and half floats."""
-    fields = [field.with_type(_plain_type(field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields))
-
-
-def _plain_type(kind: Any) -> Any:
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if is_text(kind):
-        return pa.string()
-    if str(kind) in ("large_binary", "binary_view"):  # views have a name from pyarrow 16 on
-        return pa.binary()
-    if kind == pa.float16():
-        return pa.float32()
-    if pa.types.is_unsigned_integer(kind):
-        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}[kind.bit_width]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_type(kind.value_type))
-    return kind
+    def _are_arrays(self, signature: Signature) -> bool:
+        return are_arrays(self.data, needs_labels=signature.needs_labels)
 
 
 def unknown_data(data: Any) -> ConfigError:
@@ -321,7 +323,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
             expected="numbers, strings, or lists of numbers of one depth",
             received=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
-    return ship_table(spark, _plain(table)), named
+    return ship_table(spark, plain_table(table)), named
 
 
 def _arrow(values: Any) -> Any:
@@ -329,3 +331,142 @@ def _arrow(values: Any) -> Any:
         values = values[:, 0] if values.shape[1] == 1 else values
     rows = [row.tolist() if isinstance(row, (np.ndarray, np.generic)) else row for row in values]
     return pa.array(rows)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def takes_labels_apart(method: Callable[P, R]) -> Callable[P, R]:
+    """A method of data that also takes arrays ``x, y``, and by name ``sample_weight``, as Keras'.
+
+    Raises:
+        ConfigError: From calls of the method: further arguments after ``x, y`` without names, whose
+            order is another one in Keras.
+    """
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        joined, options = join_labels(method.__name__, args[1:], kwargs)
+        together: Callable[..., R] = method
+        return together(args[0], *joined, **options)
+
+    return shows_signature(call, method)
+
+
+def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
+    """The arguments with arrays ``x, y`` (and ``sample_weight``) in one tuple; others as they are.
+
+    Args:
+        method: What is called.
+        args: Its arguments without names.
+        kwargs: Its arguments by name.
+
+    Raises:
+        ConfigError: See :func:`takes_labels_apart`; or ``x`` is no array.
+    """
+    given, options = list(args), dict(kwargs)
+    for place, name in enumerate(("x", "y")):
+        if len(given) == place and holds_arrays(options.get(name)):
+            given.append(options.pop(name))
+    if not given and "x" in options:
+        raise ConfigError(
+            f"{method} takes data that are no arrays without a name",
+            expected=f"{method}(df, features='column', label='column'), or {method}(x=x, y=y) with "
+            "arrays",
+            received=f"x={shown(options['x'])}",
+        )
+    if len(given) < 2 or not (holds_arrays(given[0]) and holds_arrays(given[1])):
+        return args, dict(kwargs)
+    if len(given) > 2:
+        raise ConfigError(
+            f"what comes after the labels in {method} has no names",
+            expected=f"{method}(x, y, {_EXAMPLES.get(method, 'batch_size=32')})",
+            received=", ".join(shown(value) for value in given[2:]),
+            hint="Keras' order of the further arguments is another one than sparkdl's",
+        )
+    if holds_arrays(options.get("sample_weight")):
+        given.append(options.pop("sample_weight"))
+    return (tuple(map(_as_array, given)),), options
+
+
+_EXAMPLES = {"fit": "epochs=5, batch_size=32"}
+
+
+def holds_arrays(value: Any) -> bool:
+    """Whether a value is an array, or several in a list, tuple or dict, and no name of a column."""
+    if isinstance(value, (list, tuple)):
+        return not value or not all(isinstance(part, str) for part in value)
+    if isinstance(value, Mapping):
+        return bool(value) and all(holds_arrays(part) for part in value.values())
+    # A Column of Spark has every attribute, its class has not; a NumPy number has no dimension.
+    return hasattr(type(value), "__array__") and np.ndim(value) > 0
+
+
+def _as_array(value: Any) -> Any:
+    known = isinstance(value, (list, tuple, Mapping, np.ndarray))
+    return value if known else np.asarray(value)
+
+
+def split_arrays(data: Sequence[Any], split: float) -> tuple[Any, Any]:
+    """Arrays cut into the rows to train on and the last ones, to validate on.
+
+    Args:
+        data: ``(x, y, ...)``; each an array, or name -> array.
+        split: Share of the rows to validate on.
+    """
+    first = next(iter(data[0].values())) if isinstance(data[0], Mapping) else data[0]
+    end = math.floor(len(first) * (1 - split))
+
+    def cut(part: Any, place: slice) -> Any:
+        if isinstance(part, Mapping):
+            return {name: values[place] for name, values in part.items()}
+        return part[place]
+
+    training, held_out = slice(0, end), slice(end, None)
+    return tuple(cut(p, training) for p in data), tuple(cut(p, held_out) for p in data)
+
+
+def arrays_of(data: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """``(x,)``, ``(x, y)`` or ``(x, y, sample_weight)`` as the three; None for what is not there.
+
+    Outputs without weights get ones.
+    """
+    x, y = data[0], data[1] if len(data) > 1 else None
+    weight = data[2] if len(data) == 3 else None
+    if isinstance(weight, Mapping) and isinstance(y, Mapping) and set(weight) < set(y):
+        ones = {name: np.ones(len(y[name]), np.float32) for name in y}
+        weight = {name: weight.get(name, ones[name]) for name in y}
+    return x, y, weight
+
+
+def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
+    """The spec that NumPy arrays must fit, found as if they were DataFrame columns."""
+    from pyspark.sql import types as T
+
+    fields: list[Any] = []
+
+    def columns(arrays: Any, prefix: str) -> Any:
+        if isinstance(arrays, Mapping):
+            return {name: columns(array, f"{prefix} {name}") for name, array in arrays.items()}
+        array = np.asarray(arrays)
+        if array.ndim == 0 or array.dtype.kind not in "biuf":
+            raise DataError(
+                f"{prefix} is no array of numbers",
+                expected="one row per entry of the first axis",
+                received=f"{array.dtype} of shape {array.shape}",
+                hint="names, y = np.unique(y, return_inverse=True) makes numbers of them"
+                if array.dtype.kind in "US" and prefix.startswith("label")
+                else "",
+            )
+        kind: Any = T.FloatType()
+        for _ in range(array.ndim - 1):
+            kind = T.ArrayType(kind)
+        fields.append(T.StructField(prefix, kind))
+        return prefix
+
+    features = columns(x, "features")
+    label = None if y is None else columns(y, "label")
+    weights = None if weight is None else columns(weight, "sample_weight")
+    return make_spec(T.StructType(fields), signature, features, label, weights)
