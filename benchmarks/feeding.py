@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from sparkdl.data.feed import Feed, RowSpool
 from sparkdl.data.feed_rows import to_numpy
-from sparkdl.launch.stream_intake import StreamIntake, send_rows
+from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 

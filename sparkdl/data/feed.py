@@ -198,7 +198,7 @@ class RowFeed(ABC):
 
 
 class RowSource(Protocol):
-    """Rows that are read as they are asked for; see :mod:`sparkdl.launch.feeding`."""
+    """Rows that are read as they are asked for; see :mod:`sparkdl.launch.feeds.feeding`."""
 
     @property
     def num_rows(self) -> int:

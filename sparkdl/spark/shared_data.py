@@ -80,9 +80,6 @@ class SharedData(Form):
         """The data as ``fit`` takes them, to be read anew."""
         return self._form.settled()
 
-    def in_words(self, signature: Signature) -> str:
-        return self._form.in_words(signature)
-
     def open(self, signature: Signature, columns: Columns) -> Source:
         return self._form.open(signature, columns)
 

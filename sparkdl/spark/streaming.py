@@ -198,7 +198,7 @@ def check_stream(stream: Any, trigger: Any) -> None:
             "fit_stream trains on a stream of rows",
             expected="a streaming DataFrame (spark.readStream)",
             received="a DataFrame whose rows end"
-            if isinstance(form, FrameForm)
+            if type(form) is FrameForm
             else type(stream).__name__,
             hint="spark_model.fit(df) trains on rows that end",
         )

@@ -26,7 +26,7 @@ from sparkdl.tune.searchers import (
     Searcher,
     Single,
 )
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial
 

@@ -10,7 +10,7 @@ from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
 from sparkdl.spark.fit.arguments import FitArguments

@@ -6,7 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ClassVar, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -44,8 +44,7 @@ class ArraysForm(Form):
     """Arrays or lists of this process: ``(x, y)``, ``(x, y, sample_weight)``, ``(x,)``; or what is
     no form of data that is known, which every method refuses."""
 
-    def in_words(self, signature: Signature) -> str:
-        return "arrays" if self._are_arrays(signature) else "no rows"
+    words: ClassVar[str] = "arrays"
 
     def open(self, signature: Signature, columns: Columns) -> Source:
         if not self._are_arrays(signature):

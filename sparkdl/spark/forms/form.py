@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sparkdl.errors import ConfigError
 from sparkdl.spark.session.frames import is_frame, is_rdd
@@ -22,6 +22,8 @@ class Form(ABC):
         data: What the user gave.
     """
 
+    words: ClassVar[str]
+    """The form, for messages."""
     has_columns: ClassVar[bool] = False
     """Whether the rows have columns with names, so that the user says which one means what."""
     endless: ClassVar[bool] = False
@@ -29,10 +31,6 @@ class Form(ABC):
 
     def __init__(self, data: Any) -> None:
         self.data = data
-
-    @abstractmethod
-    def in_words(self, signature: Signature) -> str:
-        """The form, for messages."""
 
     @abstractmethod
     def open(self, signature: Signature, columns: Columns) -> Source:
@@ -89,7 +87,7 @@ class Form(ABC):
         """
         return self
 
-    def weights_apart(self, columns: Columns) -> tuple[Self, Columns]:
+    def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         """The rows with weights that are no feature or label, too: rows to validate on have
         others."""
         return self, columns

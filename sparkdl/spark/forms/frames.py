@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -30,14 +30,12 @@ class FrameForm(Form):
         origin: The user's own frame, if ``data`` has its partitions; None: ``data``.
     """
 
+    words: ClassVar[str] = "a DataFrame"
     has_columns: ClassVar[bool] = True
 
     def __init__(self, data: Any, origin: Any = None) -> None:
         super().__init__(data)
-        self._origin = data if origin is None else origin
-
-    def in_words(self, signature: Signature) -> str:
-        return "a DataFrame"
+        self._origin = origin
 
     def frame(self, spark: Any = None) -> Any:
         require_running(self.data.sparkSession)
@@ -57,27 +55,28 @@ class FrameForm(Form):
             columns.decoder, pad=columns.pad,
         )  # fmt: skip
         names = wire_names(len(spec.columns))
-        return Source(frame.select(*selection(frame.schema, spec, names)), spec, self._origin)
+        origin = frame if self._origin is None else self._origin
+        return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)
 
     def has_column(self, name: str) -> bool:
         marks = ("/", ".parquet", ".tfrecord")
-        return name in self.data.schema.names or not any(mark in name for mark in marks)
+        return name in self.frame().schema.names or not any(mark in name for mark in marks)
 
-    def weights_apart(self, columns: Columns) -> tuple[Self, Columns]:
+    def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
 
-        frame, weight = self.data, columns.sample_weight
+        origin, weight = self.frame(), columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
-        copies: dict[str, str] = {}
+        frame, copies = origin, dict[str, str]()
         for name in names:
-            if isinstance(name, str) and frame.columns.count(name) == 1:
+            if isinstance(name, str) and origin.columns.count(name) == 1:
                 copies[name] = f"{name} as sample_weight"
                 frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
         if isinstance(weight, Mapping):
             weight = {output: copies.get(name, name) for output, name in weight.items()}
         elif isinstance(weight, str):
             weight = copies.get(weight, weight)
-        return type(self)(frame, self._origin), replace(columns, sample_weight=weight)
+        return FrameForm(frame, origin), replace(columns, sample_weight=weight)
 
 
 class StreamForm(FrameForm):
@@ -86,7 +85,6 @@ class StreamForm(FrameForm):
     endless: ClassVar[bool] = True
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        self.frame()
         raise DataError(
             "a stream of rows cannot be trained on or evaluated",
             expected="a DataFrame of spark.read, whose rows end",
@@ -95,26 +93,7 @@ class StreamForm(FrameForm):
         )
 
 
-class _MadeFrame(Form):
-    """Rows of which Spark makes a DataFrame, once."""
-
-    has_columns: ClassVar[bool] = True
-
-    @property
-    def _made(self) -> FrameForm:
-        return FrameForm(self.frame())
-
-    def in_words(self, signature: Signature) -> str:
-        return "a DataFrame"
-
-    def open(self, signature: Signature, columns: Columns) -> Source:
-        return self._made.open(signature, columns)
-
-    def weights_apart(self, columns: Columns) -> tuple[Any, Columns]:
-        return self._made.weights_apart(columns)
-
-
-class TableForm(_MadeFrame):
+class TableForm(FrameForm):
     """A DataFrame of pandas or polars, or an Arrow table: shipped to Spark when it is needed."""
 
     KINDS: ClassVar[Mapping[tuple[str, str], Callable[[Any], pa.Table]]] = {
@@ -132,9 +111,6 @@ class TableForm(_MadeFrame):
     def settled(self) -> Any:
         return self._shipped
 
-    def has_column(self, name: str) -> bool:
-        return self._made.has_column(name)
-
     @cached_property
     def _shipped(self) -> Any:
         spark, (package, name) = session_of(), kind_of(self.data)
@@ -148,7 +124,7 @@ class TableForm(_MadeFrame):
             ) from error
 
 
-class PathForm(_MadeFrame):
+class PathForm(FrameForm):
     """The path of Parquet, Arrow or TFRecord files, as a text."""
 
     def frame(self, spark: Any = None) -> Any:

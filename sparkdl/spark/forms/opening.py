@@ -99,7 +99,7 @@ def open_fit_source(
     if held_out is None:
         return _add_validation(form.open(signature, columns), None, split, seed)
     held_out.refuse_frames("validation_data")
-    words = form.in_words(signature), held_out.in_words(signature)
+    words = form.words, held_out.words
     validation = held_out.like(form, signature, columns).open(
         signature, replace(columns, sample_weight=None)
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from sparkdl.spark.session.running import require_running_rdd, session_of
 class RddForm(Form):
     """An RDD of ``(x, y)`` pairs or ``LabeledPoint``; for ``predict`` one of inputs."""
 
-    def in_words(self, signature: Signature) -> str:
-        return "an RDD"
+    words: ClassVar[str] = "an RDD"
 
     def open(self, signature: Signature, columns: Columns) -> Source:
         """A frame of the bytes that executors make of the RDD's elements."""

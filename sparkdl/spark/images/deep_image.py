@@ -79,7 +79,7 @@ def make_model(name: str, *, features: bool) -> Any:
     Raises:
         ResourceError: The weights cannot be downloaded.
     """
-    from sparkdl.learner.prediction.applications import pretrained
+    from sparkdl.learner.prediction.model_source import pretrained
 
     found = application(name)
     try:
@@ -99,7 +99,7 @@ def class_names(name: str) -> list[tuple[str, str]]:
     Raises:
         ResourceError: They cannot be downloaded.
     """
-    from sparkdl.learner.prediction.applications import imagenet_names
+    from sparkdl.learner.prediction.model_source import imagenet_names
 
     try:
         return imagenet_names(application(name).module)

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.launch.feeding import FeedSettings
-from sparkdl.launch.stream_feed import StreamSettings
+from sparkdl.launch.feeds.feeding import FeedSettings
+from sparkdl.launch.feeds.stream_feed import StreamSettings
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots

@@ -9,8 +9,7 @@ import numpy as np
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.options import require, require_share, require_whole
-from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
 from sparkdl.tune.suggestions import Space, Value
 
 FACTORS = (0.8, 1.2)

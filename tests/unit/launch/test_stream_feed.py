@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.launch.feeding import call_while_it_feeds
-from sparkdl.launch.stream_feed import StreamFeed, StreamSettings
-from sparkdl.launch.stream_intake import StreamIntake, send_rows
+from sparkdl.launch.feeds.feeding import call_while_it_feeds
+from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamSettings
+from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
 from sparkdl.transport.frames import Content, Kind, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server

@@ -99,8 +99,8 @@ def test_rows_that_are_no_arrays_of_numbers() -> None:
 
 
 def test_forms_in_words() -> None:
-    found = [form_of(data).in_words(SIGNATURE) for data in (Frame(), Rdd(), "x", (X, Y), 3)]
-    assert found == ["a DataFrame", "an RDD", "a DataFrame", "arrays", "no rows"]
+    found = [form_of(data).words for data in (Frame(), Rdd(), "x", TABLE, (X, Y))]
+    assert found == ["a DataFrame", "an RDD", "a DataFrame", "a DataFrame", "arrays"]
 
 
 def test_labels_of_arrays_get_the_shape_of_those_to_train_on() -> None:

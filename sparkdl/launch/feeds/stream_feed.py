@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from sparkdl.closing import Closing
 from sparkdl.data.feed import Columns, Feed
-from sparkdl.launch.feeding import FunctionFeed
-from sparkdl.launch.stream_intake import StreamIntake
+from sparkdl.launch.feeds.feeding import FunctionFeed
+from sparkdl.launch.feeds.stream_intake import StreamIntake
 from sparkdl.network import RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
@@ -59,7 +59,7 @@ class RowsDesk(Closing):
 
     Args:
         endpoint: Of the coordinator, whose store is a
-            :class:`~sparkdl.launch.stream_store.StreamStore`.
+            :class:`~sparkdl.launch.feeds.stream_store.StreamStore`.
         rank, attempt: Who asks.
     """
 
