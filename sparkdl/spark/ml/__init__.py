@@ -2,6 +2,7 @@
 
 ``classifier``, ``regressor``, ``estimator``: the stages. ``stage``: what all share. ``params``:
 their Params. ``parts``: what an estimator has beside its Params. ``training``: Params -> a trained
-model. ``trained``: what the models share, and their prediction columns. ``checks``: labels and columns that a stage cannot take. ``summary``: how training went.
-``files``, ``chunks``: saving and loading, and whether code in files may run.
+model. ``trained``: what the models share, and their prediction columns. ``checks``: labels and
+columns that a stage cannot take. ``summary``: how training went. ``files``, ``chunks``: saving and
+loading, and whether code in files may run.
 """
