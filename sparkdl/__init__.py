@@ -16,10 +16,8 @@ Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 from __future__ import annotations
 
 import importlib
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.registry import hand_in
 from sparkdl.start_lines import hold_start_lines
 
 if TYPE_CHECKING:
@@ -139,7 +137,7 @@ _HANDED_IN = {
     "launch_on_spark": "sparkdl.spark.runs.program_stage:surroundings",
     "search": "sparkdl.spark.search",
 }
-"""What ``program`` and ``tune`` need of Spark, which they must not import."""
+"""What ``program`` and ``tune``, which must not import Spark's room, are given of it."""
 
 
 def _part(name: str, home: str) -> Any:
@@ -147,8 +145,11 @@ def _part(name: str, home: str) -> Any:
     return getattr(importlib.import_module(module), attribute or name)
 
 
-for _name, _home in _HANDED_IN.items():
-    hand_in(_name, partial(_part, _name, _home))
+def handed_in(name: str) -> Any:
+    """A part of Spark's room for a room below it."""
+    return _part(name, _HANDED_IN[name])
+
+
 hold_start_lines()
 
 

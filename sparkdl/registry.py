@@ -1,8 +1,4 @@
-"""Names, and what is behind them: classes that users name, parts of rooms above that are handed in.
-
-:class:`Registry` has the names that users write for one kind of object. :func:`hand_in` gives a
-part of Spark's room to rooms below it, which must not import it.
-"""
+"""``Registry``: the names that users write for one kind of object, and the classes behind them."""
 
 from __future__ import annotations
 
@@ -121,24 +117,6 @@ class Registry(Generic[T]):
                 hint=f"the docstring of {make.__name__} describes them",
             ) from error
         return make(**options)
-
-
-_handed_in: dict[str, Callable[[], Any]] = {}
-
-
-def hand_in(name: str, load: Callable[[], Any]) -> None:
-    """Keeps a part for :func:`handed_in`.
-
-    Args:
-        name: The name by which it is asked for.
-        load: Imports the part; called when somebody asks.
-    """
-    _handed_in[name] = load
-
-
-def handed_in(name: str) -> Any:
-    """The part that was handed in under this name; see the end of ``sparkdl/__init__.py``."""
-    return _handed_in[name]()
 
 
 def _plain(name: str) -> str:

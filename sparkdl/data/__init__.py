@@ -6,7 +6,7 @@
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
 - ``statistics``: what a fit asks of a partition's rows. ``shards``: files dealt to their readers.
-- ``feed``, ``feed_rows``: the rows of ``run(fn, data=...)``. ``tfrecord``: files of TFRecord.
+- ``feed``: the rows of ``run(fn, data=...)``. ``tfrecord``: files of TFRecord.
 - ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
 """
 

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import cloudpickle
 
+import sparkdl
 from sparkdl import payload
 from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
@@ -24,7 +25,6 @@ from sparkdl.program.needs import device_request, environments_of, refuse_restar
 from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
-from sparkdl.registry import handed_in
 from sparkdl.transport.address import Endpoint
 from sparkdl.values import require_name
 from sparkdl.wire.tls import Certificate
@@ -259,7 +259,7 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
-        on_spark: OpensSurroundings = handed_in("launch_on_spark")
+        on_spark: OpensSurroundings = sparkdl.handed_in("launch_on_spark")
         return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.registry import handed_in
+import sparkdl
 from sparkdl.tune.keras_tuner import from_keras_tuner
 from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
@@ -56,4 +56,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "search":
         raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
-    return handed_in(name)  # the one part that needs Spark
+    return sparkdl.handed_in(name)  # the one part that needs Spark

@@ -82,8 +82,8 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
     """Wanted: 420 modules, fewer than 73,412 lines."""
-    assert len(TEXTS) <= 481
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 79_790
+    assert len(TEXTS) <= 480
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 79_800
 
 
 FLAT = {".": 29,

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as T
 
-from sparkdl.data.feed_rows import to_numpy
+from sparkdl.data.feed import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
 from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
