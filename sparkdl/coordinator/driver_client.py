@@ -13,7 +13,7 @@ from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.openers import explained, openers_of
 
 
@@ -30,12 +30,12 @@ class DriverClient(Closing):
     def __init__(
         self,
         opener: Opener,
-        limits: Limits | None = None,
+        limits: FrameLimits | None = None,
         *,
         timeouts: Timeouts | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        self.limits = Limits() if limits is None else limits
+        self.limits = FrameLimits() if limits is None else limits
         timeouts = timeouts or Timeouts()
         self._connection = Connection(
             opener, self.limits, timeouts, buffered=True, name="the driver", check=check
@@ -119,7 +119,7 @@ class DriverClient(Closing):
 
 def open_driver(
     endpoint: Endpoint,
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
     *,
     mode: str = "auto",
     timeouts: Timeouts | None = None,
@@ -132,7 +132,7 @@ def open_driver(
         AuthenticationError: The server refused the token.
     """
     timeouts = timeouts or Timeouts()
-    openers = openers_of(endpoint, mode, Limits() if limits is None else limits, timeouts)
+    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, timeouts)
     return DriverClient(openers, limits, timeouts=timeouts, check=check)
 
 

@@ -11,7 +11,7 @@ from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
 from sparkdl.transport.service import Metric, Replies
 
 
@@ -57,7 +57,7 @@ class Coordinator:
         }
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FrameLimits:
         """The largest bodies that a peer may send."""
         return self.group.limits
 

@@ -26,7 +26,7 @@ from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, Flag, FrameLimits, Kind, Message
 from sparkdl.transport.openers import explained, openers_of
 
 _WAITS = frozenset({Kind.HELLO, Kind.REPORT})
@@ -84,14 +84,14 @@ class Session(Closing):
     def __init__(
         self,
         opener: Opener,
-        limits: Limits | None = None,
+        limits: FrameLimits | None = None,
         *,
         rank: int,
         attempt: int,
         timeouts: Timeouts | None = None,
     ) -> None:
         self.rank, self.attempt = rank, attempt
-        self.limits = Limits() if limits is None else limits
+        self.limits = FrameLimits() if limits is None else limits
         self.welcome: Welcome | None = None
         self.stopped = False
         self.aborted = False
@@ -367,7 +367,7 @@ def open_session(
     rank: int,
     attempt: int = 0,
     mode: str = "auto",
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
     timeouts: Timeouts | None = None,
 ) -> Session:
     """Connects a rank; ``mode='auto'`` tries shm (same host), then socket, then http.
@@ -385,7 +385,7 @@ def open_session(
         AuthenticationError: The server refused the token.
     """
     timeouts = timeouts or Timeouts()
-    limits = Limits() if limits is None else limits
+    limits = FrameLimits() if limits is None else limits
     openers = openers_of(endpoint, mode, limits, timeouts)
     with explained(openers, timeouts):
         return Session(openers, limits, rank=rank, attempt=attempt, timeouts=timeouts)
@@ -396,7 +396,7 @@ def report_failure(
     rank: int,
     attempt: int,
     error: BaseException,
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
 ) -> None:
     """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached.
 

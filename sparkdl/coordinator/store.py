@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
-from sparkdl.transport.frames import Kind, Limits, Message
+from sparkdl.transport.frames import FrameLimits, Kind, Message
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Store:
     group's lock.
     """
 
-    limits = Limits()
+    limits = FrameLimits()
     """The bodies that it takes."""
     kinds: frozenset[Kind] = frozenset()
     """The requests that it answers."""

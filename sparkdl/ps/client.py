@@ -36,8 +36,8 @@ from sparkdl.transport.frames import (
     ByteArray,
     Content,
     Flag,
+    FrameLimits,
     Kind,
-    Limits,
     Message,
 )
 from sparkdl.weights import FloatArray, Layout
@@ -387,10 +387,10 @@ class Client(Closing):
             self._coder.decode(reply, self.buffer)
 
 
-def limits_of(layout: Layout, compression: Compression | None = None) -> Limits:
+def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:
     """The bodies that travel between a worker and a store of this layout."""
     encoded = 0 if compression is None else compression.max_bytes
-    return Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
+    return FrameLimits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
 
 
 def connect(

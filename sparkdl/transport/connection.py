@@ -25,8 +25,8 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
     Content,
+    FrameLimits,
     Kind,
-    Limits,
     Message,
 )
 from sparkdl.wire.greeting import BusyError
@@ -69,7 +69,7 @@ class Connection:
     def __init__(
         self,
         opener: Opener,
-        limits: Limits,
+        limits: FrameLimits,
         timeouts: Timeouts,
         *,
         buffered: bool,

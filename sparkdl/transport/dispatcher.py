@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import HEADER_BYTES, Content, Limits, Message
+from sparkdl.transport.frames import HEADER_BYTES, Content, FrameLimits, Message
 from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
@@ -34,7 +34,7 @@ class Dispatcher:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.limits: Limits = service.limits
+        self.limits: FrameLimits = service.limits
         self._slots: dict[int, _Slot] = {}
         self._ids = itertools.count(1)
         self._closed = threading.Event()

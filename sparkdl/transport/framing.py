@@ -13,7 +13,7 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
     Content,
-    Limits,
+    FrameLimits,
     Message,
     PiecewiseBody,
     decode_header,
@@ -27,7 +27,7 @@ _COPY_BYTES = 1 << 20
 
 def receive_frame(
     connection: socket.socket,
-    limits: Limits,
+    limits: FrameLimits,
     buffer: Callable[[], ByteArray],
     *,
     inline_body: bool = True,
@@ -59,7 +59,7 @@ def receive_frame(
 
 
 def send_frame(
-    connection: socket.socket, message: Message, limits: Limits, *, inline_body: bool = True
+    connection: socket.socket, message: Message, limits: FrameLimits, *, inline_body: bool = True
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
@@ -74,7 +74,7 @@ def send_frame(
 def exchange(
     connection: socket.socket,
     message: Message,
-    limits: Limits,
+    limits: FrameLimits,
     buffer: Callable[[], ByteArray],
     *,
     inline_body: bool = True,

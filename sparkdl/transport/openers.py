@@ -11,7 +11,7 @@ from sparkdl.errors import AuthenticationError, TransportError, UnknownNameError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import Channel
 from sparkdl.transport.connection import BROKEN, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Limits
+from sparkdl.transport.frames import ByteArray, FrameLimits
 from sparkdl.transport.shm import ShmChannel
 from sparkdl.transport.socket import SocketChannel
 from sparkdl.wire.greeting import BusyError
@@ -27,7 +27,7 @@ class Openers:
     """
 
     endpoint: Endpoint
-    limits: Limits
+    limits: FrameLimits
     timeout_s: float
     modes: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Openers:
         return HttpChannel(endpoint, limits, raw, self.timeout_s, self.client)
 
 
-def openers_of(endpoint: Endpoint, mode: str, limits: Limits, timeouts: Timeouts) -> Openers:
+def openers_of(endpoint: Endpoint, mode: str, limits: FrameLimits, timeouts: Timeouts) -> Openers:
     """The ways to ``endpoint`` for a client on this host.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from sparkdl.transport.frames import ByteArray, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Message
 
 Replies = list[tuple[int, Message]]
 """Connection and reply, for each reply that is due."""
@@ -31,7 +31,7 @@ class Service(Protocol):
     bytes_out: int
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FrameLimits:
         """The largest bodies that a peer may send."""
 
     @property

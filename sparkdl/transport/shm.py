@@ -14,7 +14,7 @@ import socket
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.channel import deliver_body, require_raw
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
@@ -90,7 +90,7 @@ class ShmChannel:
     name = "shm"
 
     def __init__(
-        self, path: str, token: str, limits: Limits, mailbox: bool, timeout_s: float
+        self, path: str, token: str, limits: FrameLimits, mailbox: bool, timeout_s: float
     ) -> None:
         self._limits = limits
         self._raw: ByteArray | None = None

@@ -8,7 +8,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.channel import require_raw
 from sparkdl.transport.error_frames import error_from_meta
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange
 from sparkdl.transport.stream_server import StreamServer
 from sparkdl.wire.listening import shut_down, tune
@@ -37,7 +37,7 @@ class SocketChannel:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: FrameLimits,
         raw: ByteArray | None,
         timeout_s: float,
     ) -> None:
@@ -69,7 +69,7 @@ class SocketChannel:
         self._socket.close()
 
 
-def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: bool) -> None:
+def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **meta: bool) -> None:
     """Sends OPEN; returns when the server has accepted the token.
 
     Raises:

@@ -29,7 +29,7 @@ from sparkdl.transport import framing
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, Content, Kind, Limits, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, Content, FrameLimits, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
@@ -170,7 +170,7 @@ def test_a_member_whose_connection_ends_before_its_first_words_tries_again(
 
     monkeypatch.setattr(framing, "send_frame", send_late)
     timeouts = Timeouts(connect_s=20.0)
-    limits = Limits()
+    limits = FrameLimits()
     opener = openers_of(refuser.endpoint, mode, limits, timeouts)
     connection = Connection(opener, limits, timeouts, buffered=False, name="a member")
     try:
@@ -188,10 +188,10 @@ def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> Non
             theirs.sendall(_BUSY)
         body = np.zeros(1 << 20, np.uint8)
         message = Message(Kind.KEEP, content=Content.BLOB, total=body.size, body=body)
-        reply = framing.exchange(ours, message, Limits(), lambda: body)
+        reply = framing.exchange(ours, message, FrameLimits(), lambda: body)
         assert reply.meta["code"] == "busy"
         with pytest.raises(BrokenPipeError):
-            framing.exchange(ours, message, Limits(), lambda: body)
+            framing.exchange(ours, message, FrameLimits(), lambda: body)
 
 
 def test_what_resets_every_connection_is_an_error_in_the_end() -> None:

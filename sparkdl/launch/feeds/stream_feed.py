@@ -17,7 +17,7 @@ from sparkdl.launch.feeds.stream_intake import StreamIntake
 from sparkdl.network import RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.frames import Kind, Limits, Message
+from sparkdl.transport.frames import FrameLimits, Kind, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
@@ -64,10 +64,10 @@ class RowsDesk(Closing):
     """
 
     def __init__(self, endpoint: Endpoint, rank: int, attempt: int) -> None:
-        opener = openers_of(endpoint, "auto", Limits(), _TIMEOUTS)
+        opener = openers_of(endpoint, "auto", FrameLimits(), _TIMEOUTS)
         self._rank, self._attempt = rank, attempt
         self._connection = Connection(
-            opener, Limits(), _TIMEOUTS, buffered=False, name=f"the feed of rank {rank}"
+            opener, FrameLimits(), _TIMEOUTS, buffered=False, name=f"the feed of rank {rank}"
         )
 
     def tell(self, **told: int | str | bool) -> dict[str, int | bool]:

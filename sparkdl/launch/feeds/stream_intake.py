@@ -15,7 +15,7 @@ from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, Flag, FrameLimits, Kind, Message
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.service import Metric, Replies
 
@@ -56,7 +56,7 @@ class StreamIntake:
         self._taken = -1
         self._closed = False
         self.bytes_in = self.bytes_out = 0
-        self.limits = Limits()
+        self.limits = FrameLimits()
         self.idle_s = 60.0
 
     # -- the rank's function -----------------------------------------------------------------------
@@ -163,7 +163,7 @@ def send_rows(
     """
     host, port = address
     endpoint = Endpoint(Address("", host, port, mode="socket"), token, fingerprint)
-    limits = Limits()
+    limits = FrameLimits()
     opener = openers_of(endpoint, "socket", limits, _TIMEOUTS)
     connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
     sequence = 0

@@ -25,7 +25,7 @@ from sparkdl.ps.store.sums import Sums
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices
-from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import COMMITS, Content, Flag, FrameLimits, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
@@ -73,7 +73,7 @@ class ParameterStore(Store):
     ) -> None:
         self._together = together
         encoded = 0 if compression is None else compression.max_bytes
-        self.limits = Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
+        self.limits = FrameLimits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
         self.rounds = 0
         self._compression = compression
         self._sliced = SlicedCommits(layout, compression)

@@ -18,8 +18,7 @@ from pyspark.sql import types as T
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
-from sparkdl.learner.prediction.forward_model import LAYER
-from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, Pixels, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage

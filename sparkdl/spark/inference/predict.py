@@ -19,7 +19,7 @@ from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.prediction.forward_model import LAYER
+from sparkdl.learner.prediction.model_source import LAYER
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function

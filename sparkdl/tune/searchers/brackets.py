@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import (
     Asha,
     epochs_of_rungs,
@@ -14,6 +13,7 @@ from sparkdl.tune.searchers.asha import (
     trials_of_brackets,
 )
 from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
+from sparkdl.values import require, require_one_of, require_whole
 
 _MODES = ("aggressive", "standard", "conservative")
 

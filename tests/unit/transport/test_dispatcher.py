@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
 from sparkdl.transport.service import Metric, Replies
 
 REQUEST = Message(Kind.PUSH_PULL)
@@ -19,7 +19,7 @@ REQUEST = Message(Kind.PUSH_PULL)
 class Pairs:
     """A service that answers two requests at a time: the first one waits for the second."""
 
-    limits = Limits()
+    limits = FrameLimits()
     idle_s = 60.0
 
     def __init__(self, make_reply: Callable[[], Message]) -> None:

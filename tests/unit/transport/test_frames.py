@@ -19,15 +19,15 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     Content,
     Flag,
+    FrameLimits,
     Kind,
-    Limits,
     Message,
     decode_header,
     decode_meta,
     encode,
 )
 
-LIMITS = Limits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
+LIMITS = FrameLimits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
     lambda children: (
@@ -116,7 +116,7 @@ def test_any_meta_is_an_object_or_refused(raw: bytes) -> None:
         assert isinstance(decode_meta(Kind.PUSH, raw), dict)
 
 
-def check(content: Content, body_len: int, limits: Limits = LIMITS, **fields: Any) -> None:
+def check(content: Content, body_len: int, limits: FrameLimits = LIMITS, **fields: Any) -> None:
     limits.check(Message(Kind.PUSH, content=content, **fields), 0, body_len)
 
 
@@ -161,7 +161,7 @@ def test_bodies_out_of_bounds(content: Content, body_len: int, fields: dict[str,
 
 @pytest.mark.parametrize("content", Content)
 def test_where_there_is_nothing_of_a_kind_no_body_of_it_passes(content: Content) -> None:
-    nothing = Limits(blob_bytes=0)
+    nothing = FrameLimits(blob_bytes=0)
     for flags in (Flag.NONE, Flag.ENCODED):
         with pytest.raises(ProtocolError, match="does not fit"):
             check(content, 4, nothing, flags=flags)
@@ -175,8 +175,8 @@ def test_a_meta_that_is_too_large_is_refused_whatever_the_body_is() -> None:
 
 
 def test_a_chunk_of_a_blob_is_as_large_as_the_weights_where_they_are_larger() -> None:
-    assert Limits(dense_bytes=10, blob_bytes=20).chunk_bytes == 20
-    large = Limits(dense_bytes=2 * BLOB_BYTES)
+    assert FrameLimits(dense_bytes=10, blob_bytes=20).chunk_bytes == 20
+    large = FrameLimits(dense_bytes=2 * BLOB_BYTES)
     assert large.chunk_bytes == large.buffer_bytes == 2 * BLOB_BYTES
     check(Content.BLOB, 2 * BLOB_BYTES, large)
 
