@@ -27,9 +27,9 @@ from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.finite import FiniteCheck, NotFiniteError
+from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.optimizers.optimizer import State
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -57,31 +57,31 @@ class RuleSteps(abc.ABC):
     """One rank's side of a rule; see :mod:`sparkdl.collective.rules`."""
 
     @abc.abstractmethod
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         """Called when the learner has the weights that all ranks begin with."""
 
     @abc.abstractmethod
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes in some batches of this rank, all of them before the next exchange."""
 
     @abc.abstractmethod
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         """One exchange of all ranks; returns the next window's length if that changes."""
 
-    def show_center(self, learner: Learner) -> None:  # noqa: B027  (most rules have no center)
+    def show_center(self, learner: SharedLearner) -> None:  # noqa: B027  (most rules have no center)
         """Gives the learner the weights that the ranks agree on, to be evaluated and kept."""
 
-    def hide_center(self, learner: Learner) -> None:  # noqa: B027
+    def hide_center(self, learner: SharedLearner) -> None:  # noqa: B027
         """Gives the learner this rank's own weights again, after :meth:`show_center`."""
 
-    def keep(self, learner: Learner, state: State) -> bool:
+    def keep(self, learner: SharedLearner, state: State) -> bool:
         """Puts the rule's state into the learner's optimizer; False if it has no room for it."""
         return False
 
     def take_changes(self, changes: VariableChanges) -> None:  # noqa: B027
         """Called when the learner has been given ``changes``."""
 
-    def finish(self, learner: Learner) -> None:  # noqa: B027
+    def finish(self, learner: SharedLearner) -> None:  # noqa: B027
         """Called after the last exchange."""
 
 
@@ -93,7 +93,7 @@ class FilledSteps(RuleSteps):
         self._parts: list[Part] = []
         self._computed = False
 
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         for index in range(stack.num_batches):
             batch = stack.part(index)
 
@@ -123,10 +123,10 @@ class GradientSteps(FilledSteps):
         self._exchange = exchange
         self._agreed = False
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         """Nothing to do."""
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         communicator = self._exchange.communicator
 
         def apply(buffer: FloatArray) -> None:
@@ -147,7 +147,7 @@ class OptimizerSteps(FilledSteps):
         self._exchange = exchange
         self._still: list[slice] | None = None
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         self._flat = np.empty(self._exchange.layout.size, np.float32)
         learner.read_weights(self._flat)
         self._exchange.start(self._flat)
@@ -161,7 +161,7 @@ class OptimizerSteps(FilledSteps):
             }
             self._exchange.load_state({**state, "steps": self._number})
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         rows = self._exchange.fill(self._taken())
         if self._still is None:
             learner.know_gradients(self._find_still)
@@ -192,7 +192,7 @@ class OptimizerSteps(FilledSteps):
             )
         changes.write_into(self._flat)
 
-    def keep(self, learner: Learner, state: State) -> bool:
+    def keep(self, learner: SharedLearner, state: State) -> bool:
         if self._fits:
             names = self._exchange.optimizer.keras_slots()
             slots = {
@@ -212,16 +212,16 @@ class WeightsSteps(RuleSteps):
         self._shown = False
         self._counted = np.zeros(2)
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         self._flat = np.empty(self._exchange.layout.size, np.float32)
         learner.read_weights(self._flat)
         self._exchange.start(self._flat)
 
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         learner.train(stack)
         self._rows += stack.num_rows
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         learner.read_weights(self._flat)
         self._check.admits(self._flat)
         loss = rate = None
@@ -232,7 +232,7 @@ class WeightsSteps(RuleSteps):
         self._rows = 0
         return window
 
-    def _loss(self, learner: Learner) -> float | None:
+    def _loss(self, learner: SharedLearner) -> float | None:
         """Mean loss since the last exchange: Keras' first metric is its total and its count."""
         state = learner.metric_state()
         if state.size < 2:
@@ -245,18 +245,18 @@ class WeightsSteps(RuleSteps):
         changes.write_into(self._flat)
         changes.write_into(self._exchange.center)
 
-    def show_center(self, learner: Learner) -> None:
+    def show_center(self, learner: SharedLearner) -> None:
         self._counted = np.zeros(2)  # metrics begin at zero with each epoch
         if self._exchange.apart:
             learner.write_weights(self._exchange.center)
             self._shown = True
 
-    def hide_center(self, learner: Learner) -> None:
+    def hide_center(self, learner: SharedLearner) -> None:
         if self._shown:
             learner.write_weights(self._flat)
             self._shown = False
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: SharedLearner) -> None:
         learner.read_weights(self._flat)
         self._exchange.finish(self._flat)
         learner.write_weights(self._flat)
@@ -267,7 +267,7 @@ class RuleSynchronizer:
 
     All ranks count the steps of an epoch in the same way, steps without a batch included. They
     exchange when ``window`` steps are done and at the end of an epoch. They agree on stopping with
-    the first exchange after each :data:`~sparkdl.protocols.MAX_STACK` steps.
+    the first exchange after each :data:`~sparkdl.learning.MAX_STACK` steps.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -315,7 +315,9 @@ class RuleSynchronizer:
         """Bytes that this rank has given to the rule's collectives."""
         return self._exchange.sent_bytes
 
-    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
+    def start(
+        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
         """Gives every rank the root's weights and optimizer state, and the rule its own state.
 
         Args:
@@ -331,7 +333,7 @@ class RuleSynchronizer:
             arrays = unpack_arrays(self._given_state, "the state that a rule kept")
             self._exchange.load_state({k: v if v.ndim else v.item() for k, v in arrays.items()})
 
-    def train(self, learner: Learner, stack: BatchStack) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
         first = 0
         while first < stack.num_batches:
@@ -342,17 +344,17 @@ class RuleSynchronizer:
                 self._count(learner, count)
             first += count
 
-    def skip(self, learner: Learner) -> None:
+    def skip(self, learner: SharedLearner) -> None:
         """Counts one step of the other ranks; this rank has no batch for it."""
         with self._named(0):
             self._count(learner, 1)
 
-    def end_epoch(self, learner: Learner) -> None:
+    def end_epoch(self, learner: SharedLearner) -> None:
         """Gives the learner this rank's own weights again, if it had the center to be evaluated."""
         self._steps.hide_center(learner)
         self._step = 0
 
-    def save_state(self, learner: Learner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes:
         """Puts the rule's optimizer state into the learner's optimizer, if it has room for it.
 
         A collective call.
@@ -365,11 +367,11 @@ class RuleSynchronizer:
             return b""
         return pack_arrays(state)
 
-    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """Gives the rule's own copies of the weights the same values."""
         self._steps.take_changes(changes)
 
-    def end_run(self, learner: Learner) -> bool:
+    def end_run(self, learner: SharedLearner) -> bool:
         """Exchanges what is left of a window; the learner then has the run's model."""
         self._steps.hide_center(learner)
         with self._named(0):
@@ -396,7 +398,7 @@ class RuleSynchronizer:
             return left
         return min(left, self._window - self._since_exchange)
 
-    def _count(self, learner: Learner, count: int) -> None:
+    def _count(self, learner: SharedLearner, count: int) -> None:
         last = count >= self._steps_to_exchange()
         self._step += count
         self._since_exchange += count
@@ -406,7 +408,7 @@ class RuleSynchronizer:
         if self._step == self._steps_per_epoch:
             self._steps.show_center(learner)
 
-    def _exchange_now(self, learner: Learner) -> None:
+    def _exchange_now(self, learner: SharedLearner) -> None:
         with self._clock.within("exchange"):
             self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange

@@ -22,7 +22,7 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, Step
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import RankIdentity
+from sparkdl.syncing import RankIdentity
 from sparkdl.weights import Layout
 
 

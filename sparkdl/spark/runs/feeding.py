@@ -12,13 +12,22 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeds.feeding import FeedSettings
 from sparkdl.launch.feeds.stream_feed import StreamSettings
-from sparkdl.settings import PATH, UserSettings, checked, one_of, or_none, setting, whole
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.session.frames import is_vector_column
 from sparkdl.spark.session.running import is_connect
-from sparkdl.values import require_flag, require_int
+from sparkdl.values import (
+    PATH,
+    UserSettings,
+    checked,
+    one_of,
+    or_none,
+    require_flag,
+    require_int,
+    setting,
+    whole,
+)
 
 
 def _check_trigger(trigger: Any) -> Mapping[str, Any]:
