@@ -49,21 +49,12 @@ class Store:
     """The requests that it answers."""
     rounds = 0
     """Rounds that were completed."""
-
-    @property
-    def together(self) -> bool:
-        """Whether all ranks begin at the same moment."""
-        return True
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the ranks train in step to the end, so that one that is done ends all."""
-        return True
-
-    @property
-    def latched(self) -> bool:
-        """Whether the driver's orders are told only between two rounds."""
-        return False
+    together = True
+    """Whether all ranks begin at the same moment."""
+    in_step = True
+    """Whether the ranks train in step to the end, so that one that is done ends all."""
+    latched = False
+    """Whether the driver's orders are told only between two rounds."""
 
     @property
     def name(self) -> str:

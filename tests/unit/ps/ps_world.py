@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from coordinator_world import CoordinatorWorld, code
 
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Content, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
@@ -48,14 +48,14 @@ class Bounded(Rule):
 
 
 class World(CoordinatorWorld):
-    """A coordinator with a :class:`ParameterStore`; remembers the weights of every reply."""
+    """A coordinator with a parameter store; remembers the weights of every reply."""
 
     def __init__(
         self, rule: Rule, workers: int = 2, trained: int = 4, averaged: int = 0, **limits: Any
     ) -> None:
         self.layout = Layout.of([("w", (trained,), "f")], [("m", (averaged,), "f")])
         self.center = np.zeros(self.layout.size, np.float32)
-        super().__init__(workers, ParameterStore(self.layout, self.center, rule), **limits)
+        super().__init__(workers, make_store(self.layout, self.center, rule), **limits)
         self.bodies: dict[int, FloatArray] = {}
 
     def take(self, replies: list[tuple[int, Message]]) -> None:

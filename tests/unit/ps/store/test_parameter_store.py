@@ -14,7 +14,7 @@ from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.failures import Failure
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.store import make_store
 from sparkdl.reports import EpochReport
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Content, Message
@@ -333,7 +333,7 @@ def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
 
     def world() -> Coordinator:
         settings = Settings(3, gather=2, gather_s=5.0)
-        return Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
+        return Coordinator(settings, make_store(layout, np.zeros(3, np.float32), Rule()))
 
     def hello(rank: int) -> Message:
         return Message(Kind.HELLO, rank=rank, attempt=rank, meta={"batches_per_epoch": 4})
@@ -353,7 +353,7 @@ def begun_together() -> tuple[Coordinator, Message]:
     """Two of three workers that were let in, and what the first of them pushes."""
     layout = Layout.of([("w", (3,), "float32")])
     settings = Settings(3, gather=2, gather_s=5.0, grace_s=1.0)
-    state = Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
+    state = Coordinator(settings, make_store(layout, np.zeros(3, np.float32), Rule()))
     for rank in (0, 1):
         hello = Message(Kind.HELLO, rank=rank, attempt=0, meta={"batches_per_epoch": 4})
         state.receive(rank, hello, now=0.0)

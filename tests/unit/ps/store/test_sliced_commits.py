@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Plain
 
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.store import make_store
 from sparkdl.ps.store.sliced_commits import MAX_BYTES
 from sparkdl.rules import BSP
 from sparkdl.rules.rule import Rule
@@ -31,7 +31,7 @@ class SlicedWorld(CoordinatorWorld):
 
     def __init__(self, rule: Rule | None = None, workers: int = 2) -> None:
         center = np.zeros(LAYOUT.size, np.float32)
-        super().__init__(workers, ParameterStore(LAYOUT, center, rule or BSP()))
+        super().__init__(workers, make_store(LAYOUT, center, rule or BSP()))
         self.join(*range(workers))
 
     def commit(
