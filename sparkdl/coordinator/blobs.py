@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import ByteArray, Content, Kind, Message
 
@@ -205,7 +206,9 @@ def read_kept(request: Callable[[Message], Message], rank: int | None = None) ->
     for _ in range(_READS):
         with contextlib.suppress(BlobReplacedError):
             return read_blob(
-                lambda offset: request(Message(Kind.KEPT, offset=offset, meta=dict(wanted)))
+                lambda offset: request(
+                    Message(CoordinatorKind.KEPT, offset=offset, meta=dict(wanted))
+                )
             )
     raise ProtocolError(
         "the state that the workers keep changes faster than it can be read",

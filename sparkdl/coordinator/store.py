@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
-from sparkdl.transport.frames import Kind, Limits, Message
+from sparkdl.transport.frames import Limits, Message
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Store:
 
     limits = Limits()
     """The bodies that it takes."""
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[enum.IntEnum] = frozenset()
     """The requests that it answers."""
     rounds = 0
     """Rounds that were completed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ import pyarrow as pa
 from sparkdl.coordinator.blobs import Assembly, chunked
 from sparkdl.data.feed import RowSpool
 from sparkdl.errors import ProtocolError, SparkDLError
+from sparkdl.launch.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message, kinds_of
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.service import Metric, Replies
 
@@ -56,8 +58,10 @@ class StreamIntake:
         self._taken = -1
         self._closed = False
         self.bytes_in = self.bytes_out = 0
-        self.limits = Limits()
+        self.limits = Limits(kinds=kinds_of(StreamKind))
         self.idle_s = 60.0
+        self.beside: frozenset[enum.IntEnum] = frozenset()
+        self.parting = self.beside
 
     # -- the rank's function -----------------------------------------------------------------------
 
@@ -98,7 +102,7 @@ class StreamIntake:
 
     def _keep(self, message: Message) -> dict[str, int | bool]:
         number = message.meta.get("number")
-        if message.kind is not Kind.ROWS or not isinstance(number, int):
+        if message.kind is not StreamKind.ROWS or not isinstance(number, int):
             raise ProtocolError(
                 "a rank takes the rows of micro-batches here",
                 expected="a ROWS frame with the number of an offer",
@@ -168,7 +172,7 @@ def send_rows(
     connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
     sequence = 0
 
-    first = Message(Kind.ROWS, Flag.NONE, rank=0, attempt=attempt, meta={"number": number})
+    first = Message(StreamKind.ROWS, Flag.NONE, rank=0, attempt=attempt, meta={"number": number})
 
     def request(message: Message, body: ByteArray | int) -> Message:
         nonlocal sequence

@@ -25,19 +25,18 @@ import numpy.typing as npt
 from sparkdl.closing import Closing
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import read_blob
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.coder import Coder
+from sparkdl.ps.kinds import WITHOUT_GRADIENT, StoreKind, limits_of
 from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import (
-    WITHOUT_GRADIENT,
     ByteArray,
     Content,
     Flag,
-    Kind,
-    Limits,
     Message,
 )
 from sparkdl.weights import FloatArray, Layout
@@ -201,7 +200,7 @@ class Client(Closing):
         Args:
             last: Wait until every member has made all of its commits and pulls so, or is gone.
         """
-        message = Message(Kind.PULL, flags=Flag.WAIT if last else Flag.NONE)
+        message = Message(StoreKind.PULL, flags=Flag.WAIT if last else Flag.NONE)
         self._ask_encoded(message)
         self._decode(self.session.request(message, deferred=last))
         return self.buffer
@@ -211,7 +210,7 @@ class Client(Closing):
         body: int | ByteArray = self.session.limits.dense_bytes
         if self._coder is not None:
             body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, Content.DENSE, body, Kind.PUSH))
+        self._answered(self._commit(progress, Content.DENSE, body, StoreKind.PUSH))
 
     def push_pull(self, progress: Progress) -> FloatArray:
         """Commits what ``buffer`` holds, and fills it with what the server answers.
@@ -237,7 +236,7 @@ class Client(Closing):
             number: Which sums of this round they are: all ranks number them alike.
             progress: That of the commit to come.
         """
-        message = Message(Kind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
+        message = Message(StoreKind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
         reply = self.session.request(message, deferred=True)
         while reply.flags & Flag.UPLOAD:
             self._upload(progress)
@@ -266,7 +265,9 @@ class Client(Closing):
             if payload is None:
                 payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
             whole = pack(payload, slices)
-            self.session.send_blob(Kind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch)
+            self.session.send_blob(
+                StoreKind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch
+            )
             content, body = Content.NOTHING, np.empty(0, np.uint8)
             self._answered(self._commit(progress, content, body, total=whole.size))
             return
@@ -283,7 +284,9 @@ class Client(Closing):
         """
         self.round_slices = ()
         if reply.total:
-            reply.body = np.frombuffer(self._all_chunks(Kind.SLICES_GET, reply.flags), np.uint8)
+            reply.body = np.frombuffer(
+                self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8
+            )
         elif reply.content is not Content.SLICES:
             self._decode(reply)
             return
@@ -302,21 +305,21 @@ class Client(Closing):
 
         Waits while another rank is sending them: False says that the server has them.
         """
-        message = Message(Kind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
+        message = Message(StoreKind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
         return bool(self.session.request(message, deferred=True).flags & Flag.UPLOAD)
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
-        message = Message(Kind.SNAPSHOT, epoch=epoch, batch=batch, content=Content.DENSE)
+        message = Message(StoreKind.SNAPSHOT, epoch=epoch, batch=batch, content=Content.DENSE)
         self.session.request(message, self.session.limits.dense_bytes)
 
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
         """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
-        self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
+        self.session.send_blob(StoreKind.STATE_PUT, state, epoch, batch)
 
     def get_state(self) -> bytes:
         """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
-        return bytes(self._all_chunks(Kind.STATE_GET))
+        return bytes(self._all_chunks(StoreKind.STATE_GET))
 
     def kept(self) -> bytearray:
         """The state that a worker left last for the driver; empty if none has."""
@@ -324,7 +327,7 @@ class Client(Closing):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
+    def _all_chunks(self, kind: StoreKind, flags: Flag = Flag.NONE) -> bytearray:
         """The bytes that the server keeps for this rank, in as many requests as it takes."""
         return read_blob(
             lambda offset: self.session.request(
@@ -337,7 +340,7 @@ class Client(Closing):
         progress: Progress,
         content: Content,
         body: int | ByteArray,
-        kind: Kind = Kind.PUSH_PULL,
+        kind: StoreKind = StoreKind.PUSH_PULL,
         total: int = 0,
     ) -> Message:
         self.session.sequence += 1
@@ -383,14 +386,8 @@ class Client(Closing):
             message.meta["held"] = self._coder.version
 
     def _decode(self, reply: Message) -> None:
-        if self._coder is not None and reply.kind is Kind.WEIGHTS:
+        if self._coder is not None and reply.kind is StoreKind.WEIGHTS:
             self._coder.decode(reply, self.buffer)
-
-
-def limits_of(layout: Layout, compression: Compression | None = None) -> Limits:
-    """The bodies that travel between a worker and a store of this layout."""
-    encoded = 0 if compression is None else compression.max_bytes
-    return Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
 
 
 def connect(
@@ -423,3 +420,16 @@ def connect(
         timeouts=timeouts,
     )  # fmt: skip
     return Client(session, compression)
+
+
+def pull_center(driver: DriverClient, out: FloatArray | None = None) -> FloatArray:
+    """A copy of the center (where the workers hold the weights: of the last snapshot).
+
+    Args:
+        driver: Connected with the limits of the store.
+        out: Where to; None for a new array.
+    """
+    driver.request(Message(StoreKind.PULL))
+    result = np.empty(driver.limits.dense_bytes // 4, np.float32) if out is None else out
+    np.copyto(result, driver.limits.dense(driver.raw))
+    return result

@@ -14,7 +14,8 @@ from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, RankIdentity, Start
-from sparkdl.ps.client import Client, Progress, StoreAccess, connect, limits_of
+from sparkdl.ps.client import Client, Progress, StoreAccess, connect
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way

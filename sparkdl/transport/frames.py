@@ -14,10 +14,11 @@ straight from one.
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -40,43 +41,27 @@ BLOB_BYTES = 16 << 20
 
 
 class Kind(enum.IntEnum):
-    """The request that a frame makes, or (from 64 on) the answer that it gives."""
+    """The kinds of frames that all services share; each service has an enum of its own beside it.
+
+    Requests have numbers below 64: 2 to 31 are a coordinator's, those from 32 on its services'.
+    """
 
     OPEN = 1  # first frame on a framed connection: the token
-    # -- the coordinator's
-    HELLO = 2  # a worker joins
-    HEARTBEAT = 3
-    REPORT = 4  # metrics of an epoch
-    KEEP = 5  # one chunk of a blob that the driver may read
-    LOG = 6  # lines that a rank printed
-    FAIL = 7
-    FINISH = 8
-    BYE = 9
-    STATUS = 10  # driver
-    CONTROL = 11  # driver: stop, learning_rate, release, changes
-    KEPT = 12  # driver: one chunk of the blob that a worker kept there
-    TAKE_LINES = 13  # driver: the lines that came since the last look
-    CHANGES = 14  # driver: one chunk of what its callbacks wrote to the model; see CONTROL
-    TAKE_CHANGES = 15  # one chunk of that, for a worker
-    # -- a store's
-    PULL = 32
-    PUSH = 33
-    PUSH_PULL = 34
-    SNAPSHOT = 35  # weights become the center (gradient rules)
-    STATE_PUT = 36  # one chunk of weights + optimizer state for a joiner
-    STATE_GET = 37
-    ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
-    SLICES_PUT = 39  # one chunk of a commit with slices that is larger than a connection's buffer
-    SLICES_GET = 40  # one chunk of such a round's result
-    # -- a stream's
-    NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
-    OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
-    ROWS = 50  # rows on their way to a rank
-    # -- replies
     OK = 64
-    WEIGHTS = 65
     CHUNK = 66
     ERROR = 67
+
+
+Kinds = Mapping[int, enum.IntEnum]
+"""Number of a kind -> its name, of all frames that may travel over a connection."""
+
+
+def kinds_of(*services: type[enum.IntEnum]) -> Kinds:
+    """The kinds that all services share, and those of ``services``."""
+    return {int(kind): kind for kind in itertools.chain(Kind, *services)}
+
+
+SHARED_KINDS = kinds_of()
 
 
 class Content(enum.IntEnum):
@@ -102,11 +87,6 @@ class Flag(enum.IntFlag):
     DUPLICATE = 64  # commit reply: this sequence had been applied before
     ENCODED = 128  # the body is a codec's payload; on a request: and the reply's may be
     CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves
-
-
-COMMITS = frozenset({Kind.PUSH, Kind.PUSH_PULL})
-WITHOUT_GRADIENT = "without_gradient"
-"""In the meta of a commit to a round, and of its reply: numbers of the variables that have none."""
 
 
 class PiecewiseBody(Protocol):
@@ -143,7 +123,7 @@ class Message:
         reading: Stands for ``body`` in replies with the center.
     """
 
-    kind: Kind
+    kind: enum.IntEnum
     flags: Flag = Flag.NONE
     rank: int = -1
     attempt: int = 0
@@ -177,12 +157,14 @@ class Limits:
         encoded_bytes: Bound of an encoded dense body; 0 without compression.
         blob_bytes: Bound of one chunk of a blob.
         max_meta_bytes: Bound of a frame's meta.
+        kinds: The frames that may travel; a service names its own.
     """
 
     dense_bytes: int = 0
     encoded_bytes: int = 0
     blob_bytes: int = BLOB_BYTES
     max_meta_bytes: int = MAX_META_BYTES
+    kinds: Kinds = field(default_factory=lambda: SHARED_KINDS, repr=False)
 
     @property
     def buffer_bytes(self) -> int:
@@ -298,8 +280,12 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
     return head + meta
 
 
-def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, int]:
+def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[Message, int, int]:
     """Returns the message without meta and body, the meta's size and the body's size.
+
+    Args:
+        head: The bytes.
+        kinds: The frames that the receiver takes.
 
     Raises:
         ProtocolError: These bytes are no header of this protocol and version.
@@ -326,18 +312,19 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             hint="install the same sparkdl on the driver and on all executors",
         )
     try:
-        message = Message(Kind(kind), Flag(flags), *numbers)
+        message = Message(kinds[kind], Flag(flags), *numbers)
         message.content = Content(content)
-    except ValueError as error:
+    except (KeyError, ValueError) as error:
         raise ProtocolError(
             "a frame of an unknown kind or with an unknown body",
-            expected="a kind and a content of this version",
-            received=str(error),
+            expected="a kind that this end takes, and a content of this version",
+            received=f"kind {kind}, content {content}",
+            hint="install the same sparkdl on the driver and on all executors",
         ) from error
     return message, meta_len, body_len
 
 
-def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+def decode_meta(kind: enum.IntEnum, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The JSON object in ``raw``; an empty one for no bytes.
 
     Raises:

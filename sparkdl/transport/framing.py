@@ -44,7 +44,7 @@ def receive_frame(
     """
     head = bytearray(HEADER_BYTES)
     receive_into(connection, memoryview(head))
-    message, meta_len, body_len = decode_header(head)
+    message, meta_len, body_len = decode_header(head, limits.kinds)
     limits.check(message, meta_len, body_len)
     if meta_len:
         meta = bytearray(meta_len)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import http.client
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,6 @@ from sparkdl.transport.channel import require_raw
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
-    Kind,
     Limits,
     Message,
     decode_header,
@@ -36,12 +36,12 @@ def read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
     """Reads and checks a header; returns the message, the meta's size and the body's."""
     head = bytearray(HEADER_BYTES)
     read(memoryview(head))
-    message, meta_len, body_len = decode_header(head)
+    message, meta_len, body_len = decode_header(head, limits.kinds)
     limits.check(message, meta_len, body_len)
     return message, meta_len, body_len
 
 
-def read_meta(read: Reader, kind: Kind, meta_len: int) -> dict[str, Any]:
+def read_meta(read: Reader, kind: enum.IntEnum, meta_len: int) -> dict[str, Any]:
     """Reads the meta that follows a header."""
     meta = bytearray(meta_len)
     read(memoryview(meta))

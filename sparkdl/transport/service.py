@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Literal, NamedTuple, Protocol
 
 from sparkdl.transport.frames import ByteArray, Limits, Message
@@ -27,6 +28,10 @@ class Service(Protocol):
     replies that became due. All methods are thread-safe.
     """
 
+    beside: frozenset[enum.IntEnum]
+    """Requests that are never deferred, and may overtake one that waits."""
+    parting: frozenset[enum.IntEnum]
+    """Requests after which a client that has no connection is forgotten."""
     bytes_in: int
     bytes_out: int
 

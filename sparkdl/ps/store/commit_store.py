@@ -6,9 +6,10 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.group import Group, Wait
 from sparkdl.coordinator.store import Entry, Work
 from sparkdl.coordinator.worker import Worker
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -138,7 +139,7 @@ class CommitStore(ParameterStore):
         worker.count_staleness(commit.staleness)
         worker.advance(message)
         group.clock += 1
-        if message.kind is Kind.PUSH_PULL:
+        if message.kind is StoreKind.PUSH_PULL:
             worker.pulled_clock = group.clock
         if self._rule.lock_free:
 
@@ -176,6 +177,6 @@ class CommitStore(ParameterStore):
             worker = group.workers[wait.message.rank]
             slowest = min((w.clock for w in self._training()), default=worker.clock)
             if self._rule.may_continue(worker.clock, slowest):
-                if wait.message.kind is Kind.PUSH_PULL:
+                if wait.message.kind is StoreKind.PUSH_PULL:
                     worker.pulled_clock = group.clock
                 group.answer(connection, self._weights(connection, wait.message), worker)

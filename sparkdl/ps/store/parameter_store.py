@@ -13,11 +13,12 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
+from sparkdl.ps.kinds import COMMITS, StoreKind, limits_of
 from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import COMMITS, Content, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import Content, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -35,7 +36,7 @@ class ParameterStore(Store, abc.ABC):
         compression: What workers may send encoded; None refuses encoded commits.
     """
 
-    kinds = frozenset({Kind.PULL, Kind.PUSH, Kind.PUSH_PULL})
+    kinds = frozenset({StoreKind.PULL, StoreKind.PUSH, StoreKind.PUSH_PULL})
 
     def __init__(
         self,
@@ -44,8 +45,7 @@ class ParameterStore(Store, abc.ABC):
         rule: Rule,
         compression: Compression | None = None,
     ) -> None:
-        encoded = 0 if compression is None else compression.max_bytes
-        self.limits = Limits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
+        self.limits = limits_of(layout, compression)
         self._rule = rule
         self._compression = compression
         self._center = Center(layout, center, rule, compression)
@@ -140,7 +140,7 @@ class ParameterStore(Store, abc.ABC):
 
     def _weights(self, connection: int, request: Message) -> Message:
         """OK for a push; the center as it is now, or its encoded change, for a pull."""
-        if request.kind is Kind.PUSH:
+        if request.kind is StoreKind.PUSH:
             return Message(Kind.OK, sequence=request.sequence)
         encoded = request.flags & Flag.ENCODED and request.rank >= 0
         if self._holdings is not None and encoded and not self._center.on_workers:
@@ -150,7 +150,7 @@ class ParameterStore(Store, abc.ABC):
         if not self._rule.lock_free:  # Hogwild! readers take what they find
             self._readings[connection] = reading
         return Message(
-            Kind.WEIGHTS, sequence=request.sequence, content=Content.DENSE, reading=reading
+            StoreKind.WEIGHTS, sequence=request.sequence, content=Content.DENSE, reading=reading
         )
 
     def _preserve(self) -> None:

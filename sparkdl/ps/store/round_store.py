@@ -10,6 +10,7 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
 from sparkdl.ps.store.sliced_commits import SlicedCommits
@@ -32,12 +33,12 @@ class RoundStore(ParameterStore):
     """
 
     kinds = ParameterStore.kinds | {
-        Kind.SNAPSHOT,
-        Kind.STATE_PUT,
-        Kind.STATE_GET,
-        Kind.ADD_UP,
-        Kind.SLICES_PUT,
-        Kind.SLICES_GET,
+        StoreKind.SNAPSHOT,
+        StoreKind.STATE_PUT,
+        StoreKind.STATE_GET,
+        StoreKind.ADD_UP,
+        StoreKind.SLICES_PUT,
+        StoreKind.SLICES_GET,
     }
     latched = True  # with rounds, every rank must learn of an order at the same step
 
@@ -166,7 +167,9 @@ class RoundStore(ParameterStore):
 
     def decoded(self, connection: int, message: Message) -> Message:
         """A commit with its values instead of their payload; slices stay beside them."""
-        if message.kind is Kind.PUSH_PULL and (message.total or message.content is Content.SLICES):
+        if message.kind is StoreKind.PUSH_PULL and (
+            message.total or message.content is Content.SLICES
+        ):
             raw = self._group.buffer(connection)[: self.limits.dense_bytes]
             return self._sliced.decoded(message, self.limits.dense(raw))
         return super().decoded(connection, message)
@@ -177,15 +180,15 @@ class RoundStore(ParameterStore):
             return super().receive(connection, message)
         group, kind = self._group, message.kind
         worker = group.identify(connection, message)
-        if kind is Kind.SNAPSHOT:
+        if kind is StoreKind.SNAPSHOT:
             self._take_snapshot(connection, message, worker)
-        elif kind is Kind.ADD_UP:
+        elif kind is StoreKind.ADD_UP:
             self._enter_round(worker)
             self._sums.take(connection, message)
-        elif kind is Kind.SLICES_PUT:
+        elif kind is StoreKind.SLICES_PUT:
             self._sliced.put(message, wanted=self._rule.replies_mean)
             group.answer(connection, Message(Kind.OK), worker)
-        elif kind is Kind.SLICES_GET:
+        elif kind is StoreKind.SLICES_GET:
             whole = self._center.slices_for(message)
             reply = chunk_reply(whole, message.offset, group.limits.chunk_bytes)
             group.answer(connection, reply, worker)
@@ -286,9 +289,11 @@ class RoundStore(ParameterStore):
     def _result(self, request: Message, rows: int) -> Message:
         """The round's result, sent from where it lies: it cannot change before this rank's
         next commit (or its death, and then nobody reads it)."""
-        if request.kind is Kind.PUSH:
+        if request.kind is StoreKind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
-        reply = Message(Kind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE)
+        reply = Message(
+            StoreKind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE
+        )
         reply.meta = dict(self._round_meta)
         if self._center.sliced is not None:
             return self._sliced_result(request, reply)

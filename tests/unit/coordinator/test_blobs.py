@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.coordinator.blobs import BlobReplacedError, chunk_reply, chunked, read_blob, read_kept
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import Content, Kind, Message
 
@@ -13,7 +14,7 @@ BLOB = np.arange(10, dtype=np.uint8)
 
 
 def test_chunks_say_where_they_lie() -> None:
-    first = Message(Kind.KEEP, epoch=3, meta={"own": True})
+    first = Message(CoordinatorKind.KEEP, epoch=3, meta={"own": True})
     frames = list(chunked(first, BLOB, 4))
     assert [(m.offset, m.total, m.epoch, m.content) for m, _ in frames] == [
         (0, 10, 3, Content.BLOB), (4, 10, 3, Content.BLOB), (8, 10, 3, Content.BLOB),

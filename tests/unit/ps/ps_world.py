@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from coordinator_world import CoordinatorWorld, code
 
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Content, Flag, Kind, Message
@@ -74,7 +75,7 @@ class World(CoordinatorWorld):
 
     def commit(self, connection: int, value: Any, sequence: int, **fields: Any) -> Message | None:
         fields = {"rows": 1, "batches": 1, "batch": sequence, **fields}
-        return self.send(connection, Kind.PUSH_PULL, value, sequence=sequence, **fields)
+        return self.send(connection, StoreKind.PUSH_PULL, value, sequence=sequence, **fields)
 
     @property
     def clock(self) -> int:

@@ -11,7 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ConfigError, ProtocolError, SparkDLError, WaitTimeoutError, WorkerError
+from sparkdl.launch.stream_store import StreamKind
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.error_frames import error_from_meta, error_to_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
@@ -25,8 +28,10 @@ from sparkdl.transport.frames import (
     decode_header,
     decode_meta,
     encode,
+    kinds_of,
 )
 
+KINDS = kinds_of(CoordinatorKind, StoreKind, StreamKind)
 LIMITS = Limits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
@@ -37,7 +42,7 @@ json_values = st.recursive(
 )
 messages = st.builds(
     Message,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(sorted(KINDS.values())),
     flags=st.integers(0, 511).map(Flag),
     rank=st.integers(-1, 2**31 - 1),
     attempt=st.integers(-(2**63), 2**63 - 1),
@@ -58,7 +63,7 @@ messages = st.builds(
 @given(messages)
 def test_what_is_encoded_comes_back(message: Message) -> None:
     frame = encode(message)
-    decoded, meta_len, body_len = decode_header(frame[:HEADER_BYTES])
+    decoded, meta_len, body_len = decode_header(frame[:HEADER_BYTES], KINDS)
     assert HEADER_BYTES + meta_len == len(frame)
     assert body_len == 0
     decoded.meta = decode_meta(decoded.kind, frame[HEADER_BYTES:])
@@ -67,8 +72,8 @@ def test_what_is_encoded_comes_back(message: Message) -> None:
 
 def test_the_body_is_counted_not_copied() -> None:
     body = np.zeros(400, np.uint8)
-    frame = encode(Message(Kind.PUSH, content=Content.DENSE, body=body))
-    decoded, _, body_len = decode_header(frame[:HEADER_BYTES])
+    frame = encode(Message(StoreKind.PUSH, content=Content.DENSE, body=body))
+    decoded, _, body_len = decode_header(frame[:HEADER_BYTES], KINDS)
     assert len(frame) == HEADER_BYTES
     assert body_len == 400
     assert decoded.content is Content.DENSE
@@ -78,13 +83,13 @@ def test_the_body_is_counted_not_copied() -> None:
 @given(st.binary(min_size=HEADER_BYTES, max_size=HEADER_BYTES))
 def test_random_bytes_are_refused(head: bytes) -> None:
     with pytest.raises(ProtocolError):
-        decode_header(head)
+        decode_header(head, KINDS)
 
 
 @given(st.binary(min_size=HEADER_BYTES - 4, max_size=HEADER_BYTES - 4))
 def test_a_header_is_decoded_or_refused_never_worse(rest: bytes) -> None:
     try:
-        message, meta_len, body_len = decode_header(b"SPDL" + rest)
+        message, meta_len, body_len = decode_header(b"SPDL" + rest, KINDS)
         LIMITS.check(message, meta_len, body_len)
     except ProtocolError:
         return
@@ -93,7 +98,7 @@ def test_a_header_is_decoded_or_refused_never_worse(rest: bytes) -> None:
 
 
 @given(
-    st.sampled_from(Kind),
+    st.sampled_from(sorted(KINDS.values())),
     st.sampled_from(Content),
     st.integers(0, 511).map(Flag),
     st.integers(0, 2**64 - 1) | st.integers(0, 120),
@@ -113,11 +118,11 @@ def test_what_passes_the_check_fits_the_buffer(
 @given(st.binary(max_size=64))
 def test_any_meta_is_an_object_or_refused(raw: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        assert isinstance(decode_meta(Kind.PUSH, raw), dict)
+        assert isinstance(decode_meta(StoreKind.PUSH, raw), dict)
 
 
 def check(content: Content, body_len: int, limits: Limits = LIMITS, **fields: Any) -> None:
-    limits.check(Message(Kind.PUSH, content=content, **fields), 0, body_len)
+    limits.check(Message(StoreKind.PUSH, content=content, **fields), 0, body_len)
 
 
 @pytest.mark.parametrize(
@@ -169,9 +174,9 @@ def test_where_there_is_nothing_of_a_kind_no_body_of_it_passes(content: Content)
 
 
 def test_a_meta_that_is_too_large_is_refused_whatever_the_body_is() -> None:
-    LIMITS.check(Message(Kind.PUSH, content=Content.DENSE), 1000, 400)
+    LIMITS.check(Message(StoreKind.PUSH, content=Content.DENSE), 1000, 400)
     with pytest.raises(ProtocolError, match="meta of a PUSH frame is too large"):
-        LIMITS.check(Message(Kind.PUSH, content=Content.DENSE), 1001, 400)
+        LIMITS.check(Message(StoreKind.PUSH, content=Content.DENSE), 1001, 400)
 
 
 def test_a_chunk_of_a_blob_is_as_large_as_the_weights_where_they_are_larger() -> None:
@@ -190,27 +195,38 @@ def test_the_dense_buffer_is_the_start_of_the_connections_buffer() -> None:
 
 def test_an_unknown_kind_or_content_is_refused() -> None:
     for position in (5, 80):  # of the kind and of the content
-        head = bytearray(encode(Message(Kind.PULL, content=Content.BLOB)))
-        assert head[position] in (Kind.PULL, Content.BLOB)
+        head = bytearray(encode(Message(StoreKind.PULL, content=Content.BLOB)))
+        assert head[position] in (StoreKind.PULL, Content.BLOB)
         head[position] = 200
         with pytest.raises(ProtocolError, match="unknown"):
-            decode_header(head)
+            decode_header(head, KINDS)
+
+
+def test_each_number_is_of_one_service() -> None:
+    enums = (Kind, CoordinatorKind, StoreKind, StreamKind)
+    assert len(KINDS) == sum(len(enum) for enum in enums)
+
+
+def test_a_kind_of_another_service_is_refused_by_its_header() -> None:
+    head = encode(Message(StoreKind.PULL))
+    with pytest.raises(ProtocolError, match="unknown kind"):
+        decode_header(head, kinds_of(CoordinatorKind))
 
 
 def test_another_version_says_so() -> None:
-    head = bytearray(encode(Message(Kind.PULL)))
+    head = bytearray(encode(Message(StoreKind.PULL)))
     head[4] = 99
     with pytest.raises(ProtocolError, match="version 99"):
-        decode_header(head)
+        decode_header(head, KINDS)
 
 
 def test_meta_too_large_or_not_json_is_refused_before_sending() -> None:
     with pytest.raises(ProtocolError, match="too large"):
-        encode(Message(Kind.REPORT, meta={"x": "y" * 2000}), max_meta_bytes=1000)
+        encode(Message(CoordinatorKind.REPORT, meta={"x": "y" * 2000}), max_meta_bytes=1000)
     with pytest.raises(ProtocolError, match="cannot be sent"):
-        encode(Message(Kind.REPORT, meta={"x": object()}))
+        encode(Message(CoordinatorKind.REPORT, meta={"x": object()}))
     with pytest.raises(ProtocolError, match="does not fit"):
-        encode(Message(Kind.PUSH, rank=2**40))
+        encode(Message(StoreKind.PUSH, rank=2**40))
 
 
 def test_the_header_size_is_fixed() -> None:

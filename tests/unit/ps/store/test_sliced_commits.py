@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Plain
 
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
 from sparkdl.ps.store.sliced_commits import MAX_BYTES
 from sparkdl.rules import BSP
@@ -38,7 +39,7 @@ class SlicedWorld(CoordinatorWorld):
         self, rank: int, body: ByteArray, sequence: int = 1, **fields: Any
     ) -> Message | None:
         fields = {"rows": 1, "batches": 1, "batch": sequence, "content": Content.SLICES, **fields}
-        return self.send(rank, Kind.PUSH_PULL, body=body.copy(), sequence=sequence, **fields)
+        return self.send(rank, StoreKind.PUSH_PULL, body=body.copy(), sequence=sequence, **fields)
 
 
 def table(ids: list[int], value: float, place: int = 0, width: int = 2) -> Slices:
@@ -82,7 +83,7 @@ def test_a_rank_without_rows_sends_all_dense_and_is_told_the_slices() -> None:
 
 def chunks(world: SlicedWorld, rank: int, body: ByteArray, size: int) -> list[Message | None]:
     return [
-        world.blob(rank, Kind.SLICES_PUT, body[at : at + size], offset=at, total=body.size)
+        world.blob(rank, StoreKind.SLICES_PUT, body[at : at + size], offset=at, total=body.size)
         for at in range(0, body.size, size)
     ]
 
@@ -154,14 +155,14 @@ def test_slices_where_others_are_dense_and_the_reverse_are_refused() -> None:
 def test_a_size_that_is_claimed_allocates_nothing_beyond_the_bound() -> None:
     world = SlicedWorld()
     piece = np.zeros(8, np.uint8)
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, total=MAX_BYTES + 1)) == "protocol"
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, offset=8, total=16)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, total=MAX_BYTES + 1)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, offset=8, total=16)) == "protocol"
     # a commit whose chunks have not come, or are of another size
     nothing = np.empty(0, np.uint8)
     assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
     chunks(world, 1, good(), 1000)
     assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
-    assert code(world.send(1, Kind.SLICES_GET, offset=1 << 40)) == "protocol"
+    assert code(world.send(1, StoreKind.SLICES_GET, offset=1 << 40)) == "protocol"
 
 
 def test_an_encoded_commit_in_a_run_without_a_codec_is_refused() -> None:
@@ -173,11 +174,11 @@ def test_an_encoded_commit_in_a_run_without_a_codec_is_refused() -> None:
 def test_a_rule_that_takes_no_slices_refuses_them(rule: Rule) -> None:
     world = SlicedWorld(rule)
     assert code(world.commit(1, good())) == "protocol"
-    assert code(world.blob(1, Kind.SLICES_PUT, np.zeros(8, np.uint8))) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, np.zeros(8, np.uint8))) == "protocol"
 
 
 def test_who_has_not_said_hello_puts_nothing() -> None:
     world = SlicedWorld()
     piece = np.zeros(8, np.uint8)
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, rank=5)) == "protocol"
-    assert code(world.send(1, Kind.SLICES_GET, rank=5)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, rank=5)) == "protocol"
+    assert code(world.send(1, StoreKind.SLICES_GET, rank=5)) == "protocol"
