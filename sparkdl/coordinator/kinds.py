@@ -1,16 +1,16 @@
 """The frames of a coordinator: what ranks and driver ask it."""
 
-import enum
+from sparkdl.transport.frames import Body, FrameKind
 
 
-class CoordinatorKind(enum.IntEnum):
+class CoordinatorKind(FrameKind):
     """The requests that a coordinator answers."""
 
     HELLO = 2  # a worker joins
     HEARTBEAT = 3
-    REPORT = 4  # metrics of an epoch
-    KEEP = 5  # one chunk of a blob that the driver may read
-    LOG = 6  # lines that a rank printed
+    REPORT = 4, Body.CHUNK  # metrics of an epoch
+    KEEP = 5, Body.CHUNK  # one chunk of a blob that the driver may read
+    LOG = 6, Body.CHUNK  # lines that a rank printed
     FAIL = 7
     FINISH = 8
     BYE = 9
@@ -18,5 +18,5 @@ class CoordinatorKind(enum.IntEnum):
     CONTROL = 11  # driver: stop, learning_rate, release, changes
     KEPT = 12  # driver: one chunk of the blob that a worker kept there
     TAKE_LINES = 13  # driver: the lines that came since the last look
-    CHANGES = 14  # driver: one chunk of what its callbacks wrote to the model; see CONTROL
+    CHANGES = 14, Body.CHUNK  # driver: one chunk of what its callbacks wrote; see CONTROL
     TAKE_CHANGES = 15  # one chunk of that, for a worker

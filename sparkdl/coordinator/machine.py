@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import ByteArray, FrameKind, Kind, Limits, Message, kinds_of
 from sparkdl.transport.service import Metric, Replies
 
 
@@ -29,8 +28,8 @@ class Coordinator:
         store: What the workers share beside; None: nothing, they exchange it among themselves.
     """
 
-    beside: frozenset[enum.IntEnum] = frozenset({CoordinatorKind.HEARTBEAT})
-    parting: frozenset[enum.IntEnum] = frozenset({CoordinatorKind.BYE})
+    beside: frozenset[FrameKind] = frozenset({CoordinatorKind.HEARTBEAT})
+    parting: frozenset[FrameKind] = frozenset({CoordinatorKind.BYE})
 
     def __init__(self, settings: Settings, store: Store | None = None) -> None:
         self._store = Store() if store is None else store
@@ -45,7 +44,7 @@ class Coordinator:
         )
         self.group.on_leave = self._store.leave
         self._store.attach(self.group)
-        self._routes: dict[enum.IntEnum, Callable[[int, Message], None]] = {
+        self._routes: dict[FrameKind, Callable[[int, Message], None]] = {
             CoordinatorKind.HELLO: self._joining.hello,
             CoordinatorKind.FINISH: self._joining.finish,
             CoordinatorKind.HEARTBEAT: self._reporting.heartbeat,
@@ -214,7 +213,7 @@ class Coordinator:
         meta, body = replace(status, bytes_in=self.bytes_in, bytes_out=self.bytes_out).to_wire()
         reply = Message(Kind.OK, meta=meta)
         if body.size:
-            reply.content, reply.total, reply.body = Content.BLOB, body.size, body
+            reply.total, reply.body = body.size, body
         self.group.answer(connection, reply)
 
     def _control(self, connection: int, message: Message) -> None:

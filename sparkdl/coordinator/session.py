@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import math
 import os
 import socket
@@ -28,7 +27,7 @@ from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Content, Flag, Limits, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Limits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 _WAITS = frozenset({CoordinatorKind.HELLO, CoordinatorKind.REPORT})
@@ -247,9 +246,7 @@ class Session(Closing):
         for line in [*(line[:MAX_LINE_CHARS] for line in lines), None]:
             if batch and (line is None or size + len(line) >= MAX_LINES_BYTES // 4):
                 body = pack_lines(batch)
-                self.request(
-                    Message(CoordinatorKind.LOG, content=Content.BLOB, total=body.size), body
-                )
+                self.request(Message(CoordinatorKind.LOG, total=body.size), body)
                 batch, size = [], 0
             if line is not None:
                 batch.append(line)
@@ -303,7 +300,7 @@ class Session(Closing):
         return reply
 
     def send_blob(
-        self, kind: enum.IntEnum, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
+        self, kind: FrameKind, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
         meta = {"own": True} if own else {}

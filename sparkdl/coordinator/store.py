@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
-from sparkdl.transport.frames import Limits, Message
+from sparkdl.transport.frames import FrameKind, Limits, Message
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Store:
 
     limits = Limits()
     """The bodies that it takes."""
-    kinds: frozenset[enum.IntEnum] = frozenset()
+    kinds: frozenset[FrameKind] = frozenset()
     """The requests that it answers."""
     rounds = 0
     """Rounds that were completed."""

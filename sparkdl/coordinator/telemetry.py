@@ -10,7 +10,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport, MetricState
-from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Message
+from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Message
 
 MAX_EPOCH = 1 << 31
 
@@ -49,7 +49,6 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
         epoch=report.epoch,
         batch=report.batches_done,
         rows=report.rows_done,
-        content=Content.BLOB if body.size else Content.NOTHING,
         total=body.nbytes,
         meta=dict(meta),
         body=body if body.size else None,

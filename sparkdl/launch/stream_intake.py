@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from sparkdl.launch.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Limits, Message, kinds_of
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.service import Metric, Replies
 
@@ -60,7 +59,7 @@ class StreamIntake:
         self.bytes_in = self.bytes_out = 0
         self.limits = Limits(kinds=kinds_of(StreamKind))
         self.idle_s = 60.0
-        self.beside: frozenset[enum.IntEnum] = frozenset()
+        self.beside: frozenset[FrameKind] = frozenset()
         self.parting = self.beside
 
     # -- the rank's function -----------------------------------------------------------------------
@@ -115,7 +114,7 @@ class StreamIntake:
             sent = self._sent.setdefault(key, _Sent(RowSpool(self._budget)))
         if message.sequence > sent.last:  # else it came before, and its answer was lost
             whole = None
-            if message.content is Content.BLOB:
+            if message.total:
                 if message.offset == 0:  # one of the same size as before is no repetition of it
                     sent.assembly = _assembly()
                 whole = sent.assembly.put(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import Body, FrameKind, Kind, Limits, Message, kinds_of
 
 LONGEST_WAIT_S = 5.0
 """Seconds after which a rank that waits for rows is answered; it asks again, and knows us alive."""
@@ -35,12 +34,12 @@ class Offer:
     attempts: Mapping[int, int]
 
 
-class StreamKind(enum.IntEnum):
+class StreamKind(FrameKind):
     """The frames that feed ranks from a stream."""
 
     NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
     OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
-    ROWS = 50  # rows on their way to a rank
+    ROWS = 50, Body.CHUNK  # rows on their way to a rank
 
 
 class StreamStore(Store):

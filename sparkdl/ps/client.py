@@ -35,7 +35,6 @@ from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import (
     ByteArray,
-    Content,
     Flag,
     Message,
 )
@@ -210,7 +209,7 @@ class Client(Closing):
         body: int | ByteArray = self.session.limits.dense_bytes
         if self._coder is not None:
             body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, Content.DENSE, body, StoreKind.PUSH))
+        self._answered(self._commit(progress, body, kind=StoreKind.PUSH))
 
     def push_pull(self, progress: Progress) -> FloatArray:
         """Commits what ``buffer`` holds, and fills it with what the server answers.
@@ -223,7 +222,7 @@ class Client(Closing):
         body: int | ByteArray = self.session.limits.dense_bytes
         if self._coder is not None:
             body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, Content.DENSE, body))
+        self._answered(self._commit(progress, body))
         return self.buffer
 
     def add_up(
@@ -268,14 +267,14 @@ class Client(Closing):
             self.session.send_blob(
                 StoreKind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch
             )
-            content, body = Content.NOTHING, np.empty(0, np.uint8)
-            self._answered(self._commit(progress, content, body, total=whole.size))
+            nothing = np.empty(0, np.uint8)
+            self._answered(self._commit(progress, nothing, Flag.SLICED, total=whole.size))
             return
         if payload is None:
             pack_around(self.session.raw, head, slices)
-            self._answered(self._commit(progress, Content.SLICES, size_bytes))
+            self._answered(self._commit(progress, size_bytes, Flag.SLICED))
         else:
-            self._answered(self._commit(progress, Content.SLICES, pack(payload, slices)))
+            self._answered(self._commit(progress, pack(payload, slices), Flag.SLICED))
 
     def _answered(self, reply: Message) -> None:
         """Takes the reply to a commit; its slices become ``round_slices``.
@@ -287,7 +286,7 @@ class Client(Closing):
             reply.body = np.frombuffer(
                 self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8
             )
-        elif reply.content is not Content.SLICES:
+        elif not reply.flags & Flag.SLICED:
             self._decode(reply)
             return
         assert reply.body is not None
@@ -310,7 +309,7 @@ class Client(Closing):
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
-        message = Message(StoreKind.SNAPSHOT, epoch=epoch, batch=batch, content=Content.DENSE)
+        message = Message(StoreKind.SNAPSHOT, epoch=epoch, batch=batch)
         self.session.request(message, self.session.limits.dense_bytes)
 
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
@@ -338,21 +337,21 @@ class Client(Closing):
     def _commit(
         self,
         progress: Progress,
-        content: Content,
         body: int | ByteArray,
+        flags: Flag = Flag.NONE,
         kind: StoreKind = StoreKind.PUSH_PULL,
         total: int = 0,
     ) -> Message:
         self.session.sequence += 1
         message = Message(
             kind,
+            flags=flags,
             sequence=self.session.sequence,
             epoch=progress.epoch,
             batch=progress.batch,
             batches=progress.batches,
             rows=progress.rows,
             learning_rate=progress.learning_rate,
-            content=content,
             total=total,
         )
         if self.without_gradient:

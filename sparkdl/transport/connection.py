@@ -23,8 +23,8 @@ from sparkdl.transport.channel import Channel
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
+    Body,
     ByteArray,
-    Content,
     Kind,
     Limits,
     Message,
@@ -178,7 +178,7 @@ class Connection:
     def _body(self, message: Message, body: int | ByteArray) -> ByteArray | None:
         if isinstance(body, int):
             return self.raw[:body] if body else None
-        if message.content is Content.BLOB:  # ``raw`` may hold weights that another thread reads
+        if message.kind.body is Body.CHUNK:  # ``raw`` may hold weights that another thread reads
             return body
         target = self.raw[: body.size]
         np.copyto(target, body)

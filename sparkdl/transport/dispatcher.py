@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import HEADER_BYTES, Content, Limits, Message
+from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message
 from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
@@ -119,7 +119,7 @@ class Dispatcher:
             if slot.send is None:
                 slot.reply = reply
                 slot.event.set()
-            elif connection == own or not (reply.meta or reply.content is Content.BLOB):
+            elif connection == own or not (reply.meta or reply.kind is Kind.CHUNK):
                 self._send(slot, reply)
             else:  # a stopped peer's socket might not take it: this thread waits for nobody
                 sender = threading.Thread(

@@ -2,9 +2,9 @@
 
 A frame is a fixed header, UTF-8 JSON meta and a raw body, all little-endian::
 
-    | header 96 B | meta (JSON object, bounded) | body (what it is: :class:`Content`) |
+    | header 96 B | meta (JSON object, bounded) | body (of the kind: :class:`Body`) |
 
-The header says what the body is, and the receiver checks its size against its own limit for that
+The kind says what the body is, and the receiver checks its size against its own limit for that
 *before* anything is allocated or read, so a hostile or broken peer costs at most a few kilobytes.
 Encoding and decoding are pure functions; the transports decide where the bytes come from. The body
 never passes through here: transports receive it straight into a connection's buffer and send it
@@ -20,7 +20,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +31,8 @@ from sparkdl.weights import FloatArray
 ByteArray = npt.NDArray[np.uint8]
 
 MAGIC = b"SPDL"
-VERSION = 2
-HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBxxxIQ")
+VERSION = 3
+HEADER = struct.Struct("<4sBBHiqQQQIIIdQQ4xIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20
 MAX_FIRST_META_BYTES = (4 << 10) - HEADER_BYTES
@@ -40,37 +40,47 @@ BLOB_BYTES = 16 << 20
 """Bytes of a blob that travel in one frame (where weights are larger: as many as they have)."""
 
 
-class Kind(enum.IntEnum):
+class Body(enum.Enum):
+    """The body of a kind of frame; the receiver's limit for it follows from that."""
+
+    NONE = 0
+    DENSE = 1  # the whole flat buffer; a payload of it (Flag.ENCODED); with Flag.SLICED see there
+    CHUNK = 2  # a chunk of bytes: from Message.offset on, of Message.total
+
+
+class FrameKind(enum.IntEnum):
+    """Base of the enums of kinds: a number, which no other service has, and the body."""
+
+    body: Body
+
+    def __new__(cls, number: int, body: Body = Body.NONE) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_, kind.body = number, body
+        return kind
+
+
+class Kind(FrameKind):
     """The kinds of frames that all services share; each service has an enum of its own beside it.
 
     Requests have numbers below 64: 2 to 31 are a coordinator's, those from 32 on its services'.
     """
 
     OPEN = 1  # first frame on a framed connection: the token
-    OK = 64
-    CHUNK = 66
+    OK = 64, Body.CHUNK
+    CHUNK = 66, Body.CHUNK
     ERROR = 67
 
 
-Kinds = Mapping[int, enum.IntEnum]
-"""Number of a kind -> its name, of all frames that may travel over a connection."""
+Kinds = Mapping[int, FrameKind]
+"""Number of a kind -> the kind, of all frames that may travel over a connection."""
 
 
-def kinds_of(*services: type[enum.IntEnum]) -> Kinds:
+def kinds_of(*services: type[FrameKind]) -> Kinds:
     """The kinds that all services share, and those of ``services``."""
     return {int(kind): kind for kind in itertools.chain(Kind, *services)}
 
 
 SHARED_KINDS = kinds_of()
-
-
-class Content(enum.IntEnum):
-    """The content of the body of a frame; the receiver's limit for it follows from that."""
-
-    NOTHING = 0
-    DENSE = 1  # the whole flat buffer, float32; or a codec's payload of it (Flag.ENCODED)
-    BLOB = 2  # a chunk of bytes: from Message.offset on, of Message.total
-    SLICES = 3  # a part of the flat buffer (or a payload, Flag.ENCODED), and slices of gradients
 
 
 class Flag(enum.IntFlag):
@@ -87,6 +97,8 @@ class Flag(enum.IntFlag):
     DUPLICATE = 64  # commit reply: this sequence had been applied before
     ENCODED = 128  # the body is a codec's payload; on a request: and the reply's may be
     CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves
+    SLICED = 512  # a part of the flat buffer (or a payload of it), and slices of gradients; without
+    # a body: these have come in chunks before, or are read so
 
 
 class PiecewiseBody(Protocol):
@@ -117,13 +129,12 @@ class Message:
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
         offset: The byte of a blob at which the body begins.
         total: Bytes of the whole blob that the body is a chunk of.
-        content: What the body is.
         meta: Small JSON object.
         body: Bytes that follow, as a view of some buffer; None for none.
         reading: Stands for ``body`` in replies with the center.
     """
 
-    kind: enum.IntEnum
+    kind: FrameKind
     flags: Flag = Flag.NONE
     rank: int = -1
     attempt: int = 0
@@ -136,7 +147,6 @@ class Message:
     learning_rate: float = math.nan
     offset: int = 0
     total: int = 0
-    content: Content = Content.NOTHING
     meta: dict[str, Any] = field(default_factory=dict)
     body: ByteArray | None = None
     reading: PiecewiseBody | None = None
@@ -210,22 +220,20 @@ class Limits:
             raise ProtocolError(
                 f"the body of a {name} frame does not fit the receiver's limits",
                 expected=expected,
-                received=f"{body_size} bytes of {message.content.name}",
+                received=f"{body_size} bytes",
                 hint="the worker's model and the server's differ",
             )
 
     def _fits(self, message: Message, size: int) -> tuple[bool, str]:
-        content = message.content
-        if content is Content.DENSE and message.flags & Flag.ENCODED:
-            most = self.encoded_bytes
-            return 0 < most >= size, f"at most {most} bytes, encoded"
-        if content is Content.DENSE:
-            return size == self.dense_bytes, f"{self.dense_bytes} bytes"
-        if content is Content.SLICES:
-            return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
-        if content is Content.BLOB:
+        if size == 0 or message.kind.body is Body.NONE:
+            return size == 0, "no body"
+        if message.kind.body is Body.CHUNK:
             return size <= self.chunk_bytes, f"at most {self.chunk_bytes} bytes in a chunk"
-        return size == 0, "no body"
+        if message.flags & Flag.SLICED:
+            return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
+        if message.flags & Flag.ENCODED:
+            return size <= self.encoded_bytes, f"at most {self.encoded_bytes} bytes, encoded"
+        return size == self.dense_bytes, f"{self.dense_bytes} bytes"
 
 
 def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
@@ -267,7 +275,6 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             message.learning_rate,
             message.offset,
             message.total,
-            message.content,
             len(meta),
             message.body_bytes,
         )
@@ -296,7 +303,7 @@ def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[M
             expected=f"{HEADER_BYTES} bytes",
             received=f"{len(head)} bytes",
         )
-    magic, version, kind, flags, *numbers, content, meta_len, body_len = HEADER.unpack(head)
+    magic, version, kind, flags, *numbers, meta_len, body_len = HEADER.unpack(head)
     if magic != MAGIC:
         raise ProtocolError(
             "these bytes are no sparkdl frame",
@@ -313,18 +320,17 @@ def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[M
         )
     try:
         message = Message(kinds[kind], Flag(flags), *numbers)
-        message.content = Content(content)
     except (KeyError, ValueError) as error:
         raise ProtocolError(
-            "a frame of an unknown kind or with an unknown body",
-            expected="a kind that this end takes, and a content of this version",
-            received=f"kind {kind}, content {content}",
+            "a frame of an unknown kind",
+            expected="a kind that this end takes",
+            received=f"kind {kind}, flags {flags}",
             hint="install the same sparkdl on the driver and on all executors",
         ) from error
     return message, meta_len, body_len
 
 
-def decode_meta(kind: enum.IntEnum, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+def decode_meta(kind: FrameKind, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The JSON object in ``raw``; an empty one for no bytes.
 
     Raises:

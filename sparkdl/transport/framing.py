@@ -11,8 +11,8 @@ import numpy as np
 
 from sparkdl.transport.frames import (
     HEADER_BYTES,
+    Body,
     ByteArray,
-    Content,
     Limits,
     Message,
     PiecewiseBody,
@@ -51,7 +51,7 @@ def receive_frame(
         receive_into(connection, memoryview(meta))
         message.meta = decode_meta(message.kind, meta)
     if body_len:
-        apart = not inline_body and message.content is Content.BLOB
+        apart = not inline_body and message.kind.body is Body.CHUNK
         message.body = np.empty(body_len, np.uint8) if apart else buffer()[:body_len]
         if inline_body or apart:
             receive_into(connection, message.body.data)
@@ -63,7 +63,7 @@ def send_frame(
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
-    if not inline_body and message.content is not Content.BLOB:
+    if not inline_body and message.kind.body is not Body.CHUNK:
         return
     if message.reading is not None:
         send_reading(connection, message.reading)

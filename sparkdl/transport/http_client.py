@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import http.client
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +13,7 @@ from sparkdl.transport.channel import require_raw
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
+    FrameKind,
     Limits,
     Message,
     decode_header,
@@ -41,7 +41,7 @@ def read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
     return message, meta_len, body_len
 
 
-def read_meta(read: Reader, kind: enum.IntEnum, meta_len: int) -> dict[str, Any]:
+def read_meta(read: Reader, kind: FrameKind, meta_len: int) -> dict[str, Any]:
     """Reads the meta that follows a header."""
     meta = bytearray(meta_len)
     read(memoryview(meta))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Literal, NamedTuple, Protocol
 
-from sparkdl.transport.frames import ByteArray, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameKind, Limits, Message
 
 Replies = list[tuple[int, Message]]
 """Connection and reply, for each reply that is due."""
@@ -28,9 +27,9 @@ class Service(Protocol):
     replies that became due. All methods are thread-safe.
     """
 
-    beside: frozenset[enum.IntEnum]
+    beside: frozenset[FrameKind]
     """Requests that are never deferred, and may overtake one that waits."""
-    parting: frozenset[enum.IntEnum]
+    parting: frozenset[FrameKind]
     """Requests after which a client that has no connection is forgotten."""
     bytes_in: int
     bytes_out: int

@@ -14,7 +14,7 @@ import socket
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.channel import deliver_body, require_raw
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import Body, ByteArray, Kind, Limits, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
@@ -74,7 +74,7 @@ class ShmServer(StreamServer):
         )
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        if reply.body_bytes and reply.content is not Content.BLOB:
+        if reply.body_bytes and reply.kind.body is not Body.CHUNK:
             deliver_body(reply, self._dispatcher.service.buffer(number))
         send_frame(connection, reply, self._dispatcher.limits, inline_body=False)
 

@@ -20,7 +20,7 @@ from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
@@ -252,15 +252,15 @@ def test_encoded_bodies_are_bounded_before_they_are_read() -> None:
     for size, message, bounds in (
         (compression.max_bytes + 1, encoded(StoreKind.PUSH), limits),
         (8, encoded(StoreKind.PUSH), limits_of(LAYOUT)),  # no compression in this run
-        (8, Message(StoreKind.PUSH, content=Content.DENSE), limits),
-        (8, Message(StoreKind.SNAPSHOT, content=Content.DENSE), limits),
+        (8, Message(StoreKind.PUSH), limits),
+        (8, Message(StoreKind.SNAPSHOT), limits),
     ):
         with pytest.raises(ProtocolError, match="does not fit"):
             bounds.check(message, 0, size)
 
 
 def encoded(kind: Kind) -> Message:
-    return Message(kind, Flag.ENCODED, content=Content.DENSE)
+    return Message(kind, Flag.ENCODED)
 
 
 def test_only_commits_come_encoded() -> None:

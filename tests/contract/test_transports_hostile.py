@@ -29,7 +29,7 @@ from sparkdl.transport.frames import (
     HEADER,
     HEADER_BYTES,
     VERSION,
-    Content,
+    Flag,
     Kind,
     Message,
     encode,
@@ -83,7 +83,7 @@ def gets_nothing(stream: socket.socket) -> bool:
 
 def header(
     kind: int,
-    content: int = Content.NOTHING,
+    flags: int = 0,
     *,
     offset: int = 0,
     total: int = 0,
@@ -93,9 +93,7 @@ def header(
 ) -> bytes:
     """A header of rank 0, whatever sizes it declares."""
     numbers = (0, 0, 1, 0, 0, 0, 0, 0, 0.0)  # rank, attempt, sequence, ... learning rate
-    return HEADER.pack(
-        b"SPDL", version, kind, 0, *numbers, offset, total, content, meta_size, body_size
-    )
+    return HEADER.pack(b"SPDL", version, kind, flags, *numbers, offset, total, meta_size, body_size)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +107,9 @@ def header(
         header(Kind.OPEN, meta_size=4) + b"\xff\xff\xff\xff",
         encode(Message(StoreKind.PULL)),
         encode(Message(Kind.OPEN, meta={"token": "x" * 100_000})),
-        header(StoreKind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size),
-        header(Kind.OPEN, Content.NOTHING, meta_size=2**32 - 1, body_size=2**63),
-        header(Kind.OPEN, Content.BLOB, body_size=1),
+        header(StoreKind.PUSH, body_size=4 * LAYOUT.size),
+        header(Kind.OPEN, meta_size=2**32 - 1, body_size=2**63),
+        header(Kind.OPEN, body_size=1),
     ],
 )
 def test_a_stranger_gets_nothing_but_a_close(server: ServerProcess, first: bytes) -> None:
@@ -162,14 +160,14 @@ def test_a_connection_takes_four_kib_before_it_shows_the_token(
     "frame",
     [
         random.Random(0).randbytes(HEADER_BYTES),
-        header(StoreKind.PUSH, Content.DENSE, body_size=2**40),
-        header(StoreKind.PUSH, Content.NOTHING, body_size=4 * LAYOUT.size),
-        header(StoreKind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size - 4),
-        header(StoreKind.PUSH, Content.SLICES, body_size=2**63),
-        header(CoordinatorKind.KEEP, Content.BLOB, total=2**63, body_size=2**63),
+        header(StoreKind.PUSH, body_size=2**40),
+        header(StoreKind.PULL, body_size=4 * LAYOUT.size),
+        header(StoreKind.PUSH, body_size=4 * LAYOUT.size - 4),
+        header(StoreKind.PUSH, Flag.SLICED, body_size=2**63),
+        header(CoordinatorKind.KEEP, total=2**63, body_size=2**63),
         header(CoordinatorKind.REPORT, meta_size=2**31),
         header(StoreKind.PULL, version=VERSION + 1),
-        header(StoreKind.PULL, 200),
+        header(CoordinatorKind.HELLO, body_size=4),
         header(200),
         header(CoordinatorKind.REPORT, meta_size=5) + b"{{{{{",
     ],
@@ -192,7 +190,6 @@ def test_half_a_commit_changes_nothing(server: ServerProcess) -> None:
                 StoreKind.PUSH,
                 rank=1,
                 sequence=1,
-                content=Content.DENSE,
                 body=np.ones(LAYOUT.size_bytes, "u1"),
             )
         )

@@ -18,7 +18,7 @@ from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.holdings import Holdings
 from sparkdl.ps.store.reading import Reading
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -36,7 +36,7 @@ class ParameterStore(Store, abc.ABC):
         compression: What workers may send encoded; None refuses encoded commits.
     """
 
-    kinds = frozenset({StoreKind.PULL, StoreKind.PUSH, StoreKind.PUSH_PULL})
+    kinds = frozenset({StoreKind.PULL, StoreKind.PUSH, StoreKind.PUSH_PULL, StoreKind.SNAPSHOT})
 
     def __init__(
         self,
@@ -104,6 +104,9 @@ class ParameterStore(Store, abc.ABC):
         """Answers or defers a request."""
         if message.kind in COMMITS:
             return self._commit(connection, message, self._group.identify(connection, message))
+        if message.kind is StoreKind.SNAPSHOT:
+            self._take_snapshot(connection, message, self._group.identify(connection, message))
+            return None
         worker = self._group.identify(connection, message) if message.rank >= 0 else None
         self._pull(connection, message, worker)
         return None
@@ -118,6 +121,14 @@ class ParameterStore(Store, abc.ABC):
     def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
         """Takes a commit."""
 
+    def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
+        raise ProtocolError(
+            "SNAPSHOT is for rules that wait and take gradients",
+            expected="a rule whose workers hold the weights",
+            received=f"rule {self._rule.name!r}",
+            hint="with other rules the server itself holds the weights",
+        )
+
     def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
         """Answers a pull, of the driver where ``worker`` is None."""
         group = self._group
@@ -130,11 +141,11 @@ class ParameterStore(Store, abc.ABC):
         """The values of a commit, in the buffer that they arrived in."""
         body = message.body
         whole = body is not None and body.nbytes == self.limits.dense_bytes
-        if body is None or not whole or message.content is not Content.DENSE:
+        if body is None or not whole or message.flags & Flag.SLICED:
             raise ProtocolError(
                 f"a {message.kind.name} frame without the whole flat buffer",
-                expected=f"{self.limits.dense_bytes} bytes of {Content.DENSE.name}",
-                received=f"{message.body_bytes} bytes of {message.content.name}",
+                expected=f"{self.limits.dense_bytes} bytes of weights",
+                received=f"{message.body_bytes} bytes, {message.flags!r}",
             )
         return self.limits.dense(body)
 
@@ -149,9 +160,7 @@ class ParameterStore(Store, abc.ABC):
         reading = Reading(self._center.weights.view(np.uint8), lambda: group.buffer(connection))
         if not self._rule.lock_free:  # Hogwild! readers take what they find
             self._readings[connection] = reading
-        return Message(
-            StoreKind.WEIGHTS, sequence=request.sequence, content=Content.DENSE, reading=reading
-        )
+        return Message(StoreKind.WEIGHTS, sequence=request.sequence, reading=reading)
 
     def _preserve(self) -> None:
         """Before the center changes: whoever still reads it keeps what it was."""

@@ -9,7 +9,7 @@ from sparkdl.coordinator.blobs import chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Work
 from sparkdl.coordinator.worker import Worker
-from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.errors import TransportError
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
@@ -18,7 +18,7 @@ from sparkdl.ps.store.snapshot import Snapshot
 from sparkdl.ps.store.transfer import StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
@@ -33,7 +33,6 @@ class RoundStore(ParameterStore):
     """
 
     kinds = ParameterStore.kinds | {
-        StoreKind.SNAPSHOT,
         StoreKind.STATE_PUT,
         StoreKind.STATE_GET,
         StoreKind.ADD_UP,
@@ -167,9 +166,7 @@ class RoundStore(ParameterStore):
 
     def decoded(self, connection: int, message: Message) -> Message:
         """A commit with its values instead of their payload; slices stay beside them."""
-        if message.kind is StoreKind.PUSH_PULL and (
-            message.total or message.content is Content.SLICES
-        ):
+        if message.kind is StoreKind.PUSH_PULL and message.flags & Flag.SLICED:
             raw = self._group.buffer(connection)[: self.limits.dense_bytes]
             return self._sliced.decoded(message, self.limits.dense(raw))
         return super().decoded(connection, message)
@@ -180,9 +177,7 @@ class RoundStore(ParameterStore):
             return super().receive(connection, message)
         group, kind = self._group, message.kind
         worker = group.identify(connection, message)
-        if kind is StoreKind.SNAPSHOT:
-            self._take_snapshot(connection, message, worker)
-        elif kind is StoreKind.ADD_UP:
+        if kind is StoreKind.ADD_UP:
             self._enter_round(worker)
             self._sums.take(connection, message)
         elif kind is StoreKind.SLICES_PUT:
@@ -199,7 +194,7 @@ class RoundStore(ParameterStore):
     def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
         slices: list[Slices] = []
         others = [p for p in self._round.contributions if p.message.rank != message.rank]
-        if message.content is Content.SLICES and self._rule.replies_mean:
+        if message.flags & Flag.SLICED and self._rule.replies_mean:
             values, slices = self._sliced.values(message, others)
         else:
             values = self._values(message)
@@ -217,12 +212,7 @@ class RoundStore(ParameterStore):
 
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
         if not self._center.on_workers:
-            raise ProtocolError(
-                "SNAPSHOT is for rules that wait and take gradients",
-                expected="a rule whose workers hold the weights",
-                received=f"rule {self._rule.name!r}",
-                hint="with other rules the server itself holds the weights",
-            )
+            super()._take_snapshot(connection, message, worker)
         if message.flags & Flag.WAIT:  # whether to send them
             self._group.defer(connection, "snapshot", message)
             return
@@ -291,9 +281,7 @@ class RoundStore(ParameterStore):
         next commit (or its death, and then nobody reads it)."""
         if request.kind is StoreKind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
-        reply = Message(
-            StoreKind.WEIGHTS, sequence=request.sequence, rows=rows, content=Content.DENSE
-        )
+        reply = Message(StoreKind.WEIGHTS, sequence=request.sequence, rows=rows)
         reply.meta = dict(self._round_meta)
         if self._center.sliced is not None:
             return self._sliced_result(request, reply)
@@ -312,12 +300,11 @@ class RoundStore(ParameterStore):
         It stays what it is for the same reason.
         """
         body = self._center.slices_for(request)
-        if request.flags & Flag.ENCODED:
-            reply.flags |= Flag.ENCODED
+        reply.flags = Flag.SLICED | request.flags & Flag.ENCODED
         if body.size > self.limits.buffer_bytes:
-            reply.content, reply.total = Content.NOTHING, body.size
+            reply.total = body.size
         else:
-            reply.content, reply.body = Content.SLICES, body
+            reply.body = body
         return reply
 
     def _ask_for_state(self) -> None:

@@ -14,7 +14,7 @@ from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.phases import Usage
 from sparkdl.reports import EpochReport
-from sparkdl.transport.frames import ByteArray, Content, Kind, Message
+from sparkdl.transport.frames import ByteArray, Kind, Message
 
 DRIVER = 999
 """The driver's connection."""
@@ -65,7 +65,7 @@ class CoordinatorWorld:
         raw[: chunk.size] = chunk
         fields = {"total": chunk.size, **fields}
         body = raw[: chunk.size]
-        return self.send(connection, kind, content=Content.BLOB, body=body, **fields)
+        return self.send(connection, kind, body=body, **fields)
 
     def hello(self, connection: int, **fields: Any) -> Message | None:
         return self.send(connection, CoordinatorKind.HELLO, **fields)

@@ -31,7 +31,6 @@ from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     MAX_META_BYTES,
-    Content,
     Flag,
     Kind,
     Message,
@@ -376,8 +375,6 @@ def test_lines_of_no_rank_or_too_many_bytes_are_refused() -> None:
         code(world.blob(0, CoordinatorKind.LOG, np.ones(MAX_LINES_BYTES + 1, np.uint8)))
         == "protocol"
     )
-    wrong = Message(CoordinatorKind.LOG, rank=0, content=Content.SLICES, body=np.ones(3, np.uint8))
-    assert code(world.deliver(0, wrong)) == "protocol"
     assert take_lines(world) == []
 
 

@@ -15,7 +15,7 @@ from sparkdl.launch.stream_feed import StreamFeed, StreamSettings
 from sparkdl.launch.stream_intake import StreamIntake, send_rows
 from sparkdl.launch.stream_store import StreamKind
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.transport.frames import Content, Kind, Message
+from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.wire.tls import Certificate
@@ -50,7 +50,7 @@ def sent(number: int, rows: pa.RecordBatch, intake: StreamIntake, attempt: int =
     body = np.frombuffer(sink.getvalue(), np.uint8)
     for _ in range(2):
         message = Message(
-            StreamKind.ROWS, attempt=attempt, sequence=1, total=body.size, content=Content.BLOB,
+            StreamKind.ROWS, attempt=attempt, sequence=1, total=body.size,
             meta={"number": number}, body=body,
         )  # fmt: skip
         [(_, reply)] = intake.receive(1, message, 0.0)

@@ -10,7 +10,7 @@ from coordinator_world import CoordinatorWorld, code
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -62,7 +62,7 @@ class World(CoordinatorWorld):
     def take(self, replies: list[tuple[int, Message]]) -> None:
         super().take(replies)
         for connection, reply in replies:
-            if reply.body is not None and reply.content is Content.DENSE:
+            if reply.body is not None and reply.kind is StoreKind.WEIGHTS:
                 self.bodies[connection] = reply.body.view(np.float32)
 
     def send(self, connection: int, kind: Kind, value: Any = None, **fields: Any) -> Message | None:
@@ -70,7 +70,7 @@ class World(CoordinatorWorld):
         if value is not None:
             raw = self.coordinator.buffer(connection)
             self.coordinator.limits.dense(raw)[...] = value
-            fields = {"content": Content.DENSE, "body": raw[: self.layout.size_bytes], **fields}
+            fields = {"body": raw[: self.layout.size_bytes], **fields}
         return super().send(connection, kind, **fields)
 
     def commit(self, connection: int, value: Any, sequence: int, **fields: Any) -> Message | None:

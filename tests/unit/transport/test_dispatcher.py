@@ -11,7 +11,7 @@ import pytest
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.frames import ByteArray, Content, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
 from sparkdl.transport.service import Metric, Replies
 
 REQUEST = Message(StoreKind.PUSH_PULL)
@@ -70,7 +70,7 @@ class Peer:
 
 
 def weights() -> Message:
-    return Message(StoreKind.WEIGHTS, content=Content.DENSE)
+    return Message(StoreKind.WEIGHTS)
 
 
 def error() -> Message:

@@ -19,7 +19,7 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
 from sparkdl.reports import EpochReport
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Content, Message
+from sparkdl.transport.frames import Message
 from sparkdl.weights import Layout
 
 
@@ -236,9 +236,9 @@ def test_a_malformed_commit_is_refused_and_not_applied() -> None:
     world.join(0)
     assert code(world.send(0, StoreKind.PUSH, sequence=1, rows=1)) == "protocol"  # without a body
     raw = world.coordinator.buffer(0)
-    part = {"content": Content.SLICES, "body": raw[:8]}
+    part = {"flags": Flag.SLICED, "body": raw[:8]}
     assert code(world.send(0, StoreKind.PUSH, sequence=1, rows=1, **part)) == "protocol"
-    encoded = {"flags": Flag.ENCODED, "content": Content.DENSE, "body": raw[:8]}
+    encoded = {"flags": Flag.ENCODED, "body": raw[:8]}
     reply = world.send(0, StoreKind.PUSH, sequence=1, rows=1, **encoded)
     assert code(reply) == "protocol"
     assert reply is not None
@@ -251,9 +251,7 @@ def test_a_snapshot_that_comes_encoded_is_refused_and_ends_nobody() -> None:
     world = World(Rounds("gradient"), workers=1)
     world.join(0)
     part = world.coordinator.buffer(0)[:8]
-    reply = world.send(
-        0, StoreKind.SNAPSHOT, flags=Flag.ENCODED, content=Content.DENSE, body=part, epoch=1
-    )
+    reply = world.send(0, StoreKind.SNAPSHOT, flags=Flag.ENCODED, body=part, epoch=1)
     assert code(reply) == "protocol"
     assert world.status().failure is None
     np.testing.assert_array_equal(world.center, np.zeros(4))
@@ -362,7 +360,7 @@ def begun_together() -> tuple[Coordinator, Message]:
         hello = Message(CoordinatorKind.HELLO, rank=rank, attempt=0, meta={"batches_per_epoch": 4})
         state.receive(rank, hello, now=0.0)
     push = Message(
-        StoreKind.PUSH_PULL, rank=0, sequence=1, batches=1, rows=1, content=Content.DENSE,
+        StoreKind.PUSH_PULL, rank=0, sequence=1, batches=1, rows=1,
         body=np.ones(3, np.float32).view(np.uint8),
     )  # fmt: skip
     return state, push

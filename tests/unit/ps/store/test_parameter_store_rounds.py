@@ -16,7 +16,7 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
 from sparkdl.reports import EpochReport
 from sparkdl.rules.bsp import BSP
-from sparkdl.transport.frames import Content, Message
+from sparkdl.transport.frames import Message
 
 GRADIENT = "gradient"
 
@@ -472,7 +472,6 @@ def test_variables_without_gradient_that_are_none_are_refused(told: Any) -> None
         {"total": 0},
         {"offset": 0, "total": 10**12},
         {"offset": 5, "total": 50},
-        {"offset": 0, "total": 50, "content": Content.DENSE},
     ],
 )
 def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
@@ -481,7 +480,7 @@ def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
     world.hello(101, attempt=1, rank=1)
     world.commit(0, 1.0, 1)
     assert world.last(0).flags & Flag.UPLOAD
-    chunk = {"content": Content.BLOB, "body": world.coordinator.buffer(0)[:16], **fields}
+    chunk = {"body": world.coordinator.buffer(0)[:16], **fields}
     assert code(world.send(0, StoreKind.STATE_PUT, **chunk)) == "protocol"
     assert world.answers(101) == 0
 

@@ -17,7 +17,7 @@ from sparkdl.ps.store.sliced_commits import MAX_BYTES
 from sparkdl.rules import BSP
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices, pack, unpack
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of(
@@ -38,7 +38,7 @@ class SlicedWorld(CoordinatorWorld):
     def commit(
         self, rank: int, body: ByteArray, sequence: int = 1, **fields: Any
     ) -> Message | None:
-        fields = {"rows": 1, "batches": 1, "batch": sequence, "content": Content.SLICES, **fields}
+        fields = {"rows": 1, "batches": 1, "batch": sequence, "flags": Flag.SLICED, **fields}
         return self.send(rank, StoreKind.PUSH_PULL, body=body.copy(), sequence=sequence, **fields)
 
 
@@ -61,7 +61,7 @@ def test_the_rows_of_all_ranks_follow_each_other_scaled() -> None:
     reply = world.commit(0, good(4.0), rows=3)
     for answer in (reply, world.last(1)):
         assert answer is not None
-        assert answer.content is Content.SLICES
+        assert answer.flags & Flag.SLICED
         assert answer.body is not None
         dense, (first, second) = unpack(answer.body)
         np.testing.assert_array_equal(dense.view(np.float32), DENSE)
@@ -74,10 +74,10 @@ def test_the_rows_of_all_ranks_follow_each_other_scaled() -> None:
 def test_a_rank_without_rows_sends_all_dense_and_is_told_the_slices() -> None:
     world = SlicedWorld()
     whole = np.full(LAYOUT.size, np.nan, np.float32).view(np.uint8)
-    world.commit(1, whole, rows=0, batches=0, content=Content.DENSE)
+    world.commit(1, whole, rows=0, batches=0, flags=Flag.NONE)
     reply = world.commit(0, good())
     assert reply is not None
-    assert world.last(1).content is Content.SLICES
+    assert world.last(1).flags & Flag.SLICED
     np.testing.assert_array_equal(world.last(1).body, reply.body)
 
 
@@ -95,7 +95,7 @@ def test_a_commit_in_chunks_is_that_in_one_frame_in_each_round() -> None:
         body = good(float(sequence))
         replies = chunks(world, 0, body, 40)
         assert all(reply is not None and reply.kind is Kind.OK for reply in replies)
-        world.commit(0, nothing, sequence, content=Content.NOTHING, total=body.size)
+        world.commit(0, nothing, sequence, total=body.size)
         reply = world.commit(1, body, sequence)
         assert reply is not None
         assert reply.body is not None
@@ -143,12 +143,12 @@ def test_slices_where_others_are_dense_and_the_reverse_are_refused() -> None:
     world = SlicedWorld()
     whole = np.zeros(LAYOUT.size, np.float32).view(np.uint8)
     world.commit(0, good())
-    assert code(world.commit(1, whole, content=Content.DENSE)) == "protocol"
+    assert code(world.commit(1, whole, flags=Flag.NONE)) == "protocol"
     assert (
         code(world.commit(1, frame(table([1], 1.0), dense=np.zeros(8, np.float32)))) == "protocol"
     )
     world = SlicedWorld()
-    world.commit(0, whole, content=Content.DENSE)
+    world.commit(0, whole, flags=Flag.NONE)
     assert code(world.commit(1, good())) == "protocol"
 
 
@@ -159,9 +159,9 @@ def test_a_size_that_is_claimed_allocates_nothing_beyond_the_bound() -> None:
     assert code(world.blob(1, StoreKind.SLICES_PUT, piece, offset=8, total=16)) == "protocol"
     # a commit whose chunks have not come, or are of another size
     nothing = np.empty(0, np.uint8)
-    assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
+    assert code(world.commit(1, nothing, total=99)) == "protocol"
     chunks(world, 1, good(), 1000)
-    assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
+    assert code(world.commit(1, nothing, total=99)) == "protocol"
     assert code(world.send(1, StoreKind.SLICES_GET, offset=1 << 40)) == "protocol"
 
 
