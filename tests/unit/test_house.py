@@ -76,7 +76,7 @@ def test_the_transport_knows_no_requests_of_services() -> None:
     below = "".join(
         text for name, text in TEXTS.items() if name.startswith(("transport/", "wire/"))
     )
-    assert set(re.findall(r"\bKind\.([A-Z_]+)", below)) == {"OPEN", "OK", "ERROR"}
+    assert set(re.findall(r"\bKind\.([A-Z_]+)", below)) == {"OPEN", "OK", "CHUNK", "ERROR"}
     assert "StoreKind" not in below
     assert "CoordinatorKind" not in below
 
