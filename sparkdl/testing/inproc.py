@@ -12,8 +12,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.ps.client import Client
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig
-from sparkdl.transport.channel import deliver_body
-from sparkdl.transport.connection import Opener, Timeouts
+from sparkdl.transport.connection import Opener, Timeouts, deliver_body
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.channel import require_raw
+from sparkdl.transport.connection import require_raw
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,

@@ -13,7 +13,7 @@ import os
 import socket
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.channel import deliver_body, require_raw
+from sparkdl.transport.connection import deliver_body, require_raw
 from sparkdl.transport.frames import Body, ByteArray, Kind, Limits, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
@@ -30,6 +30,7 @@ class ShmServer(StreamServer):
     """Serves a Unix domain socket; one mailbox per connection that asks for one."""
 
     name = "shm"
+    has_lanes = False  # the mailbox has room for one body
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
         limits = self._dispatcher.limits
@@ -69,7 +70,7 @@ class ShmServer(StreamServer):
         return receive_frame(
             connection,
             self._dispatcher.limits,
-            lambda: service.buffer(number),
+            lambda _, size: service.buffer(number)[:size],
             inline_body=False,
         )
 
@@ -133,7 +134,11 @@ class ShmChannel:
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
         return exchange(
-            self._socket, message, self._limits, lambda: require_raw(self._raw), inline_body=False
+            self._socket,
+            message,
+            self._limits,
+            lambda _, size: require_raw(self._raw)[:size],
+            inline_body=False,
         )
 
     def abort(self) -> None:
