@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,53 +57,6 @@ class Progress:
     batches: int
     rows: int
     learning_rate: float = math.nan
-
-
-class StoreAccess(Protocol):
-    """The part of :class:`Client` that synchronizers use."""
-
-    round_rows: int
-    without_gradient: Sequence[int]
-    round_without_gradient: Sequence[int]
-    give_state: Callable[[], bytes] | None
-    round_slices: Sequence[Slices]
-
-    @property
-    def encodes(self) -> bool: ...
-
-    @property
-    def in_step(self) -> bool: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def buffer(self) -> FloatArray: ...
-
-    def sliced_buffer(self, size: int, places: int) -> FloatArray: ...
-
-    def pull(self, *, last: bool = False) -> FloatArray: ...
-
-    def push(self, progress: Progress) -> None: ...
-
-    def push_pull(self, progress: Progress) -> FloatArray: ...
-
-    def add_up(
-        self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
-    ) -> npt.NDArray[np.float64]: ...
-
-    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None: ...
-
-    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool: ...
-
-    def snapshot(self, epoch: int, batch: int = 0) -> None: ...
-
-    def get_state(self) -> bytes: ...
-
-    def kept(self) -> bytearray: ...
 
 
 class Client(Closing):
@@ -160,11 +112,6 @@ class Client(Closing):
     def encodes(self) -> bool:
         """Whether what is pushed is encoded."""
         return self._coder is not None
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the server waits for all workers in each round."""
-        return self.session.welcome is not None and self.session.welcome.in_step
 
     @property
     def source(self) -> str:

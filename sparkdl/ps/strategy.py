@@ -14,7 +14,7 @@ from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, RankIdentity, Start
-from sparkdl.ps.client import Client, Progress, StoreAccess, connect
+from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
@@ -94,7 +94,7 @@ def _beside_weights(learner: Learner, epoch: int) -> RunState:
 
 def way_of(
     rule: Rule,
-    client: StoreAccess,
+    client: Client,
     layout: Layout,
     check: FiniteCheck,
     *,
