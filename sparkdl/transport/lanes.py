@@ -181,6 +181,9 @@ class LaneServer:
                 continue
             except OSError:
                 shut_down(self._connection)  # wakes up the thread that reads
+                with self._changed:
+                    self._ended = True
+                    self._changed.notify_all()
                 return
             with self._changed:
                 self._leaving.discard(reply.lane)
@@ -250,6 +253,7 @@ class Lanes(Closing):
         message.body = body
         urgency = -message.priority, next(self._numbered)
         request = _Request(urgency, message, into, Future())
+        request.future.set_running_or_notify_cancel()  # nobody can take it back
         with self._changed:
             if self._closed is not None:
                 raise self._closed
@@ -330,8 +334,10 @@ class Lanes(Closing):
 
     def _end(self, lane: int, answer: Message | SparkDLError) -> None:
         with self._changed:
-            request = self._flying.pop(lane)
+            request = self._flying.pop(lane, None)
             self._changed.notify_all()
+        if request is None:  # it waits again: the connection broke meanwhile
+            return
         if isinstance(answer, Message) and answer.kind is Kind.ERROR:
             answer = error_from_meta(answer.meta)
         if isinstance(answer, Message):

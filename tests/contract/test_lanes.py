@@ -230,7 +230,11 @@ def test_a_driver_asks_a_parameter_server_for_several_things_at_once() -> None:
 def test_a_peer_that_reads_nothing_holds_nobody_up() -> None:
     """Its replies wait for it alone; the server ends in time."""
     desk = Desk()
-    with serving(desk) as endpoint, Lanes(endpoint, LIMITS, name="w") as lanes:
+    with (
+        contextlib.ExitStack() as stack,
+        serving(desk) as endpoint,
+        Lanes(endpoint, LIMITS, name="w") as lanes,
+    ):
         stream = connect_stream(endpoint, LIMITS, 20.0, lanes=True)
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         body = np.ones(LIMITS.dense_bytes, np.uint8)
@@ -240,4 +244,7 @@ def test_a_peer_that_reads_nothing_holds_nobody_up() -> None:
         desk.wait_for(8)
         for number in range(1, 9):
             assert release(lanes, number).result(20).kind is Kind.OK
-        stream.close()
+        # over a lane whose reply is stuck: its thread waits, and ends with the server
+        send_frame(stream, Message(StoreKind.PULL, sequence=9, lane=8), LIMITS)
+        assert release(lanes, 10).result(20).kind is Kind.OK
+        stack.callback(stream.close)
