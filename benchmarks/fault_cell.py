@@ -321,13 +321,15 @@ def fit(
     epochs: int = EPOCHS,
 ) -> Any:  # fmt: skip
     """One fit with the fault in it; returns the SparkModel."""
-    from sparkdl import SparkModel
+    from sparkdl import Limits, SparkModel
 
-    budget = {"memory_budget_mb": 1} if kind == "full-spill" else {}
+    limits = Limits(memory_budget_mb=1) if kind == "full-spill" else Limits()
     if fault_counts.counts(kind):
         spark_model = fault_counts.make_spark_model(kind, mode)
     else:
-        spark_model = SparkModel(make_model(kind), mode, num_workers=2, batch_size=16, **budget)
+        spark_model = SparkModel(
+            make_model(kind), mode, num_workers=2, batch_size=16, limits=limits
+        )
     callbacks = [] if fault is None else [fault.callback()]
     spark_model.fit(frame, epochs=epochs, verbose=0, callbacks=callbacks, **options)
     return spark_model

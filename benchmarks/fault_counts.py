@@ -55,11 +55,16 @@ def make_model(mode: str) -> Any:
 
 
 def make_spark_model(kind: str, mode: str) -> Any:
-    from sparkdl import SparkModel
+    from sparkdl import Limits, SparkModel
 
-    lease = {"worker_timeout_s": LEASE_S} if kind == "count-silent" else {}
+    limits = Limits(worker_timeout_s=LEASE_S) if kind == "count-silent" else Limits()
     return SparkModel(
-        make_model(mode), mode, num_workers=WORKERS, batch_size=BATCH, rule=RULES.get(mode), **lease
+        make_model(mode),
+        mode,
+        num_workers=WORKERS,
+        batch_size=BATCH,
+        rule=RULES.get(mode),
+        limits=limits,
     )
 
 

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl import Feeding, Limits
 from sparkdl.data.feed import Feed, RowSpool
 from sparkdl.data.feed_rows import to_numpy
 from sparkdl.launch.stream_intake import StreamIntake, send_rows
@@ -301,8 +302,8 @@ def through_spark(
             for name, data in given.items():
                 start = time.perf_counter()
                 shares = sparkdl.run(
-                    take, num_workers=2, data=data, uneven="keep", communicator="builtin",
-                    memory_budget_mb=4096,
+                    take, num_workers=2, data=data, communicator="builtin",
+                    feeding=Feeding(uneven="keep"), limits=Limits(memory_budget_mb=4096),
                 )  # fmt: skip
                 taken = sum(shares)
                 seconds = time.perf_counter() - start

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from sparkdl import tune as tune
     from sparkdl import udf as udf
     from sparkdl.collective.current import current as communicator
+    from sparkdl.config import Limits as Limits
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed.callbacks import BroadcastCallback as BroadcastCallback
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed.callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.log_lines import log_to_driver as log_to_driver
+    from sparkdl.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.horovod_runner import HorovodRunner as HorovodRunner
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.run import run as run
+    from sparkdl.spark.runs.feeding import Feeding as Feeding
     from sparkdl.spark.spark_model import SparkModel as SparkModel
     from sparkdl.spark.tfrecord.functions import read_tfrecords as read_tfrecords
     from sparkdl.spark.tfrecord.functions import register_tfrecord as register_tfrecord
@@ -68,6 +71,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
+    "Network": "sparkdl.network",
+    "Limits": "sparkdl.config",
+    "Feeding": "sparkdl.spark.runs.feeding",
     "load_spark_model": "sparkdl.spark.loading",
     "DeepImageFeaturizer": "sparkdl.spark.images.deep_image",
     "DeepImagePredictor": "sparkdl.spark.images.deep_image",
@@ -107,11 +113,14 @@ __all__ = [
     "DeepImageFeaturizer",
     "DeepImagePredictor",
     "DistributedOptimizer",
+    "Feeding",
     "HorovodRunner",
     "KerasImageFileEstimator",
     "KerasImageFileTransformer",
+    "Limits",
     "LogCallback",
     "MetricAverageCallback",
+    "Network",
     "SparkDLError",
     "SparkModel",
     "communicator",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from sparkdl.errors import ConfigError, UnknownArgumentError
@@ -29,7 +30,8 @@ def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
         for name in kwargs:
             if name not in parameters:
                 owner = type(args[0]) if is_method else object
-                hint = taken_elsewhere(owner, function.__name__, name)
+                hint = taken_in_an_object(parameters, name)
+                hint = hint or taken_elsewhere(owner, function.__name__, name)
                 raise UnknownArgumentError(kind, name, known, hint)
         return function(*args, **kwargs)
 
@@ -48,6 +50,27 @@ def parameters_of(owner: type, method: str) -> list[str]:
     function = getattr(owner, method, None)
     names = inspect.signature(function).parameters if inspect.isfunction(function) else ()
     return [name for name in names if name != "self"]
+
+
+_REPLACED = {
+    "timeout_s": ("limits", "Limits(collective_timeout_s=...)"),
+    "tf_config": ("distributed", "'tensorflow'"),
+}
+"""Arguments that a user may look for -> those that say it."""
+
+
+def taken_in_an_object(parameters: Mapping[str, inspect.Parameter], name: str) -> str:
+    """A hint where what was given to a call is a field of one of its settings objects."""
+    for argument, parameter in parameters.items():
+        settings = parameter.default
+        if is_dataclass(settings) and name in (field.name for field in fields(settings)):
+            owner = type(settings).__name__
+            return (
+                f"it is a field of {owner}: {argument}={owner}({name}=...), from sparkdl import "
+                f"{owner}"
+            )
+    argument, value = _REPLACED.get(name, ("", ""))
+    return f"{argument}={value}" if argument in parameters else ""
 
 
 def taken_elsewhere(owner: type, method: str, name: str) -> str:

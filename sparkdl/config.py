@@ -11,17 +11,21 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
-from sparkdl.network import Encrypt, Network, PortSpec, require_encryptable
-from sparkdl.values import (
-    bare_numbers,
-    is_finite_number,
-    is_number,
-    require_flag,
-    require_int,
-    require_name,
-    require_seconds,
-    shown,
+from sparkdl.network import Network, require_encryptable
+from sparkdl.settings import (
+    FLAG,
+    SECONDS,
+    UserSettings,
+    checked,
+    instance,
+    number_or_text,
+    one_of,
+    or_none,
+    refuse_changed,
+    setting,
+    whole,
 )
+from sparkdl.values import bare_numbers, is_finite_number, is_number, require_int, shown
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
@@ -32,7 +36,6 @@ EPOCH_WINDOW = 0
 """A window of 0 batches stands for a whole epoch."""
 AUTO_WINDOW = -1
 """A number that suits the workers and their rows; see ``sparkdl.worker.auto_window``."""
-DEFAULT_RESTARTS = 3
 COLUMNS = "columns"
 """The name of the last fit's columns among the settings of a model file."""
 CLASS_NAME = "class_name"
@@ -40,104 +43,160 @@ CLASS_NAME = "class_name"
 _BESIDE = frozenset({COLUMNS, CLASS_NAME})
 _MAX_SEED = 2**63 - 1
 """The largest whole number of the JVM, which draws the rows to validate on."""
-NETWORK_SETTINGS = (
-    "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
-)  # fmt: skip
-"""The driver's address, the way of the run's token to the workers, and the like. A model file
-has no say in them: whoever wrote the file could otherwise lead workers to a server of his own."""
+_NETWORK = ("port", "network")
 
 UseGpu = Literal["auto"] | bool
 
 
 @dataclass(frozen=True)
-class FitConfig:
+class Limits(UserSettings):
+    """The memory, the times and the restarts of a ``SparkModel`` or of ``run``.
+
+    Each of the two refuses what it has no use for. Of a model they are saved with it.
+
+    Args:
+        memory_budget_mb: Rows of a worker beyond this many MiB are kept on its disk.
+        start_timeout_s: How long workers that begin together wait for all of them to start.
+        worker_timeout_s: For ``SparkModel``: a worker that was silent for longer counts as dead.
+        max_restarts: For ``SparkModel`` with ``mode='allreduce'``: how often training begins again
+            from the last whole epoch after workers were lost.
+        collective_timeout_s: For ``run``: the longest one collective operation may take; the error
+            names the missing ranks.
+        stall_timeout_s: For ``run`` with ``data``: a function that asks for no rows for this time,
+            while there are some, is given up with an error that says where it stands; it runs in a
+            thread of its own for that. ``feed.terminate()`` says that it wants no more rows. Where
+            others wait for one rank, an error of theirs may come first. None: it may take any time.
+
+    Raises:
+        ConfigError: A value that is not of its kind.
+    """
+
+    memory_budget_mb: int = setting(2048, whole(1))
+    start_timeout_s: float = setting(300.0, SECONDS)
+    worker_timeout_s: float = setting(60.0, SECONDS)
+    max_restarts: int = setting(3, whole(0))
+    collective_timeout_s: float = setting(600.0, SECONDS)
+    stall_timeout_s: float | None = setting(600.0, or_none(SECONDS))
+
+
+LIMITS_OF_FIT = ("memory_budget_mb", "start_timeout_s", "worker_timeout_s", "max_restarts")
+LIMITS_OF_RUN = ("memory_budget_mb", "start_timeout_s", "collective_timeout_s", "stall_timeout_s")
+
+
+def parse_frequency(frequency: Any) -> str | int:
+    """``'auto'``, ``'batch'``, ``'epoch'`` or a number of batches >= 1."""
+    if is_number(frequency):
+        return require_int("frequency", frequency, 1)
+    if not isinstance(frequency, str) or frequency not in FREQUENCIES:
+        raise UnknownNameError("frequency", frequency, [*FREQUENCIES, "a number of batches"])
+    return str(frequency)
+
+
+def check_use_gpu(use_gpu: Any) -> UseGpu:
+    """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
+    if use_gpu not in ("auto", True, False):
+        raise ConfigError(
+            "use_gpu must say whether to train on GPUs",
+            expected="'auto', True or False",
+            received=shown(use_gpu),
+            hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
+        )
+    return use_gpu  # type: ignore[no-any-return]
+
+
+def check_pad(pad: Any) -> float | dict[str, float] | None:
+    """Returns None, a number to pad with or a copy of input name -> number; raises ConfigError."""
+    values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
+    named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
+    if pad is None or (named and values and all(is_finite_number(value) for value in values)):
+        return bare_numbers(pad)  # type: ignore[no-any-return]
+    raise ConfigError(
+        "pad must say what stands behind the end of a shorter array",
+        expected="a number, or input name -> number",
+        received=shown(pad),
+        hint="pad=0 is what Embedding(mask_zero=True) and Masking() mask",
+    )
+
+
+def check_resources(resources: Any) -> dict[str, float]:
+    """Returns a copy of how much of each resource a task asks for; raises ConfigError."""
+    named = isinstance(resources, Mapping) and all(isinstance(name, str) for name in resources)
+    amounts = resources.values() if named else ()
+    if named and resources and all(is_finite_number(a) and a > 0 for a in amounts):
+        return bare_numbers(resources)  # type: ignore[no-any-return]
+    raise ConfigError(
+        "resources must say what each task of the training stage asks of its executor",
+        expected="resource -> amount above 0, such as {'cpus': 4, 'gpu': 1}",
+        received=shown(resources),
+        hint="the names are those of spark.task.resource.<name>.amount, and 'cpus'",
+    )
+
+
+def _argument_of(mode: Any) -> str:
+    """A hint for a ``mode`` that is a communicator or a transport."""
+    if not isinstance(mode, str) or mode == "auto":
+        return ""
+    if mode in COMMUNICATORS:
+        return f"mode='allreduce', communicator={mode!r}"
+    if mode in TRANSPORTS:
+        return f"mode='asynchronous', parameter_server_mode={mode!r}"
+    return ""
+
+
+ANY = checked(lambda value: value)
+"""Checked where a rule or a codec is made of it."""
+
+
+@dataclass(frozen=True)
+class FitConfig(UserSettings):
     """The arguments of a ``SparkModel``, as plain values; see there.
 
     Args:
-        mode: How workers train together, one of :data:`MODES`.
-        frequency: ``'auto'``, ``'batch'``, ``'epoch'``, or batches between two exchanges.
-        parameter_server_mode: The way to the parameter server, one of :data:`TRANSPORTS`.
+        mode: How workers train together.
+        frequency: ``'auto'``, ``'batch'``, ``'epoch'`` or batches between two exchanges.
+        parameter_server_mode: The way to the parameter server.
         num_workers: Workers; None for as many as there are task slots.
         batch_size: Rows per step and worker.
-        port: The parameter server's; see :func:`sparkdl.network.ports_of`.
-        rule: Name and options of the rule that was chosen; None before the choice.
-        communicator: What all-reduce goes through, one of :data:`COMMUNICATORS`.
-        compression: The codec that was chosen: a name, or its name and options; None for none.
-        use_gpu: ``'auto'``, True or False.
-        server_bind: Address that the server listens on; None for the narrowest that works.
-        server_address: Address that workers connect to; None for the one that it listens on.
+        rule: How an exchange changes the weights: a name, or a name and options; None for the
+            mode's default.
+        communicator: What ``mode='allreduce'`` goes through.
+        compression: The codec of what travels: a name, or a name and options; None for float32.
+        use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
-        memory_budget_mb: A partition larger than this many MiB is spilled to disk.
         seed: Seed of the row order and of the validation split.
-        start_timeout_s: How long a synchronous run waits for all of its workers to start.
-        worker_timeout_s: A worker that was silent for longer counts as dead.
-        max_restarts: How often a lost stage of ``mode='allreduce'`` begins again; None for
-            :data:`DEFAULT_RESTARTS`.
-        on_nan: What becomes of a worker's update that is not finite, one of :data:`ON_NAN`.
-        worker_port: In ``'allreduce'`` the workers' own ports, as ``port``.
-        worker_bind: In ``'allreduce'`` the address or network that workers listen on.
-        encrypt: Whether what leaves a host is encrypted: ``'auto'``, True or False.
-        pad: Arrays of different length are padded with this number, or input name -> number; None:
-            they are refused.
-        resources: Of each task of the training stage: ``'cpus'``, ``'gpu'`` or another resource of
-            Spark -> amount; None for the application's.
+        on_nan: What becomes of a worker's update that is not finite.
+        pad: For arrays of different length: a number, or input name -> number, that each batch is
+            padded with to its longest row; None: such arrays are refused.
+        resources: What each task of the training stage asks of its executor: resource -> amount,
+            such as ``{'cpus': 4, 'gpu': 1}``; None for the application's settings.
+        network: Where the driver and the workers listen, and whether they encrypt.
+        limits: Memory, times and restarts.
 
     Raises:
         ConfigError: A value that is not of its kind, or a combination in which one has no effect.
         UnknownNameError: No such mode, transport or communicator.
     """
 
-    mode: str = "asynchronous"
-    frequency: str | int = "auto"
-    parameter_server_mode: str = "auto"
-    num_workers: int | None = None
-    batch_size: int = 32
-    port: PortSpec = 0
-    rule: Mapping[str, Any] | None = None
-    communicator: str = "auto"
-    compression: Mapping[str, Any] | str | None = None
-    use_gpu: UseGpu = "auto"
-    server_bind: str | None = None
-    server_address: str | None = None
-    repartition: bool = True
-    memory_budget_mb: int = 2048
-    seed: int = 0
-    start_timeout_s: float = 300.0
-    worker_timeout_s: float = 60.0
-    max_restarts: int | None = None
-    on_nan: str = "raise"
-    worker_port: PortSpec = 0
-    worker_bind: str | None = None
-    encrypt: Encrypt = "auto"
-    pad: float | Mapping[str, float] | None = None
-    resources: Mapping[str, float] | None = None
+    mode: str = setting("asynchronous", one_of(MODES, _argument_of))
+    frequency: str | int = setting("auto", checked(parse_frequency, number_or_text))
+    parameter_server_mode: str = setting("auto", one_of(TRANSPORTS))
+    num_workers: int | None = setting(None, or_none(whole(1)))
+    batch_size: int = setting(32, whole(1))
+    rule: Mapping[str, Any] | None = setting(None, or_none(ANY))
+    communicator: str = setting("auto", one_of(COMMUNICATORS))
+    compression: Mapping[str, Any] | str | None = setting(None, or_none(ANY))
+    use_gpu: UseGpu = setting("auto", checked(check_use_gpu))
+    repartition: bool = setting(True, FLAG)
+    seed: int = setting(0, whole(0, _MAX_SEED))
+    on_nan: str = setting("raise", one_of(ON_NAN))
+    pad: float | Mapping[str, float] | None = setting(None, or_none(checked(check_pad)))
+    resources: Mapping[str, float] | None = setting(None, or_none(checked(check_resources)))
+    network: Network = setting(Network(), instance(Network))
+    limits: Limits = setting(Limits(), instance(Limits))
 
     def __post_init__(self) -> None:
-        require_name("mode", self.mode, MODES, _argument_of(self.mode))
-        require_name("parameter_server_mode", self.parameter_server_mode, TRANSPORTS)
-        require_name("communicator", self.communicator, COMMUNICATORS)
-        require_name("on_nan", self.on_nan, ON_NAN)
-        _ = self.network
-        check_pad(self.pad)
-        check_resources(self.resources)
-        check_use_gpu(self.use_gpu)
-        plain: dict[str, Any] = {  # NumPy's numbers cannot be written as JSON
-            "frequency": parse_frequency(self.frequency),
-            "batch_size": require_int("batch_size", self.batch_size, 1),
-            "repartition": require_flag("repartition", self.repartition),
-            "memory_budget_mb": require_int("memory_budget_mb", self.memory_budget_mb, 1),
-            "seed": require_int("seed", self.seed, 0, _MAX_SEED),
-            "start_timeout_s": require_seconds("start_timeout_s", self.start_timeout_s),
-            "worker_timeout_s": require_seconds("worker_timeout_s", self.worker_timeout_s),
-        }
-        if self.num_workers is not None:
-            plain["num_workers"] = require_int("num_workers", self.num_workers, 1)
-        if self.max_restarts is not None:
-            plain["max_restarts"] = require_int("max_restarts", self.max_restarts, 0)
-        for name in ("pad", "resources"):  # what the caller does with his dict has no effect here
-            plain[name] = bare_numbers(getattr(self, name))
-        for name, value in plain.items():
-            object.__setattr__(self, name, value)
+        super().__post_init__()
+        refuse_changed(self.limits, "SparkModel", LIMITS_OF_FIT)
         self._refuse_what_has_no_effect()
 
     def _refuse_what_has_no_effect(self) -> None:
@@ -156,7 +215,7 @@ class FitConfig:
                     received="on_nan='skip'",
                     hint="communicator='builtin' can",
                 )
-            if self.encrypt is True:
+            if self.network.encrypt is True:
                 require_encryptable(self.communicator)
             return
         if self.communicator != "auto":
@@ -167,26 +226,21 @@ class FitConfig:
                 hint="mode='allreduce' uses it",
             )
         for name in ("worker_port", "worker_bind"):
-            if getattr(self, name) != getattr(FitConfig, name):
+            if name in self.network.changed():
                 raise ConfigError(
                     f"{name} has no effect in a mode with a server",
-                    expected=f"{name}={getattr(FitConfig, name)!r}, its default",
-                    received=repr(getattr(self, name)),
+                    expected=f"a Network without {name} in mode {self.mode!r}",
+                    received=f"Network({name}={getattr(self.network, name)!r})",
                     hint="there workers accept no connections; port and server_bind are the "
                     "server's",
                 )
-        if self.max_restarts is not None:
+        if "max_restarts" in self.limits.changed():
             raise ConfigError(
                 "max_restarts has no effect in a mode with a server",
-                expected=f"max_restarts=None in mode {self.mode!r}",
-                received=str(self.max_restarts),
+                expected=f"Limits without max_restarts in mode {self.mode!r}",
+                received=f"Limits(max_restarts={self.limits.max_restarts})",
                 hint="there Spark replaces a lost worker meanwhile: spark.task.maxFailures",
             )
-
-    @property
-    def network(self) -> Network:
-        """The :data:`NETWORK_SETTINGS`, checked."""
-        return Network(**{name: getattr(self, name) for name in NETWORK_SETTINGS})
 
     @property
     def with_server(self) -> bool:
@@ -196,29 +250,28 @@ class FitConfig:
     @property
     def restarts(self) -> int:
         """How often a lost stage begins again; 0 in the modes in which Spark replaces workers."""
-        if self.with_server:
-            return 0
-        return DEFAULT_RESTARTS if self.max_restarts is None else self.max_restarts
+        return 0 if self.with_server else self.limits.max_restarts
 
     def to_dict(self) -> dict[str, Any]:
-        """Every setting by the name of ``SparkModel``'s argument; :mod:`json` can write it."""
-        return {**asdict(self), "max_restarts": None if self.with_server else self.restarts}
+        """Every setting by the name of ``SparkModel``'s argument, with the fields of ``network``
+        and ``limits`` as dicts; :mod:`json` can write it."""
+        limits = {name: getattr(self.limits, name) for name in LIMITS_OF_FIT}
+        return {**asdict(self), "limits": limits}
 
     def to_file(self) -> dict[str, Any]:
-        """Every setting as it was asked for, without :data:`NETWORK_SETTINGS`, which are not the
-        model's."""
-        return without_network(asdict(self))
+        """Every setting but those of the network, which are not the model's."""
+        return without_network(self.to_dict())
 
 
 def without_network(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``SparkModel`` without :data:`NETWORK_SETTINGS`: for a file, or from one."""
-    return {name: value for name, value in arguments.items() if name not in NETWORK_SETTINGS}
+    """Arguments of ``SparkModel`` without those that say where it listens and whether it encrypts:
+    for a file, or from one. Whoever wrote a file could otherwise lead workers to a server of his
+    own."""
+    return {name: value for name, value in arguments.items() if name not in _NETWORK}
 
 
 def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The arguments of ``SparkModel`` in the settings of a model file.
-
-    :data:`NETWORK_SETTINGS`, which earlier versions wrote, are left out.
 
     Args:
         settings: What :meth:`FitConfig.to_file` returned when the file was written.
@@ -227,7 +280,10 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     Raises:
         ModelError: Settings that this version does not have, or no mode or rule as it was written.
     """
-    strange = sorted(set(settings) - {field.name for field in fields(FitConfig)} - _BESIDE)
+    limits = settings.get("limits", {})
+    known = {field.name for field in fields(FitConfig)} | _BESIDE
+    strange = sorted(set(settings) - known - set(_NETWORK))
+    strange += sorted(set(limits) - set(LIMITS_OF_FIT)) if isinstance(limits, dict) else ["limits"]
     if strange:
         raise ModelError(
             f"{path!r} was written by another version of sparkdl",
@@ -244,7 +300,16 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
             received=f"mode: {shown(mode)}; rule: {shown(rule)}",
             hint="keras.models.load_model reads the model itself",
         )
-    return {k: v for k, v in without_network(settings).items() if k not in _BESIDE}
+    try:
+        kept = Limits(**limits)
+    except ConfigError as error:
+        raise ModelError(
+            f"{path!r} has malformed settings: {error.what}",
+            expected=error.expected,
+            received=error.received,
+        ) from error
+    arguments = {k: v for k, v in without_network(settings).items() if k not in _BESIDE}
+    return {**arguments, "limits": kept}
 
 
 def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
@@ -331,65 +396,3 @@ class LoopSettings:
         require_int("batch_size", self.batch_size, 1)
         require_int("window", self.window, AUTO_WINDOW)
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
-
-
-def check_pad(pad: Any) -> None:
-    """Refuses what is no number to pad with, nor input name -> number."""
-    values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
-    named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)
-    if pad is None or (named and values and all(is_finite_number(value) for value in values)):
-        return
-    raise ConfigError(
-        "pad must say what stands behind the end of a shorter array",
-        expected="a number, or input name -> number",
-        received=shown(pad),
-        hint="pad=0 is what Embedding(mask_zero=True) and Masking() mask",
-    )
-
-
-def check_resources(resources: Any) -> None:
-    """Refuses what does not say how much of each resource a task asks for."""
-    if resources is None:
-        return
-    named = isinstance(resources, Mapping) and all(isinstance(name, str) for name in resources)
-    amounts = resources.values() if named else ()
-    if named and resources and all(is_finite_number(a) and a > 0 for a in amounts):
-        return
-    raise ConfigError(
-        "resources must say what each task of the training stage asks of its executor",
-        expected="resource -> amount above 0, such as {'cpus': 4, 'gpu': 1}",
-        received=shown(resources),
-        hint="the names are those of spark.task.resource.<name>.amount, and 'cpus'",
-    )
-
-
-def _argument_of(mode: Any) -> str:
-    """A hint for a ``mode`` that is a communicator or a transport."""
-    if not isinstance(mode, str) or mode == "auto":
-        return ""
-    if mode in COMMUNICATORS:
-        return f"mode='allreduce', communicator={mode!r}"
-    if mode in TRANSPORTS:
-        return f"mode='asynchronous', parameter_server_mode={mode!r}"
-    return ""
-
-
-def parse_frequency(frequency: Any) -> str | int:
-    """``'auto'``, ``'batch'``, ``'epoch'`` or a number of batches >= 1."""
-    if is_number(frequency):
-        return require_int("frequency", frequency, 1)
-    if not isinstance(frequency, str) or frequency not in FREQUENCIES:
-        raise UnknownNameError("frequency", frequency, [*FREQUENCIES, "a number of batches"])
-    return str(frequency)
-
-
-def check_use_gpu(use_gpu: Any) -> UseGpu:
-    """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
-    if use_gpu not in ("auto", True, False):
-        raise ConfigError(
-            "use_gpu must say whether to train on GPUs",
-            expected="'auto', True or False",
-            received=shown(use_gpu),
-            hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
-        )
-    return use_gpu  # type: ignore[no-any-return]

@@ -3,48 +3,120 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
+from sparkdl.settings import (
+    UserSettings,
+    ValueKind,
+    checked,
+    flag_or_text,
+    number_or_text,
+    or_none,
+    require_instance,
+    setting,
+)
 from sparkdl.user_warnings import warn_user
 
 PortSpec = int | str | tuple[int, int]
 Encrypt = Literal["auto"] | bool
 
 
+def check_address(name: str, address: Any) -> str:
+    """Returns an address that is a text; raises ConfigError."""
+    if not isinstance(address, str) or not address.strip():
+        raise ConfigError(
+            f"{name} must be an address",
+            expected="a name or an IP address as a text, such as '10.0.0.7', or None",
+            received=repr(address)[:200],
+        )
+    return address
+
+
+def check_worker_bind(name: str, bind: Any) -> str:
+    """Returns an address or a network; raises ConfigError."""
+    try:
+        ipaddress.ip_network(check_address(name, bind), strict=False)
+    except ValueError as error:
+        raise ConfigError(
+            "worker_bind must say where the workers listen",
+            expected="None, an address, or a network that each worker's host has an address of, "
+            "such as '10.0.0.0/8'",
+            received=repr(bind),
+            hint="'0.0.0.0' is every address",
+        ) from error
+    return str(bind)
+
+
+def check_encrypt(encrypt: Any) -> Encrypt:
+    """Returns ``encrypt`` if it is ``'auto'``, True or False; raises ConfigError."""
+    if encrypt != "auto" and not isinstance(encrypt, bool):
+        raise ConfigError(
+            "encrypt must say whether traffic between hosts is encrypted",
+            expected="'auto', True or False",
+            received=repr(encrypt),
+            hint="'auto' does as spark.network.crypto.enabled and spark.ssl.rpc.enabled say",
+        )
+    return "auto" if encrypt == "auto" else bool(encrypt)
+
+
+def check_ports(spec: Any) -> PortSpec:
+    """Returns what :func:`ports_of` understands; raises ConfigError."""
+    ports_of(spec)
+    return spec  # type: ignore[no-any-return]
+
+
+PORTS = checked(check_ports, number_or_text)
+ADDRESS = or_none(ValueKind(check_address))
+
+
 @dataclass(frozen=True)
-class Network:
-    """The user's settings of addresses, ports and encryption, for ``SparkModel`` or ``run``.
+class Network(UserSettings):
+    """The addresses of driver and ranks and their encryption, for ``SparkModel``, ``run``,
+    ``launch`` and ``doctor``.
 
     Args:
-        port: The driver's; see :func:`ports_of`.
+        port: The driver's port: 0 for any free one, a number, or a range ``'7000-7010'``.
         server_bind: Address that the driver listens on; None for the narrowest that works.
-        server_address: Address that ranks connect to; None for the one that the driver listens on.
-        worker_port: The ranks'; several ranks of a host need a range.
+        server_address: Address that the ranks connect to, if it differs (NAT, several networks).
+        worker_port: The ranks' own ports, as ``port``: a range has one for each rank of a host;
+            in ``run`` with ``distributed`` two, with a stream one more. Horovod takes any.
         worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None for the
             address from which a rank's host reaches the driver.
-        encrypt: ``'auto'``, True or False. ``'auto'``: never on one host; between hosts as Spark's
-            own traffic, but calls of a program's nodes, which are pickled, always.
+        encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'`` as Spark's own
+            (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``), but calls of a program's
+            nodes, which are pickled, always; True; False. Horovod's cannot be, nor what a framework
+            sends by itself.
 
     Raises:
         ConfigError: A value that is not of its kind.
     """
 
-    port: PortSpec = 0
-    server_bind: str | None = None
-    server_address: str | None = None
-    worker_port: PortSpec = 0
-    worker_bind: str | None = None
-    encrypt: Encrypt = "auto"
+    port: PortSpec = setting(0, PORTS)
+    server_bind: str | None = setting(None, ADDRESS)
+    server_address: str | None = setting(None, ADDRESS)
+    worker_port: PortSpec = setting(0, PORTS)
+    worker_bind: str | None = setting(None, or_none(ValueKind(check_worker_bind)))
+    encrypt: Encrypt = setting("auto", checked(check_encrypt, flag_or_text))
 
-    def __post_init__(self) -> None:
-        ports_of(self.port)
-        ports_of(self.worker_port)
-        for name in ("server_bind", "server_address", "worker_bind"):
-            _check_address(name, getattr(self, name))
-        check_worker_bind(self.worker_bind)
-        check_encrypt(self.encrypt)
+
+def at_port(network: Network, port: PortSpec) -> Network:
+    """Settings with the argument ``port`` of a call, 0 of which says nothing.
+
+    Raises:
+        ConfigError: Both name a port, and not the same; or they are no :class:`Network`.
+    """
+    network = require_instance("network", network, Network)
+    if check_ports(port) == 0 or port == network.port:
+        return network
+    if network.port != 0:
+        raise ConfigError(
+            "the server's port is named twice",
+            expected="port=... or network=Network(port=...)",
+            received=f"port={port!r}, network=Network(port={network.port!r})",
+        )
+    return replace(network, port=port)
 
 
 class ListeningOptions(TypedDict, total=False):
@@ -78,18 +150,6 @@ THIS_HOST = RankListening("127.0.0.1")
 """The choice for ranks that are all on this machine."""
 
 
-def check_encrypt(encrypt: Any) -> Encrypt:
-    """Returns ``encrypt`` if it is ``'auto'``, True or False; raises ConfigError."""
-    if encrypt != "auto" and not isinstance(encrypt, bool):
-        raise ConfigError(
-            "encrypt must say whether traffic between hosts is encrypted",
-            expected="'auto', True or False",
-            received=repr(encrypt),
-            hint="'auto' does as spark.network.crypto.enabled and spark.ssl.rpc.enabled say",
-        )
-    return "auto" if encrypt == "auto" else bool(encrypt)
-
-
 def require_encryptable(communicator: str) -> None:
     """Returns if what goes through a communicator can be encrypted; raises ConfigError."""
     if communicator == "horovod":
@@ -97,7 +157,7 @@ def require_encryptable(communicator: str) -> None:
             "Horovod's connections cannot be encrypted",
             expected="communicator='builtin' or 'auto' in an encrypted run",
             received="communicator='horovod'",
-            hint="or encrypt=False, on a network that you trust",
+            hint="or network=Network(encrypt=False), where you trust the network",
         )
 
 
@@ -114,8 +174,8 @@ def say_what_is_in_the_clear(framework: str, encrypt: Encrypt) -> None:
     if encrypt == "auto":
         warn_user(
             f"what {framework} sends between the ranks by itself is not encrypted and shows no "
-            "token, although Spark's traffic and sparkdl's are encrypted here; encrypt=False "
-            "leaves out sparkdl's, and this warning"
+            "token, although Spark's traffic and sparkdl's are encrypted here; "
+            "Network(encrypt=False) leaves out sparkdl's, and this warning"
         )
         return
     raise ConfigError(
@@ -125,32 +185,6 @@ def say_what_is_in_the_clear(framework: str, encrypt: Encrypt) -> None:
         hint="encrypt='auto' or False, on a network that you trust; "
         "sparkdl.communicator() exchanges arrays encrypted",
     )
-
-
-def _check_address(name: str, address: Any) -> None:
-    """Refuses an address that is no text."""
-    if address is not None and (not isinstance(address, str) or not address.strip()):
-        raise ConfigError(
-            f"{name} must be an address",
-            expected="a name or an IP address as a text, such as '10.0.0.7', or None",
-            received=repr(address)[:200],
-        )
-
-
-def check_worker_bind(bind: Any) -> str | None:
-    """Returns ``bind`` if it is an address, a network or None; raises ConfigError."""
-    try:
-        if bind is not None:
-            ipaddress.ip_network(bind, strict=False)
-    except ValueError as error:
-        raise ConfigError(
-            "worker_bind must say where the workers listen",
-            expected="None, an address, or a network that each worker's host has an address of, "
-            "such as '10.0.0.0/8'",
-            received=repr(bind),
-            hint="'0.0.0.0' is every address",
-        ) from error
-    return bind  # type: ignore[no-any-return]
 
 
 def ports_of(spec: PortSpec) -> range:

@@ -37,6 +37,11 @@ def bare_numbers(value: Any) -> Any:
     return bare(value)
 
 
+def bare_options(thing: object) -> dict[str, Any]:
+    """The attributes of a rule or a codec, without NumPy's numbers, which JSON cannot hold."""
+    return {name: bare(value) for name, value in vars(thing).items()}
+
+
 def is_number(value: Any) -> bool:
     """Whether it is a real number, NumPy's too; True and False are none."""
     value = bare(value)
@@ -64,6 +69,15 @@ def require_int(name: str, value: Any, least: int, most: int | None = None) -> i
             received=shown(value),
         )
     return int(number)
+
+
+def require_above_zero(name: str, value: Any) -> float:
+    """``value`` as a float if it is a number above 0, NumPy's too; raises ConfigError."""
+    if not is_number(value) or not value > 0:
+        raise ConfigError(
+            f"{name} must be a number above 0", expected="a number above 0", received=shown(value)
+        )
+    return float(value)
 
 
 def require_seconds(name: str, value: Any) -> float:
@@ -124,3 +138,69 @@ def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") ->
     if not isinstance(value, str) or value not in names:
         raise UnknownNameError(kind, value, names, hint)
     return str(value)
+
+
+def require(
+    ok: bool, owner: str, option: str, expected: str, received: Any, hint: str = ""
+) -> None:
+    """Raises ConfigError unless an option of a rule, a codec, an optimizer or a searcher is ``ok``.
+
+    Args:
+        ok: Whether the value is allowed.
+        owner: Name of what has the option, as the user writes it, e.g. ``'diloco'``.
+        option: Name of the option.
+        expected: The values that are allowed, in words.
+        received: The value.
+        hint: What to do.
+    """
+    if not ok:
+        raise ConfigError(
+            f"{owner!r} cannot take this value for its option {option!r}",
+            expected=expected,
+            received=f"{option}={received!r}",
+            hint=hint,
+        )
+
+
+def require_positive(owner: str, option: str, value: Any, *, or_none: bool = False) -> None:
+    """Raises ConfigError unless ``value`` is a finite number above 0 (or None, if that may be)."""
+    ok = (is_finite_number(value) and value > 0) or (or_none and value is None)
+    require(ok, owner, option, "a number above 0" + ", or None" * or_none, value)
+
+
+def require_bool(owner: str, option: str, value: Any) -> None:
+    """Raises ConfigError unless ``value`` is True or False."""
+    require(isinstance(bare(value), bool), owner, option, "True or False", value)
+
+
+def require_not_negative(owner: str, option: str, value: Any) -> None:
+    """Raises ConfigError unless ``value`` is a finite number, 0 or above."""
+    require(is_finite_number(value) and value >= 0, owner, option, "a number, 0 or above", value)
+
+
+def require_fraction(owner: str, option: str, value: Any) -> None:
+    """Raises ConfigError unless ``0 <= value < 1``."""
+    ok = is_finite_number(value) and 0 <= value < 1
+    require(ok, owner, option, "a number in [0, 1)", value)
+
+
+def require_share(owner: str, option: str, value: Any) -> None:
+    """Raises ConfigError unless ``0 < value <= 1``."""
+    ok = is_finite_number(value) and 0 < value <= 1
+    require(ok, owner, option, "a number in (0, 1]", value)
+
+
+def require_whole(
+    owner: str, option: str, value: Any, least: int | None = None, *, or_none: bool = False
+) -> None:
+    """Raises ConfigError unless ``value`` is a whole number of at least ``least`` (or None)."""
+    number = bare(value)
+    ok = isinstance(number, int) and not isinstance(number, bool)
+    ok = (ok and (least is None or value >= least)) or (or_none and value is None)
+    expected = "a whole number" if least is None else f"a whole number from {least}"
+    require(ok, owner, option, expected + ", or None" * or_none, value)
+
+
+def require_one_of(owner: str, option: str, value: Any, known: tuple[Any, ...]) -> None:
+    """Raises ConfigError unless ``value`` is one of ``known``."""
+    require(value in known, owner, option, " or ".join(map(repr, known)), value)

@@ -29,12 +29,14 @@ REFERENCE = {
     "Training": ["sparkdl.SparkModel", "sparkdl.load_spark_model", "sparkdl.describe"],
     "Predictions": ["sparkdl.predict", "sparkdl.predict_udf", "sparkdl.register_udf"],
     "Your own loop": [
-        "sparkdl.run", "sparkdl.inference", "sparkdl.HorovodRunner", "sparkdl.communicator",
+        "sparkdl.run", "sparkdl.Feeding", "sparkdl.inference", "sparkdl.HorovodRunner",
+        "sparkdl.communicator",
         "sparkdl.DistributedOptimizer", "sparkdl.BroadcastCallback",
         "sparkdl.MetricAverageCallback", "sparkdl.LogCallback", "sparkdl.log_to_driver",
     ],
     "Network, clusters, the page": [
-        "sparkdl.network.Network", "sparkdl.doctor", "sparkdl.environment", "sparkdl.dashboard",
+        "sparkdl.Network", "sparkdl.Limits", "sparkdl.doctor", "sparkdl.environment",
+        "sparkdl.dashboard",
     ],
     "TFRecord files": [
         "sparkdl.read_tfrecords", "sparkdl.write_tfrecords", "sparkdl.register_tfrecord",

@@ -10,8 +10,11 @@ from typing import Any
 
 from sparkdl.cli import kubernetes
 from sparkdl.cli.packing import pack, submit_line
+from sparkdl.cli.parser import given_settings
 from sparkdl.cli.session import spark_session
+from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.errors import ConfigError
+from sparkdl.network import Network
 
 
 def run(given: Namespace) -> int:
@@ -66,17 +69,15 @@ def doctor(given: Namespace) -> int:
     """``sparkdl doctor``: the counterpart of ``sparkdl.doctor``."""
     import sparkdl
 
-    def port(text: str) -> int | str:
-        return int(text) if text.isdigit() else text
-
     with spark_session(given) as spark:
         report = sparkdl.doctor(
-            spark, mode=given.mode, num_workers=given.num_workers, port=port(given.port),
-            server_bind=given.server_bind, server_address=given.server_address,
-            worker_port=port(given.worker_port), worker_bind=given.worker_bind,
-            memory_budget_mb=given.memory_budget_mb, checkpoint_dir=given.checkpoint_dir,
+            spark,
+            **given_settings(given, FitConfig, ("mode", "num_workers")),
+            network=Network(**given_settings(given, Network)),
+            limits=Limits(**given_settings(given, Limits, LIMITS_OF_FIT)),
+            checkpoint_dir=given.checkpoint_dir,
             timeout_s=given.timeout,
-        )  # fmt: skip
+        )
     print(json.dumps(report.to_dict()) if given.json else report)
     return 3 if report.status == "error" else 0
 

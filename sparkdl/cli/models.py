@@ -11,18 +11,15 @@ import time
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from sparkdl.cli.parser import MODEL_SETTINGS, given_settings
 from sparkdl.cli.session import columns, read_data, session_of_path, spark_session
+from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits, arguments_from_file
 from sparkdl.errors import ConfigError
-
-_SETTINGS = (
-    "mode", "frequency", "rule", "compression", "communicator", "num_workers", "batch_size", "port",
-    "server_bind", "server_address", "worker_port", "worker_bind", "memory_budget_mb", "seed",
-)  # fmt: skip
-"""Options that are arguments of ``SparkModel``; those that were not given keep their defaults, or
-what the model's file says."""
+from sparkdl.network import Network
 
 
 def train(given: Namespace) -> int:
@@ -176,12 +173,15 @@ def _shown(name: str, value: float) -> str:
 
 
 def _settings(given: Namespace) -> dict[str, Any]:
-    """The arguments of ``SparkModel`` that the user has given."""
-    settings = {name: getattr(given, name) for name in _SETTINGS}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    for name in ("frequency", "port", "worker_port"):
-        if str(settings.get(name, "")).isdigit():
-            settings[name] = int(settings[name])
+    """The arguments of ``SparkModel`` that the user has given; the others keep their defaults, or
+    what the model's file says."""
+    settings = given_settings(given, FitConfig, MODEL_SETTINGS)
+    network = given_settings(given, Network)
+    limits = given_settings(given, Limits, LIMITS_OF_FIT)
+    if network:
+        settings["network"] = Network(**network)
+    if limits:
+        settings["limits"] = Limits(**limits)
     return settings
 
 
@@ -207,6 +207,12 @@ def _spark_model(given: Namespace, settings: dict[str, Any]) -> Any:
 
     if _is_function(given.model):
         return sparkdl.SparkModel(_model_function(given.model)(), **settings)
+    if "limits" in settings:  # those that were not given are the file's
+        from sparkdl.files.model_file import read_model
+
+        saved = arguments_from_file(read_model(given.model).settings, given.model)["limits"]
+        limits = given_settings(given, Limits, LIMITS_OF_FIT)
+        settings = {**settings, "limits": replace(saved, **limits)}
     return sparkdl.load_spark_model(given.model, safe_mode=not given.unsafe, **settings)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import __version__
-from sparkdl.config import COMMUNICATORS, MODES, FitConfig
+from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
+from sparkdl.network import Network
+from sparkdl.settings import UserSettings, declared
 
 _RUNS = "sparkdl.cli.runs"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
@@ -101,13 +104,41 @@ def _of_the_fit(name: str) -> str:
     return f"default: {name}, or that of the saved model's last fit"
 
 
-def _add_setting(group: argparse._ArgumentGroup, name: str, help: str, **options: Any) -> None:
-    """An option that is an argument of ``SparkModel``: without it the saved model's or the default
-    counts, so that the parser's own default is None."""
-    default = getattr(FitConfig, name)
-    shown = {"num_workers": "all task slots"}.get(name, "none" if default is None else default)
-    option = f"--{name.replace('_', '-')}"
-    group.add_argument(option, help=f"{help} (default: {shown})", **options)
+def _add_settings(
+    group: argparse._ActionsContainer, cls: type[UserSettings], names: Iterable[str] = ()
+) -> None:
+    """Options made from declarations: without one the saved model's value or the default counts, so
+    that the parser's own default is None.
+
+    Args:
+        group: Takes the options.
+        cls: Declares the settings.
+        names: Those of it that are options; all by default.
+    """
+    settings = declared(cls)
+    for name in names or settings:
+        setting, kind = settings[name], settings[name].kind
+        default = "none" if setting.default is None else setting.default
+        text = setting.sentence.replace("``", "").replace("%", "%%").rstrip(".")
+        group.add_argument(
+            f"--{name.replace('_', '-')}", type=kind.parse, choices=kind.choices or None,
+            metavar=None if kind.choices else name.rpartition("_")[2].upper(),
+            help=f"{text} (default: {default})",
+        )  # fmt: skip
+
+
+def given_settings(
+    given: argparse.Namespace, cls: type[UserSettings], names: Iterable[str] = ()
+) -> dict[str, Any]:
+    """The values that the user gave to options of :func:`_add_settings`."""
+    values = {name: getattr(given, name) for name in names or declared(cls)}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+MODEL_SETTINGS = (
+    "mode", "frequency", "rule", "compression", "communicator", "num_workers", "batch_size", "seed",
+)  # fmt: skip
+"""Arguments of ``SparkModel`` that are options of ``train``, beside those of its objects."""
 
 
 def _add_train(commands: Commands) -> None:
@@ -119,21 +150,9 @@ def _add_train(commands: Commands) -> None:
     settings = parser.add_argument_group(
         "settings of SparkModel; for a file that its save wrote the file's are the defaults"
     )
-    _add_setting(settings, "mode", "how workers train together", choices=MODES)
-    _add_setting(settings, "frequency", "of exchanges: auto, batch, epoch or a number of batches")
-    settings.add_argument("--rule", help="how an exchange changes the weights (default: the "
-                          "mode's)")  # fmt: skip
-    settings.add_argument("--compression", help="what travels instead of float32, e.g. int8 "
-                          "(default: none)")  # fmt: skip
-    _add_setting(settings, "communicator", "of mode allreduce", choices=COMMUNICATORS)
-    _add_setting(settings, "num_workers", "tasks that train", type=int)
-    _add_setting(settings, "port", "the server's, or a range such as 7000-7010; 0: any free one")
-    _add_setting(settings, "server_bind", "address that the server listens on")
-    _add_setting(settings, "server_address", "address that workers connect to")
-    _add_setting(settings, "worker_port", "ports of the ranks of mode allreduce; 0: any free ones")
-    _add_setting(settings, "worker_bind", "address or network that the ranks listen on")
-    _add_setting(settings, "memory_budget_mb", "larger partitions are spilled to disk", type=int)
-    _add_setting(settings, "seed", "of the row order and the validation split", type=int)
+    _add_settings(settings, FitConfig, [n for n in MODEL_SETTINGS if n != "batch_size"])
+    _add_settings(settings, Network)
+    _add_settings(settings, Limits, LIMITS_OF_FIT)
     parser.add_argument("--validation-split", type=float, default=0.0,
                         help="share of the rows to validate on (default: 0.0)")  # fmt: skip
     parser.add_argument("--checkpoint-dir", help="a folder for a checkpoint after each epoch")
@@ -194,15 +213,9 @@ def _add_run(commands: Commands) -> None:
 def _add_doctor(commands: Commands) -> None:
     text = "looks for what is wrong with a cluster; exit code 3 for an error"
     parser = _command(commands, "doctor", f"{_CLUSTER}:doctor", text)
-    parser.add_argument("--mode", choices=MODES, default=FitConfig.mode, help="of the run")
-    parser.add_argument("--num-workers", type=int, help="of the run (default: all task slots)")
-    parser.add_argument("--port", default="0", help="the server's, or a range such as 7000-7010")
-    parser.add_argument("--server-bind", help="address that the server listens on")
-    parser.add_argument("--server-address", help="address that workers connect to")
-    parser.add_argument("--worker-port", default="0", help="ports of the ranks of mode allreduce")
-    parser.add_argument("--worker-bind", help="address or network that the ranks listen on")
-    parser.add_argument("--memory-budget-mb", type=int, default=FitConfig.memory_budget_mb,
-                        help="of each worker")  # fmt: skip
+    _add_settings(parser, FitConfig, ("mode", "num_workers"))
+    _add_settings(parser, Network)
+    _add_settings(parser, Limits, LIMITS_OF_FIT)
     parser.add_argument("--checkpoint-dir", help="a folder that must be writable")
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one probe")
 
@@ -228,7 +241,7 @@ def _add_package(commands: Commands) -> None:
                         help="where the driver runs")  # fmt: skip
     parser.add_argument("--num-executors", type=int, default=2, help="of the line that submits")
     parser.add_argument("--executor-cores", type=int, default=1, help="task slots of an executor")
-    parser.add_argument("--memory-budget-mb", type=int, default=FitConfig.memory_budget_mb,
+    parser.add_argument("--memory-budget-mb", type=int, default=Limits.memory_budget_mb,
                         help="of each worker")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="print the line, pack nothing")
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ProtocolError
+from sparkdl.values import bare_options
 from sparkdl.weights import FloatArray
 
 ByteArray = npt.NDArray[np.uint8]
@@ -110,7 +111,7 @@ class Codec:
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments, as values that JSON can hold."""
-        return dict(vars(self))
+        return bare_options(self)
 
 
 class Memoryless:

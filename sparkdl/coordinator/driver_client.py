@@ -31,12 +31,12 @@ class DriverClient(Closing):
     def __init__(
         self,
         opener: Opener,
-        limits: Limits | None = None,
+        limits: FrameLimits | None = None,
         *,
         timeouts: Timeouts | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
-        self.limits = Limits() if limits is None else limits
+        self.limits = FrameLimits() if limits is None else limits
         timeouts = timeouts or Timeouts()
         self._connection = Connection(
             opener, self.limits, timeouts, buffered=True, name="the driver", check=check
@@ -122,7 +122,7 @@ class DriverClient(Closing):
 
 def open_driver(
     endpoint: Endpoint,
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
     *,
     mode: str = "auto",
     timeouts: Timeouts | None = None,
@@ -135,7 +135,7 @@ def open_driver(
         AuthenticationError: The server refused the token.
     """
     timeouts = timeouts or Timeouts()
-    openers = openers_of(endpoint, mode, Limits() if limits is None else limits, timeouts)
+    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, timeouts)
     return DriverClient(openers, limits, timeouts=timeouts, check=check)
 
 

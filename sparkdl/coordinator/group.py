@@ -20,7 +20,7 @@ from sparkdl.errors import (
 )
 from sparkdl.failures import Failure
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Flag, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message
 from sparkdl.transport.service import Replies
 
 
@@ -113,7 +113,7 @@ class Group:
         orders: What the driver asks of the workers.
     """
 
-    def __init__(self, settings: Settings, limits: Limits, orders: RunOrders) -> None:
+    def __init__(self, settings: Settings, limits: FrameLimits, orders: RunOrders) -> None:
         self.lock = threading.RLock()
         self.settings, self.limits, self.orders = settings, limits, orders
         self.telemetry = Telemetry()

@@ -62,7 +62,7 @@ class Coordinator:
         }
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FrameLimits:
         """The largest bodies that a peer may send."""
         return self.group.limits
 

@@ -85,14 +85,14 @@ class Session(Closing):
     def __init__(
         self,
         opener: Opener,
-        limits: Limits | None = None,
+        limits: FrameLimits | None = None,
         *,
         rank: int,
         attempt: int,
         timeouts: Timeouts | None = None,
     ) -> None:
         self.rank, self.attempt = rank, attempt
-        self.limits = Limits() if limits is None else limits
+        self.limits = FrameLimits() if limits is None else limits
         self.welcome: Welcome | None = None
         self.stopped = False
         self.aborted = False
@@ -368,7 +368,7 @@ def open_session(
     rank: int,
     attempt: int = 0,
     mode: str = "auto",
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
     timeouts: Timeouts | None = None,
 ) -> Session:
     """Connects a rank; ``mode='auto'`` tries shm (same host), then socket, then http.
@@ -386,7 +386,7 @@ def open_session(
         AuthenticationError: The server refused the token.
     """
     timeouts = timeouts or Timeouts()
-    limits = Limits() if limits is None else limits
+    limits = FrameLimits() if limits is None else limits
     openers = openers_of(endpoint, mode, limits, timeouts)
     with explained(openers, timeouts):
         return Session(openers, limits, rank=rank, attempt=attempt, timeouts=timeouts)
@@ -397,7 +397,7 @@ def report_failure(
     rank: int,
     attempt: int,
     error: BaseException,
-    limits: Limits | None = None,
+    limits: FrameLimits | None = None,
 ) -> None:
     """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached.
 

@@ -43,7 +43,7 @@ class Store:
     group's lock.
     """
 
-    limits = Limits()
+    limits = FrameLimits()
     """The bodies that it takes."""
     kinds: frozenset[FrameKind] = frozenset()
     """The requests that it answers."""

@@ -21,6 +21,7 @@ import pyarrow as pa
 from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Connector, Member, make_communicator
 from sparkdl.collective.current import use
+from sparkdl.config import Limits
 from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
@@ -73,7 +74,7 @@ class FunctionTask(RaisingTask):
     devices: DeviceRequest
     communicator: str = "auto"
     timeout_s: float = 600.0
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = Limits.start_timeout_s
     all_results: bool = True
     capture: bool = True
     endpoint: Endpoint | None = None

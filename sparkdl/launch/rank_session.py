@@ -110,5 +110,5 @@ def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:
         f"rank {rank.rank} on {socket.gethostname()} cannot reach the driver",
         expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s",
         received=problem,
-        hint="server_bind, server_address and port say where the driver listens",
+        hint="network=Network(server_bind=..., server_address=..., port=...) says where it listens",
     )

@@ -65,10 +65,10 @@ class RowsDesk(Closing):
     """
 
     def __init__(self, endpoint: Endpoint, rank: int, attempt: int) -> None:
-        opener = openers_of(endpoint, "auto", Limits(), _TIMEOUTS)
+        opener = openers_of(endpoint, "auto", FrameLimits(), _TIMEOUTS)
         self._rank, self._attempt = rank, attempt
         self._connection = Connection(
-            opener, Limits(), _TIMEOUTS, buffered=False, name=f"the feed of rank {rank}"
+            opener, FrameLimits(), _TIMEOUTS, buffered=False, name=f"the feed of rank {rank}"
         )
 
     def tell(self, **told: int | str | bool) -> dict[str, int | bool]:

@@ -166,7 +166,7 @@ def send_rows(
     """
     host, port = address
     endpoint = Endpoint(Address("", host, port, mode="socket"), token, fingerprint)
-    limits = Limits()
+    limits = FrameLimits()
     opener = openers_of(endpoint, "socket", limits, _TIMEOUTS)
     connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
     sequence = 0

@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.optimizer import FlatOptimizer, State
-from sparkdl.options import (
+from sparkdl.values import (
     require,
     require_fraction,
     require_not_negative,

@@ -15,7 +15,7 @@ from sparkdl.optimizers.adam import FlatAdam, FlatAdamW
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.optimizer import FlatOptimizer, State
-from sparkdl.options import (
+from sparkdl.values import (
     require_fraction,
     require_not_negative,
     require_positive,

@@ -6,7 +6,7 @@ import abc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparkdl.options import require_positive
+from sparkdl.values import require_positive
 from sparkdl.weights import FloatArray
 
 State = dict[str, Any]

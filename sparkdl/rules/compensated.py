@@ -9,9 +9,9 @@ import numpy as np
 
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.options import require_fraction, require_not_negative, require_positive
 from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
+from sparkdl.values import require_fraction, require_not_negative, require_positive
 from sparkdl.weights import FloatArray
 
 

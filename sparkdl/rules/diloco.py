@@ -10,8 +10,8 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_nesterov_step
-from sparkdl.options import require_fraction, require_positive, require_whole
 from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.values import require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.flat import take_adagrad_step
-from sparkdl.options import require_bool, require_positive
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
+from sparkdl.values import require_bool, require_positive
 from sparkdl.weights import FloatArray
 
 

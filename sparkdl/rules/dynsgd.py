@@ -10,9 +10,9 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.options import require_positive
 from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of
+from sparkdl.values import require_positive
 from sparkdl.weights import FloatArray
 
 

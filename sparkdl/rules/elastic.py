@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparkdl.options import require, require_fraction, require_positive
 from sparkdl.rules.rule import Peer, Rule, unbound
+from sparkdl.values import require, require_fraction, require_positive
 from sparkdl.weights import FloatArray
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import BLOCK, blocks
-from sparkdl.options import require_bool, require_one_of
 from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.values import require_bool, require_one_of
 from sparkdl.weights import FloatArray
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.optimizer import State
-from sparkdl.options import require_one_of
+from sparkdl.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
 
 __all__ = ["Commit", "Peer", "Rule", "State", "learning_rate_of", "require_payload", "unbound"]
@@ -174,7 +174,7 @@ class Rule:
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments, as values that JSON can hold."""
-        return dict(vars(self))
+        return bare_options(self)
 
 
 def require_payload(rule: str, value: Any) -> None:

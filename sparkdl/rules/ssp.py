@@ -7,8 +7,8 @@ from typing import ClassVar, Literal
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
-from sparkdl.options import require_one_of, require_whole
 from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.values import require_one_of, require_whole
 from sparkdl.weights import FloatArray
 
 

@@ -13,7 +13,6 @@ from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.network import Network
 from sparkdl.spark.run import VERBOSITIES
 from sparkdl.spark.runs.function_stage import (
-    START_TIMEOUT_S,
     check_backend,
     check_callable,
     dump_function,
@@ -68,7 +67,6 @@ class HorovodRunner:
             b"" if self._np == -1 else dump_function(main, (), kwargs),
             secrets.token_bytes(32),
             DeviceRequest(check_backend(None), unscheduled=True),
-            start_timeout_s=START_TIMEOUT_S,
             all_results=False,
             capture=self._np > 0 and self._verbosity == "all",
         )

@@ -35,9 +35,8 @@ def load_spark_model(
         A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
         state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``, and
         ``predict`` and ``evaluate`` read the columns of its last ``fit``.
-        ``port``, ``server_bind``, ``server_address``, ``worker_port``, ``worker_bind`` and
-        ``encrypt`` have their defaults: where the driver and its workers listen, and whether they
-        encrypt, is for their user to say, never for a file.
+        ``port`` and ``network`` have their defaults: where the driver and its workers listen, and
+        whether they encrypt, is for their user to say, never for a file.
 
     Raises:
         ResourceError: The path cannot be read.

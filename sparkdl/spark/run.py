@@ -10,20 +10,21 @@ from typing import Any, TypeVar, get_args
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import UseGpu, check_use_gpu
+from sparkdl.config import LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
-from sparkdl.network import Encrypt, Network, PortSpec
+from sparkdl.network import Network
+from sparkdl.settings import refuse_changed, require_instance
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.local_data import plain_path
 from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.runs.feeding import (
-    STALL_S,
+    Feeding,
     check_streaming,
     fed_frame,
     feed_settings,
@@ -32,20 +33,13 @@ from sparkdl.spark.runs.feeding import (
     stream_workers,
 )
 from sparkdl.spark.runs.function_stage import (
-    START_TIMEOUT_S,
     check_backend,
     dump_function,
     run_stage,
 )
 from sparkdl.spark.runs.stream_feeding import Destination
 from sparkdl.spark.streaming_run import StreamingRun
-from sparkdl.values import (
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-)
+from sparkdl.values import require_flag, require_int, require_name
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -61,28 +55,17 @@ def run(
     data: Any = None,
     epochs: int | None = 1,
     shuffle: bool = False,
-    seed: int = 0,
-    uneven: Uneven | None = None,
-    memory_budget_mb: int = 1024,
-    stall_timeout_s: float | None = STALL_S,
-    checkpoint_dir: str | None = None,
-    trigger: Mapping[str, Any] | None = None,
+    feeding: Feeding = Feeding(),
     communicator: str = "auto",
     driver_log_verbosity: str = "all",
     use_gpu: UseGpu = "auto",
     backend: str | None = None,
-    timeout_s: float = 600.0,
-    tf_config: bool = False,
     distributed: Distributed | None = None,
     roles: Mapping[str, int] | None = None,
     ps_on_driver: bool = False,
     spark: Any = None,
-    port: PortSpec = 0,
-    server_bind: str | None = None,
-    server_address: str | None = None,
-    worker_port: PortSpec = 0,
-    worker_bind: str | None = None,
-    encrypt: Encrypt = "auto",
+    network: Network = Network(),
+    limits: Limits = Limits(),
 ) -> list[T] | Any:
     """Runs ``fn(*args, **kwargs)`` on every rank of one barrier stage; returns all results.
 
@@ -118,26 +101,8 @@ def run(
         epochs: Times that the feed gives all rows; None for ever. Those of a stream: once.
         shuffle: Whether each epoch has another order: blocks of some megabytes among each other,
             and the rows within each. Of a stream: the rows of each micro-batch.
-        seed: Of that order.
-        uneven: Where ranks have different numbers of rows: ``'drop'``: each epoch has as many as
-            the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank with
-            most, others begin again; ``'join'``: as many batches as the rank with most, those
-            beyond a rank's own rows are arrays of no rows (``len`` 0), with which its function
-            takes part in what the ranks do together; ``'keep'``: each its own, for functions in
-            which the ranks do not wait for each other. A stream's micro-batches are treated as
-            epochs, without ``'join'``. None: ``'drop'``, and ``'keep'`` for a stream, of which no
-            row is lost.
-        memory_budget_mb: Rows of a rank beyond this are kept on its disk.
-        stall_timeout_s: A function that asks for no rows for this time, while there are some, is
-            given up with an error that says where it stands; it runs in a thread of its own for
-            that. ``feed.terminate()`` says that it wants no more rows. Where others wait for one
-            rank, an error of theirs may come first. None: it may take any time.
-        checkpoint_dir: Folder in which Spark keeps its place in the stream: another run with the
-            same folder goes on there. A micro-batch that was not taken to its end comes again, with
-            the same ``batch_id``. None: each run begins anew.
-        trigger: When a micro-batch begins, as arguments of Spark's ``DataStreamWriter.trigger``,
-            such as ``{'processingTime': '10 seconds'}``; ``{'availableNow': True}`` ends with the
-            rows that are there. None: as soon as there are rows.
+        feeding: How the rows are given, beside that: a :class:`Feeding`, such as
+            ``Feeding(uneven='pad')``.
         communicator: ``'builtin'``, ``'horovod'``, or ``'auto'``: Horovod where it imports on all
             ranks, for the function may call it by itself; else the built-in one.
         driver_log_verbosity: ``'all'``: every line that a rank prints reaches the driver;
@@ -145,8 +110,6 @@ def run(
         use_gpu: ``'auto'``: the GPUs that Spark gives to the task, or whatever the process sees
             where Spark schedules none; True: an error if Spark gives none; False: none is seen.
         backend: Keras backend of the ranks; None: the driver's, if it has imported Keras.
-        timeout_s: Limit for one collective operation; the error names the missing ranks.
-        tf_config: True is ``distributed='tensorflow'``.
         distributed: Tells a framework that connects the ranks itself where they are, by variables
             of the environment. ``'tensorflow'``: ``TF_CONFIG``; rank 0 is the chief, the others are
             workers, and ``tf.distribute.MultiWorkerMirroredStrategy()`` finds all. ``'torch'``:
@@ -161,19 +124,12 @@ def run(
         ps_on_driver: Whether the ranks with the role ``'ps'`` are processes of the driver's machine
             instead of Spark's tasks. They are the last ranks then.
         spark: The session; None: the active one.
-        port: The driver's, where the ranks meet: 0 for any free one, a number or a range
-            ``'7000-7010'``.
-        server_bind: Address that the driver listens on; None: the narrowest that works.
-        server_address: Address that the ranks connect to, if it differs (NAT, several networks).
-        worker_port: The ranks' own ports: 0 for any free ones, or a range with two for each rank
-            of a host: the built-in communicator's and the one for ``distributed``; with a stream
-            one more. Horovod takes any free port.
-        worker_bind: Address or network (``'10.0.0.0/8'``) that the ranks listen on; None: the
-            address from which a rank's host reaches the driver.
-        encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own;
-            True; False. Horovod's cannot be, nor what a framework sends by itself (``distributed``,
-            ``roles``): True is refused with these, and ``'auto'`` warns where the rest is
-            encrypted.
+        network: Where the driver and the ranks listen, and whether they encrypt: a
+            :class:`~sparkdl.network.Network`. ``encrypt=True`` is refused with Horovod, and with
+            ``distributed`` and ``roles``, whose frameworks send by themselves; ``'auto'`` warns
+            where the rest is encrypted.
+        limits: Memory and times: a :class:`~sparkdl.config.Limits`, such as
+            ``Limits(collective_timeout_s=60, stall_timeout_s=None)``.
 
     Returns:
         What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be
@@ -195,23 +151,19 @@ def run(
     """
     require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
     require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
-    network = Network(port, server_bind, server_address, worker_port, worker_bind, encrypt)
+    require_instance("network", network, Network)
+    require_instance("feeding", feeding, Feeding)
+    refuse_changed(require_instance("limits", limits, Limits), "run", LIMITS_OF_RUN)
     if num_workers is not None:
         num_workers = require_int("num_workers", num_workers, 1)
     ps_on_driver = require_flag("ps_on_driver", ps_on_driver)
     num_workers = check_roles(roles, num_workers)
-    peers = _peers(tf_config, distributed, roles, ps_on_driver, is_fed=data is not None)
-    if checkpoint_dir is not None:
-        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
+    peers = _peers(distributed, roles, ps_on_driver, is_fed=data is not None)
     data = plain_path(data)
-    check_streaming(data, checkpoint_dir, trigger)
+    check_streaming(data, feeding)
     streams = is_stream(data)
-    uneven = uneven or ("keep" if streams else "drop")
-    frame, feed, stream = (
-        None,
-        feed_settings(data, epochs, shuffle, seed, uneven, memory_budget_mb, stall_timeout_s),
-        None,
-    )
+    uneven: Uneven = feeding.uneven or ("keep" if streams else "drop")
+    frame, feed, stream = None, feed_settings(data, epochs, shuffle, feeding, limits, uneven), None
     fed = fed_ranks(roles) if data is not None else None
     if feed is not None and streams:
         stream = stream_settings(feed, fed)
@@ -235,8 +187,8 @@ def run(
                 own_process=peers is not None or streams,
             ),
             communicator,
-            timeout_s=require_seconds("timeout_s", timeout_s),
-            start_timeout_s=START_TIMEOUT_S,
+            timeout_s=limits.collective_timeout_s,
+            start_timeout_s=limits.start_timeout_s,
             capture=driver_log_verbosity == "all",
             peers=peers,
             feed=None if streams else feed,
@@ -247,15 +199,16 @@ def run(
             wanted = None if num_workers is None else num_workers - on_driver
             count = stream_workers(spark, wanted) + on_driver
             fed_count = count if fed is None else fed
-            to = Destination(fed_count, feed.columns, task.token.hex(), uneven, START_TIMEOUT_S)
+            to = Destination(
+                fed_count, feed.columns, task.token.hex(), uneven, limits.start_timeout_s
+            )
             stage = partial(run_stage, task, count, spark, network, on_driver=on_driver)
-            return StreamingRun[T](stage, to, frame, checkpoint_dir, trigger, count)
+            return StreamingRun[T](stage, to, frame, feeding.checkpoint_dir, feeding.trigger, count)
         returned = run_stage(task, num_workers, spark, network, frame, on_driver)
         return [returned.load(rank) for rank in returned.results]
 
 
 def _peers(
-    tf_config: bool,
     distributed: Distributed | None,
     roles: Mapping[str, int] | None,
     ps_on_driver: bool,
@@ -267,19 +220,12 @@ def _peers(
     Raises:
         ConfigError: The arguments contradict each other.
     """
-    if not isinstance(tf_config, bool):
-        raise ConfigError(
-            "tf_config says whether to set TF_CONFIG, not to what",
-            expected="True or False",
-            received=repr(tf_config)[:200],
-            hint="run knows the ranks' addresses; the function can change os.environ['TF_CONFIG']",
-        )
     if distributed is not None:
         require_name("distributed", distributed, get_args(Distributed))
-    framework = distributed or ("tensorflow" if tf_config or roles else None)
-    if (tf_config or roles) and framework != "tensorflow":
+    framework = distributed or ("tensorflow" if roles else None)
+    if roles and framework != "tensorflow":
         raise ConfigError(
-            "roles and tf_config are for TensorFlow's strategies",
+            "roles are for TensorFlow's strategies",
             expected="distributed='tensorflow' with them",
             received=f"distributed={distributed!r}",
         )

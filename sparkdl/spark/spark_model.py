@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import FitConfig, UseGpu
+from sparkdl.config import FitConfig, Limits, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
-from sparkdl.network import Encrypt, PortSpec
+from sparkdl.network import Network, PortSpec, at_port
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.fit_source import open_fit_source
 from sparkdl.spark.columns.labels_apart import takes_labels_apart
@@ -65,7 +65,8 @@ class SparkModel(ModelInference):
         num_workers: Workers; None for as many as there are task slots.
         custom_objects: Name -> class or function, beside those found in the model itself.
         batch_size: Rows per step and worker.
-        port: The server's port: 0 for any free one, a number, or a range ``'5000-5010'``.
+        port: The same as ``network=Network(port=...)``: the server's port, 0 for any free one, a
+            number, or a range ``'5000-5010'``.
         rule: How an exchange changes the weights: a name, a rule of :mod:`sparkdl.rules` (of
             :mod:`sparkdl.collective.rules` for ``'allreduce'``), or None for the mode's default.
         communicator: For ``mode='allreduce'``: ``'horovod'``, ``'builtin'`` or ``'auto'``.
@@ -76,31 +77,22 @@ class SparkModel(ModelInference):
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input
             name -> function.
-        server_bind: Address that the server listens on; None for the narrowest that works.
-        server_address: Address that workers connect to, if it differs (NAT, several networks).
         repartition: Spread the rows over the workers; False takes the partitions as they are.
-        memory_budget_mb: A partition larger than this is spilled to disk, in MiB.
         seed: Seed of the row order and the validation split.
-        start_timeout_s: Wait for all workers of a synchronous run to start.
-        worker_timeout_s: A worker that was silent for longer counts as dead.
-        max_restarts: For ``mode='allreduce'``: how often training begins again from the last
-            whole epoch after workers were lost; None for 3.
         on_nan: What becomes of a worker's update with NaN or infinity: ``'raise'`` (one error that
             says where it comes from), ``'skip'`` (it is refused, and counted in ``summary``; not
             for ``'allreduce'`` with a rule or Horovod) or ``'ignore'``.
-        worker_port: For ``mode='allreduce'``: the workers' own ports: 0 for any free one, or a
-            range with one for each worker of a host.
-        worker_bind: For ``mode='allreduce'``: address or network (``'10.0.0.0/8'``) that workers
-            listen on; None for the address from which a worker's host reaches the driver.
-        encrypt: Whether traffic between hosts is encrypted (TLS): ``'auto'``: as Spark's own
-            (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``); True; False. Horovod's
-            cannot be.
         pad: For arrays of different length, a number or input name -> number: each batch is padded
             with it to its longest row. ``Masking``, ``Embedding(mask_zero=True)`` and an input
             called ``'<input>_mask'`` tell the model what is padding.
         resources: What each task of the training stage asks of its executor, where that differs
             from other stages: ``{'cpus': 4, 'gpu': 1}`` (Spark's stage-level scheduling, without
             dynamic allocation); None for the application's settings.
+        network: Where the server and, for ``mode='allreduce'``, the workers listen, and whether
+            they encrypt: a :class:`~sparkdl.network.Network`, such as
+            ``Network(server_address='10.0.0.7', encrypt=True)``.
+        limits: Memory, times and restarts: a :class:`~sparkdl.config.Limits`, such as
+            ``Limits(memory_budget_mb=512)``.
 
     Raises:
         ConfigError: An argument that is not of its kind, or has no effect beside the others.
@@ -124,31 +116,21 @@ class SparkModel(ModelInference):
         compression: Any = None,
         use_gpu: UseGpu = "auto",
         decoder: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None = None,
-        server_bind: str | None = None,
-        server_address: str | None = None,
         repartition: bool = True,
-        memory_budget_mb: int = 2048,
         seed: int = 0,
-        start_timeout_s: float = 300.0,
-        worker_timeout_s: float = 60.0,
-        max_restarts: int | None = None,
         on_nan: str = "raise",
-        worker_port: PortSpec = 0,
-        worker_bind: str | None = None,
-        encrypt: Encrypt = "auto",
         pad: float | Mapping[str, float] | None = None,
         resources: Mapping[str, float] | None = None,
+        network: Network = Network(),
+        limits: Limits = Limits(),
     ) -> None:
         keras_learner.require_compiled(model)
         keras_learner.require_loadable(model)
         asked = FitConfig(
             mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
-            num_workers=num_workers, batch_size=batch_size, port=port, communicator=communicator,
-            use_gpu=use_gpu, server_bind=server_bind, server_address=server_address,
-            repartition=repartition, memory_budget_mb=memory_budget_mb, seed=seed,
-            start_timeout_s=start_timeout_s, worker_timeout_s=worker_timeout_s,
-            max_restarts=max_restarts, on_nan=on_nan, worker_port=worker_port,
-            worker_bind=worker_bind, encrypt=encrypt, pad=pad, resources=resources,
+            num_workers=num_workers, batch_size=batch_size, communicator=communicator,
+            use_gpu=use_gpu, repartition=repartition, seed=seed, on_nan=on_nan, pad=pad,
+            resources=resources, network=at_port(network, port), limits=limits,
         )  # fmt: skip
         exchange = choose_exchange(asked, rule, compression, model.optimizer)
         require_refusable(on_nan, exchange)
@@ -386,7 +368,7 @@ class SparkModel(ModelInference):
         if isinstance(data, SharedData):
             return data.source(
                 validation_data, signature, columns, split=split, seed=self.seed,
-                limit_bytes=self.memory_budget_mb << 20,
+                limit_bytes=self.limits.memory_budget_mb << 20,
             )  # fmt: skip
         return open_fit_source(
             data, validation_data, signature, columns, split=split, seed=self.seed

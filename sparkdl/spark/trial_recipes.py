@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkdl.config import NETWORK_SETTINGS
 from sparkdl.errors import ConfigError
 from sparkdl.learner.framework import seed_everything
 from sparkdl.spark.ml.parts import archive_of
@@ -24,7 +23,7 @@ StageParams = Callable[[Trial], Mapping[str, Any]]
 _SEARCHERS = ("epochs", "checkpointDir", "resume", "numWorkers", "seed", "verbose")
 _OF_SEVERAL = {
     "mode", "frequency", "parameter_server_mode", "rule", "communicator", "compression",
-    "max_restarts", *NETWORK_SETTINGS,
+    "network",
 }  # fmt: skip
 """Settings of SparkModel that say how several workers exchange."""
 

@@ -17,7 +17,7 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
-    Limits,
+    FrameLimits,
     Message,
     decode_header,
     decode_meta,
@@ -38,7 +38,7 @@ class InprocChannel:
 
     name = "inproc"
 
-    def __init__(self, dispatcher: Dispatcher, limits: Limits, raw: ByteArray | None) -> None:
+    def __init__(self, dispatcher: Dispatcher, limits: FrameLimits, raw: ByteArray | None) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
         self._raw = raw
@@ -71,7 +71,7 @@ class InprocChannel:
         self._dispatcher.close(self._number)
 
 
-def _carried(message: Message, limits: Limits) -> Message:
+def _carried(message: Message, limits: FrameLimits) -> Message:
     """What a receiver gets of ``message``, encoded and decoded again; its body stays in place."""
     frame = encode(message, max_meta_bytes=limits.max_meta_bytes)
     received, meta_size, body_size = decode_header(frame[:HEADER_BYTES], limits.kinds)

@@ -25,7 +25,6 @@ from sparkdl.transport.frames import (
     Body,
     ByteArray,
     Kind,
-    Limits,
     Message,
 )
 from sparkdl.wire.greeting import BusyError
@@ -116,7 +115,7 @@ class Connection:
     def __init__(
         self,
         opener: Opener,
-        limits: Limits,
+        limits: FrameLimits,
         timeouts: Timeouts,
         *,
         buffered: bool,

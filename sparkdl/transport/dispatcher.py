@@ -35,7 +35,7 @@ class Dispatcher:
 
     def __init__(self, service: Service) -> None:
         self.service = service
-        self.limits: Limits = service.limits
+        self.limits: FrameLimits = service.limits
         self._slots: dict[int, _Slot] = {}
         self._ids = itertools.count(1)
         self._closed = threading.Event()

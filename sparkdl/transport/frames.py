@@ -163,7 +163,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class Limits:
+class FrameLimits:
     """The most bytes of each kind of body that a peer may send. Checked before any allocation.
 
     Args:

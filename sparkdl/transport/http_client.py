@@ -32,7 +32,7 @@ TIMED_OUT = 408
 Reader = Callable[[memoryview], None]
 
 
-def read_head(read: Reader, limits: Limits) -> tuple[Message, int, int]:
+def read_head(read: Reader, limits: FrameLimits) -> tuple[Message, int, int]:
     """Reads and checks a header; returns the message, the meta's size and the body's."""
     head = bytearray(HEADER_BYTES)
     read(memoryview(head))
@@ -64,7 +64,7 @@ class HttpChannel:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: FrameLimits,
         raw: ByteArray | None,
         timeout_s: float,
         client: str,

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
 from sparkdl.transport.http_client import (
     BUSY,
     CLIENT_HEADER,
@@ -228,7 +228,9 @@ def make_app(
     return app
 
 
-def _respond(reply: Message, limits: Limits, done: Callable[[], None] | None = None) -> Response:
+def _respond(
+    reply: Message, limits: FrameLimits, done: Callable[[], None] | None = None
+) -> Response:
     from flask import Response, request
 
     request.environ[ANSWERED] = True

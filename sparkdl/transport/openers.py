@@ -26,7 +26,7 @@ class Openers:
     """
 
     endpoint: Endpoint
-    limits: Limits
+    limits: FrameLimits
     timeout_s: float
     modes: tuple[str, ...] = ()
     failures: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Openers:
         return HttpChannel(endpoint, limits, raw, self.timeout_s, self.client)
 
 
-def openers_of(endpoint: Endpoint, mode: str, limits: Limits, timeouts: Timeouts) -> Openers:
+def openers_of(endpoint: Endpoint, mode: str, limits: FrameLimits, timeouts: Timeouts) -> Openers:
     """The ways to ``endpoint`` for a client on this host.
 
     Args:

@@ -35,7 +35,7 @@ class Service(Protocol):
     bytes_out: int
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> FrameLimits:
         """The largest bodies that a peer may send."""
 
     @property

@@ -91,7 +91,7 @@ class ShmChannel:
     name = "shm"
 
     def __init__(
-        self, path: str, token: str, limits: Limits, mailbox: bool, timeout_s: float
+        self, path: str, token: str, limits: FrameLimits, mailbox: bool, timeout_s: float
     ) -> None:
         self._limits = limits
         self._raw: ByteArray | None = None

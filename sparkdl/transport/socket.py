@@ -8,7 +8,7 @@ from sparkdl.errors import AuthenticationError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import require_raw
 from sparkdl.transport.error_frames import error_from_meta
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange
 from sparkdl.wire.listening import shut_down, tune
 from sparkdl.wire.tls import connect_encrypted
@@ -34,7 +34,7 @@ class SocketChannel:
     def __init__(
         self,
         endpoint: Endpoint,
-        limits: Limits,
+        limits: FrameLimits,
         raw: ByteArray | None,
         timeout_s: float,
     ) -> None:

@@ -15,8 +15,8 @@ from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
+    FrameLimits,
     Kind,
-    Limits,
     Message,
     decode_header,
     decode_meta,
@@ -29,7 +29,7 @@ from sparkdl.wire.tls import KNOCK, first_knock
 
 FIRST_HEADERS_BYTES = 4 << 10
 """The longest head of an HTTP client's first request; proxies on its way may have added some."""
-FIRST_FRAME = Limits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
+FIRST_FRAME = FrameLimits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
 """The limits of a first frame."""
 _HTTP_REFUSAL = (
     b"HTTP/1.1 401 Unauthorized\r\nContent-Type: text/plain\r\nContent-Length: 15\r\n"

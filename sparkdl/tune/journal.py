@@ -11,6 +11,7 @@ from sparkdl.files import storage
 from sparkdl.tune.searchers.searcher import Searcher
 from sparkdl.tune.segment import Segment
 from sparkdl.tune.suggestions import Space, Value
+from sparkdl.values import is_number
 
 _FILE = "study.json"
 _MAX_BYTES = 64 << 20
@@ -194,11 +195,11 @@ def _record(told: Mapping[str, object]) -> TrialRecord:
         _require(value is None or isinstance(value, (str, int, float)), "params", value)
     for values in (record.kept_metrics, *metrics.values()):
         for value in values.values():
-            _require(_is_number(value), "metrics", value)
+            _require(is_number(value), "metrics", value)
     for space in spaces.values():
         known = space.kind in ("float", "int", "categorical") and isinstance(space.log, bool)
         step = (0.0,) if space.step is None else (space.step,)
-        _require(known and all(map(_is_number, (space.low, space.high, *step))), "spaces", space)
+        _require(known and all(map(is_number, (space.low, space.high, *step))), "spaces", space)
     return replace(record, spaces=spaces, metrics=metrics)
 
 
@@ -213,17 +214,13 @@ def _call(told: list[int | float | None]) -> list[int | float | None]:
         whole = all(map(_is_count, counts)) and (parent is None or _is_count(parent))
     else:
         listed = isinstance(told, list) and len(told) == 3
-        whole = listed and all(map(_is_count, told[:2])) and _is_number(told[2])
+        whole = listed and all(map(_is_count, told[:2])) and is_number(told[2])
     _require(whole, "calls", told)
     return told
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _require(right: bool, name: str, value: object) -> None:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError
-from sparkdl.options import require
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
+from sparkdl.values import require
 
 if TYPE_CHECKING:
     import optuna

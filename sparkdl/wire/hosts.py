@@ -108,7 +108,7 @@ def address_in(network: str) -> str:
             return address
     raise ResourceError(
         f"this host ({socket.gethostname()}) has no address in the network {network}",
-        expected="worker_bind: a network that all executors' hosts are in",
+        expected="Network(worker_bind=...) with a network that all executors' hosts are in",
         received="; ".join(f"{name}: {address}" for name, address in addresses),
     )
 

@@ -64,7 +64,7 @@ class Certificate:
                 "no certificate can be made for an encrypted run",
                 expected="the package cryptography in the driver's Python",
                 received=str(error),
-                hint="pip install cryptography; executors do not need it. Or encrypt=False",
+                hint="pip install cryptography, which executors do not need; or encrypt=False",
             ) from error
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sparkdl run")])

@@ -171,7 +171,7 @@ def test_a_member_whose_connection_ends_before_its_first_words_tries_again(
 
     monkeypatch.setattr(framing, "send_frame", send_late)
     timeouts = Timeouts(connect_s=20.0)
-    limits = Limits()
+    limits = FrameLimits()
     opener = openers_of(refuser.endpoint, mode, limits, timeouts)
     connection = Connection(opener, limits, timeouts, buffered=False, name="a member")
     try:
@@ -192,7 +192,7 @@ def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> Non
         reply = framing.exchange(ours, message, Limits(), lambda: body)
         assert reply.meta["code"] == "busy"
         with pytest.raises(BrokenPipeError):
-            framing.exchange(ours, message, Limits(), lambda: body)
+            framing.exchange(ours, message, FrameLimits(), lambda: body)
 
 
 def test_what_resets_every_connection_is_an_error_in_the_end() -> None:

@@ -31,7 +31,7 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
-from sparkdl.transport.frames import Limits
+from sparkdl.transport.frames import FrameLimits
 from sparkdl.worker import train
 
 BATCH = 8
@@ -283,8 +283,8 @@ def test_a_rank_that_is_killed_goes_on_with_the_state_of_one_that_holds_slices(
     parts = split(*data(112), [56, 56])
     layout = model_layout(make())
     if chunked:
-        monkeypatch.setattr(Limits, "buffer_bytes", property(lambda self: self.dense_bytes))
-        monkeypatch.setattr(Limits, "chunk_bytes", property(lambda self: 1000))
+        monkeypatch.setattr(FrameLimits, "buffer_bytes", property(lambda self: self.dense_bytes))
+        monkeypatch.setattr(FrameLimits, "chunk_bytes", property(lambda self: 1000))
     config = ServerConfig(layout, BSP(), 2, settings=Settings(2, grace_s=0.2, round_timeout_s=60))
     models: dict[int, Any] = {}
     errors: list[BaseException] = []
@@ -353,9 +353,9 @@ def test_slices_larger_than_a_frame_travel_in_chunks(monkeypatch: pytest.MonkeyP
     parts = split(*data(161), [100, 61])
     layout = model_layout(make())
     # Room for a bit more than the dense part, and less than the slices of one batch.
-    monkeypatch.setattr(Limits, "buffer_bytes", property(lambda self: self.dense_bytes))
-    monkeypatch.setattr(Limits, "chunk_bytes", property(lambda self: 100))
-    small = Limits(dense_bytes=layout.size_bytes)
+    monkeypatch.setattr(FrameLimits, "buffer_bytes", property(lambda self: self.dense_bytes))
+    monkeypatch.setattr(FrameLimits, "chunk_bytes", property(lambda self: 100))
+    small = FrameLimits(dense_bytes=layout.size_bytes)
     assert small.buffer_bytes == layout.size_bytes
     compare(run("synchronous", make, parts, epochs=1), alone(make, parts, 1))
 

@@ -20,7 +20,7 @@ import pytest
 from keras import layers
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Limits, Network, SparkModel
 from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 from sparkdl.compat.distkeras.trainers import SingleTrainer
 from sparkdl.compat.distkeras.transformers import (
@@ -119,10 +119,13 @@ def refused(
         (ConfigError, {"port": 70000}, ["port", "70000"]),
         (ConfigError, {"port": "9-5"}, ["port"]),
         (ConfigError, {"use_gpu": "yes"}, ["use_gpu", "'yes'"]),
-        (ConfigError, {"memory_budget_mb": 0}, ["memory_budget_mb"]),
+        (ConfigError, {"limits": {"memory_budget_mb": 1}}, ["limits=Limits(memory_budget_mb=1)"]),
         (ConfigError, {"seed": -1}, ["seed"]),
         (UnknownNameError, {"compression": "zip"}, ["codec", "'fp16'"]),
-        (ConfigError, {"start_timeout_s": 0}, ["start_timeout_s"]),
+        (UnknownArgumentError, {"start_timeout_s": 5}, ["limits=Limits(start_timeout_s=...)"]),
+        (UnknownArgumentError, {"server_bind": "::"}, ["network=Network(server_bind=...)"]),
+        (ConfigError, {"port": 5000, "network": Network(5001)}, ["named twice"]),
+        (ConfigError, {"limits": Limits(stall_timeout_s=None)}, ["stall_timeout_s has no effect"]),
         (ConfigError, {"rule": "bsp"}, ["'bsp'", "mode='synchronous'"]),
         (ConfigError, {"mode": "synchronous", "rule": "downpour"}, ["'downpour'"]),
         (ConfigError, {"mode": "hogwild", "rule": "adag"}, ["'adag'", "lock"]),
@@ -154,7 +157,7 @@ def test_arguments(kind: Any, arguments: dict[str, Any], words: list[str]) -> No
         ("synchronous", "num_workers", 8),
         ("synchronous", "batch_size", 64),
         ("allreduce", "communicator", "builtin"),
-        ("allreduce", "max_restarts", 0),
+        ("allreduce", "limits", Limits(max_restarts=0)),
         ("hogwild", "port", 7000),
         ("hogwild", "custom_objects", {}),
     ],
@@ -216,7 +219,7 @@ def test_a_dict_that_changes_later_changes_no_setting() -> None:
 def test_attributes_show_what_was_asked_and_chosen() -> None:
     model = SparkModel(dense(), "allreduce", 4, num_workers=3, batch_size=5, seed=7)
     assert (model.mode, model.frequency, model.num_workers) == ("allreduce", 4, 3)
-    assert (model.batch_size, model.seed, model.max_restarts) == (5, 7, 3)
+    assert (model.batch_size, model.seed, model.limits.max_restarts) == (5, 7, 3)
     assert (model.rule.name, model.communicator, model.port) == ("mean", "auto", 0)
     assert model.get_config()["rule"]["name"] == "mean"
 
@@ -226,7 +229,7 @@ def test_every_setting_is_an_argument_of_the_model() -> None:
     for field in dataclasses.fields(FitConfig):
         assert arguments[field.name].default == field.default, field.name
     assert set(arguments) - {f.name for f in dataclasses.fields(FitConfig)} == {
-        "model", "custom_objects", "decoder",
+        "model", "custom_objects", "decoder", "port",
     }  # fmt: skip
 
 

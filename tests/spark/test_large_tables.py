@@ -16,7 +16,7 @@ import pytest
 from spark_models import make_mlp
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Feeding, SparkModel
 from sparkdl.spark.columns import shipped
 
 
@@ -101,7 +101,10 @@ def test_rows_of_a_run_are_gone_after_it(spark: Any, small_jvm: Path) -> None:
         return sum(int(batch["n"].sum()) for batch in feed.batches(100))
 
     given = pd.DataFrame({"n": np.arange(1000)})
-    assert sum(sparkdl.run(total, data=given, num_workers=2, uneven="keep")) == 499_500
+    assert (
+        sum(sparkdl.run(total, data=given, num_workers=2, feeding=Feeding(uneven="keep")))
+        == 499_500
+    )
     assert not tables_in(small_jvm)
 
 

@@ -68,7 +68,7 @@ def test_connect_client_that_executors_do_not_reach_says_what_to_use() -> None:
         with pytest.raises(ResourceError) as caught:
             listening_address(far, network)
     error = caught.value
-    assert error.expected.endswith("or server_bind and server_address")
+    assert error.expected.endswith("or a Network with server_bind and server_address")
     assert error.received == "a Spark Connect client; Spark's driver is 192.0.2.1"
     assert "mode='allreduce' works from here" in error.hint
     assert "server_address=<an address of this machine that executors reach>" in error.hint
@@ -123,6 +123,9 @@ def test_ranks_listen_as_narrowly_as_works() -> None:
     assert rank_listening(session("yarn", **driver), asked) == RankListening("10.0.0.0/8")
 
 
+ENCRYPTED = Network(encrypt=True)
+
+
 def listening() -> tuple[int, set[tuple[str, int]], float]:
     """This rank, where its process listens, and a sum over the ranks."""
     communicator = sparkdl.communicator()
@@ -134,8 +137,8 @@ def listening() -> tuple[int, set[tuple[str, int]], float]:
 
 def test_ranks_of_one_host_listen_on_loopback_in_the_range_that_was_asked_for(spark: Any) -> None:
     told = sparkdl.run(
-        listening, num_workers=2, communicator="builtin", worker_port="18400-18449",
-        port="18450-18479", encrypt=True,
+        listening, num_workers=2, communicator="builtin",
+        network=Network("18450-18479", worker_port="18400-18449", encrypt=True),
     )  # fmt: skip
     assert [(rank, total) for rank, _, total in told] == [(0, 2.0), (1, 2.0)]
     for _, ends, _ in told:
@@ -146,13 +149,13 @@ def test_ranks_of_one_host_listen_on_loopback_in_the_range_that_was_asked_for(sp
 
 def test_horovod_is_refused_in_an_encrypted_run_before_a_job(spark: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be encrypted"):
-        sparkdl.run(listening, num_workers=2, communicator="horovod", encrypt=True)
+        sparkdl.run(listening, num_workers=2, communicator="horovod", network=ENCRYPTED)
 
 
 @pytest.mark.parametrize("ways", [{"distributed": "torch"}, {"roles": {"worker": 2}}])
 def test_what_a_framework_sends_is_refused_in_an_encrypted_run(spark: Any, ways: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be encrypted"):
-        sparkdl.run(listening, num_workers=2, encrypt=True, **ways)
+        sparkdl.run(listening, num_workers=2, network=ENCRYPTED, **ways)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_what_a_framework_sends_is_refused_in_an_encrypted_run(spark: Any, ways:
     ids=lambda way: way["mode"],
 )
 def test_an_encrypted_fit_learns(spark: Any, digits_df: Any, way: dict[str, Any]) -> None:
-    spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=64, encrypt=True, **way)
+    spark_model = SparkModel(make_mlp(), num_workers=2, batch_size=64, network=ENCRYPTED, **way)
     history = spark_model.fit(digits_df, epochs=2, verbose=0)
     assert history.history["loss"][-1] < history.history["loss"][0]
     assert spark_model.summary.transports == {way.get("parameter_server_mode", "builtin")}
@@ -234,8 +237,8 @@ def test_run_goes_on_where_ranks_cannot_reach_the_driver(
             RuntimeWarning, match=rf"(?s)rank \d on .* cannot reach .*127.0.0.2:{port}"
         ):
             told = sparkdl.run(
-                work, num_workers=2, communicator="builtin", port=port,
-                server_bind="127.0.0.1", server_address="127.0.0.2",
+                work, num_workers=2, communicator="builtin",
+                network=Network(port, "127.0.0.1", "127.0.0.2"),
             )  # fmt: skip
     finally:
         if proxy is not None:

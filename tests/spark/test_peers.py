@@ -180,7 +180,6 @@ def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None
     [
         ({"distributed": "mxnet"}, UnknownNameError, "torch"),
         ({"distributed": "torch", "roles": {"chief": 1}}, ConfigError, "TensorFlow"),
-        ({"distributed": "torch", "tf_config": True}, ConfigError, "TensorFlow"),
         ({"roles": {"boss": 1}}, UnknownNameError, "chief"),
         ({"roles": {"chief": 2}}, ConfigError, "cannot be given"),
         ({"roles": {"ps": 2}}, ConfigError, "cannot be given"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from keras import layers
 from spark_models import make_mlp
 
 import sparkdl
-from sparkdl import SparkModel, load_spark_model
+from sparkdl import Limits, Network, SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, SparkDLError
 from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
@@ -92,16 +93,15 @@ def test_settings_weights_and_overwriting(tmp_path: Path, form: str) -> None:
     }[form]
     first = SparkModel(
         dense(), "synchronous", frequency=3, parameter_server_mode="socket", num_workers=3,
-        batch_size=5, port=(7000, 7010), seed=4, memory_budget_mb=7,
-        start_timeout_s=11, worker_timeout_s=12.5, repartition=False, server_bind="127.0.0.1",
-        encrypt=True,
+        batch_size=5, port=(7000, 7010), seed=4, repartition=False,
+        limits=Limits(memory_budget_mb=7, start_timeout_s=11, worker_timeout_s=12.5),
+        network=Network(server_bind="127.0.0.1", encrypt=True),
     )  # fmt: skip
     first.model.layers[-1].set_weights([np.ones((3, 1)), np.ones(1)])
     first.save(path)
     loaded = load_spark_model(path)
-    network = {"port": 0, "server_bind": None, "server_address": None, "encrypt": "auto"}
-    assert loaded.get_config() == {**first.get_config(), **network}
-    own = load_spark_model(path, port=(7000, 7010), server_bind="127.0.0.1", encrypt=True)
+    assert loaded.get_config() == {**first.get_config(), "network": asdict(Network())}
+    own = load_spark_model(path, network=first.network)
     assert own.get_config() == first.get_config()
     same(loaded.model, first.model)
     assert loaded.model.compiled
@@ -204,7 +204,7 @@ def test_a_class_that_is_missing_is_named_in_few_words(tmp_path: Path) -> None:
         ("auto", {"compression": "bf16"}),
         (4, {"rule": "mean"}),
         ("auto", {"rule": "diloco"}),  # a rule of this name works through a server, too
-        ("epoch", {"rule": "easgd", "communicator": "builtin", "max_restarts": 1}),
+        ("epoch", {"rule": "easgd", "communicator": "builtin", "limits": Limits(max_restarts=1)}),
         ("auto", {"rule": "powersgd", "seed": 3}),
     ],
 )
@@ -223,14 +223,13 @@ def test_a_file_does_not_say_where_the_server_is(tmp_path: Path) -> None:
         model_bytes(dense()),
         settings={
             "mode": "synchronous", "batch_size": 7, "port": [8000, 8001],
-            "server_bind": "0.0.0.0", "server_address": "evil.example.org", "encrypt": False,
+            "network": {"server_address": "evil.example.org", "encrypt": False},
         },
     )  # fmt: skip
     (tmp_path / "model.keras").write_bytes(content)
     loaded = load_spark_model(f"{tmp_path}/model.keras")
     assert (loaded.mode, loaded.batch_size) == ("synchronous", 7)
-    assert (loaded.port, loaded.server_bind, loaded.server_address) == (0, None, None)
-    assert loaded.encrypt == "auto"
+    assert (loaded.port, loaded.network) == (0, Network())
 
 
 def test_wrong_paths_are_refused_before_anything_else(

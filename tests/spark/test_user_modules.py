@@ -13,7 +13,7 @@ import pytest
 from spark_models import make_mlp
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Limits, SparkModel
 
 MODULE = """
     from dataclasses import dataclass
@@ -65,7 +65,9 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.mark.parametrize(("mode", "rule"), [("allreduce", "Exchanged"), ("asynchronous", "Served")])
 def test_a_rule_of_ones_own(digits_df: Any, beside: Any, mode: str, rule: str) -> None:
-    options = {"communicator": "builtin", "max_restarts": 0} if mode == "allreduce" else {}
+    options = (
+        {"communicator": "builtin", "limits": Limits(max_restarts=0)} if mode == "allreduce" else {}
+    )
     spark_model = SparkModel(
         make_mlp(), mode, num_workers=2, rule=getattr(beside, rule)(), **options
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sparkdl.config import (
-    NETWORK_SETTINGS,
     FitConfig,
+    Limits,
     LoopSettings,
     arguments_from_file,
     check_use_gpu,
@@ -19,7 +19,8 @@ from sparkdl.config import (
     parse_frequency,
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
-from sparkdl.network import ports_of
+from sparkdl.network import Network, at_port, ports_of
+from sparkdl.settings import UserSettings, declared
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])
@@ -42,15 +43,12 @@ def test_loop_settings_are_checked_when_made() -> None:
         ({"frequency": 0}, "frequency"),
         ({"num_workers": 0}, "num_workers"),
         ({"batch_size": True}, "batch_size"),
-        ({"port": "9-5"}, "port"),
+        ({"network": {"port": 5}}, r"(?s)must be a sparkdl.Network.*network=Network\(port=5\)"),
         ({"use_gpu": "yes"}, "use_gpu"),
-        ({"memory_budget_mb": 0}, "memory_budget_mb"),
+        ({"limits": Network()}, "limits must be a sparkdl.Limits"),
+        ({"limits": Limits(stall_timeout_s=5)}, "stall_timeout_s has no effect in SparkModel"),
         ({"seed": -1}, "seed"),
-        ({"start_timeout_s": 0}, "start_timeout_s"),
-        ({"worker_timeout_s": float("nan")}, "worker_timeout_s"),
-        ({"worker_timeout_s": True}, "worker_timeout_s"),
-        ({"max_restarts": -1, "mode": "allreduce"}, "max_restarts"),
-        ({"max_restarts": 1}, "max_restarts has no effect"),
+        ({"limits": Limits(max_restarts=1)}, "max_restarts has no effect"),
         ({"communicator": "builtin"}, "communicator has no effect"),
         ({"on_nan": "drop"}, "on_nan"),
         ({"on_nan": "skip", "mode": "allreduce", "communicator": "horovod"}, "Horovod sends"),
@@ -63,6 +61,36 @@ def test_what_makes_no_sense_is_refused(arguments: dict[str, Any], words: str) -
         FitConfig(**arguments)
     assert caught.value.expected
     assert caught.value.received
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory_budget_mb": 0}, {"start_timeout_s": 0}, {"worker_timeout_s": float("nan")},
+        {"worker_timeout_s": True}, {"max_restarts": -1}, {"collective_timeout_s": "60"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_limits_are_checked_when_made(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Limits(**wrong)
+
+
+@pytest.mark.parametrize("cls", [FitConfig, Limits, Network])
+def test_each_setting_has_a_default_of_its_kind_and_a_sentence(cls: type[UserSettings]) -> None:
+    for setting in declared(cls).values():
+        assert setting.sentence.endswith((".", ")")), setting.name
+        if setting.default is not None:
+            assert setting.kind.check(setting.name, setting.default) == setting.default
+        else:
+            assert setting.kind.optional
+
+
+def test_a_port_beside_a_network() -> None:
+    assert at_port(Network(encrypt=True), 7000) == Network(7000, encrypt=True)
+    assert at_port(Network(7000), 0) == at_port(Network(7000), 7000) == Network(7000)
+    with pytest.raises(ConfigError, match="named twice"):
+        at_port(Network(7001), 7000)
 
 
 def test_updates_that_are_not_finite_are_refused_by_all_but_horovod() -> None:
@@ -82,25 +110,34 @@ def test_a_config_is_frozen_and_travels() -> None:
 def test_restarts() -> None:
     assert FitConfig().restarts == 0
     assert FitConfig(mode="allreduce").restarts == 3
-    assert FitConfig(mode="allreduce", max_restarts=0).restarts == 0
+    assert FitConfig(mode="allreduce", limits=Limits(max_restarts=0)).restarts == 0
 
 
 def test_what_is_saved_makes_the_same_config() -> None:
     config = FitConfig(
-        mode="synchronous", frequency=3, num_workers=2, port="7000-7010", seed=4,
-        rule={"name": "bsp", "payload": "delta"}, server_bind="127.0.0.1", use_gpu=False,
+        mode="synchronous", frequency=3, num_workers=2, seed=4, use_gpu=False,
+        rule={"name": "bsp", "payload": "delta"}, limits=Limits(memory_budget_mb=64),
+        network=Network("7000-7010", "127.0.0.1"),
     )  # fmt: skip
     saved = json.loads(json.dumps(config.to_file()))
     again = FitConfig(**arguments_from_file(saved, "a file"))
-    assert again == dataclasses.replace(config, port=0, server_bind=None)
-    old = json.loads(json.dumps(config.to_dict()))  # earlier versions wrote all of it
-    assert set(old) - set(saved) == set(NETWORK_SETTINGS)
-    assert FitConfig(**arguments_from_file(old, "a file")) == again
+    assert again == dataclasses.replace(config, network=Network())
+    other = json.loads(json.dumps(config.to_dict()))  # as an attacker would write it
+    assert set(other) - set(saved) == {"network"}
+    assert FitConfig(**arguments_from_file(other, "a file")) == again
 
 
 def test_a_file_of_another_version_is_refused() -> None:
     with pytest.raises(ModelError, match=r"(?s)'m.keras'.*another version.*later"):
         arguments_from_file({"mode": "hogwild", "later": 1}, "m.keras")
+    for flat in ("memory_budget_mb", "server_bind"):
+        with pytest.raises(ModelError, match=rf"another version(?s:.*){flat}"):
+            arguments_from_file({"mode": "hogwild", flat: 1}, "m.keras")
+    for limits in ({"memory": 1}, {"stall_timeout_s": 1}, 5):
+        with pytest.raises(ModelError, match="another version"):
+            arguments_from_file({"mode": "hogwild", "limits": limits}, "m.keras")
+    with pytest.raises(ModelError, match="malformed settings: memory_budget_mb"):
+        arguments_from_file({"mode": "hogwild", "limits": {"memory_budget_mb": "x"}}, "m.keras")
 
 
 def test_ports() -> None:
@@ -111,16 +148,16 @@ def test_ports() -> None:
 
 
 def test_encryption_and_where_workers_listen() -> None:
-    network = FitConfig(mode="allreduce", worker_port="7000-7003", worker_bind="10.0.0.0/8").network
-    assert (network.worker_port, network.worker_bind) == ("7000-7003", "10.0.0.0/8")
+    network = Network(worker_port="7000-7003", worker_bind="10.0.0.0/8")
+    assert FitConfig(mode="allreduce", network=network).network == network
     for bad in ({"encrypt": "yes"}, {"encrypt": 1}, {"encrypt": None}, {"worker_bind": "eth0"}):
         with pytest.raises(ConfigError, match=r"encrypt must|worker_bind must"):
-            FitConfig(mode="allreduce", **bad)  # type: ignore[arg-type]
+            Network(**bad)  # type: ignore[arg-type]
     for unused in ({"worker_port": 7000}, {"worker_bind": "10.0.0.1"}):
         with pytest.raises(ConfigError, match="no effect in a mode with a server"):
-            FitConfig(**unused)  # type: ignore[arg-type]
+            FitConfig(network=Network(**unused))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="Horovod's connections cannot be encrypted"):
-        FitConfig(mode="allreduce", communicator="horovod", encrypt=True)
+        FitConfig(mode="allreduce", communicator="horovod", network=Network(encrypt=True))
 
 
 def test_names_are_compared_not_guessed() -> None:
@@ -133,8 +170,8 @@ def test_the_columns_of_a_file() -> None:
     columns = {"features": {"wide": ["a", "b"], "deep": "v"}, "label": "y"}
     assert columns_from_file({"mode": "hogwild", "columns": columns}, "m.keras") == columns
     assert arguments_from_file({"mode": "hogwild", "columns": columns}, "m.keras") == {
-        "mode": "hogwild"
-    }
+        "mode": "hogwild", "limits": Limits(),
+    }  # fmt: skip
     assert columns_from_file({"mode": "hogwild"}, "m.keras") == {}
     without = {"features": "v", "label": None}  # of a model that was compiled without a loss
     assert columns_from_file({"columns": without}, "m.keras") == without

@@ -107,7 +107,8 @@ def test_the_public_face_is_what_the_design_names() -> None:
     }  # fmt: skip
     looking = {"dashboard", "describe", "doctor", "environment"}
     records = {"read_tfrecords", "register_tfrecord", "write_tfrecords"}
-    assert set(sparkdl.__all__) == named | within_run | predicting | looking | records
+    settings = {"Feeding", "Limits", "Network"}
+    assert set(sparkdl.__all__) == named | settings | within_run | predicting | looking | records
     assert all(getattr(sparkdl, name) for name in sparkdl.__all__)
     with pytest.raises(AttributeError, match="no attribute 'SparkModle'"):
         _ = sparkdl.SparkModle

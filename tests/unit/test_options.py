@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl import options
+from sparkdl import values
 from sparkdl.errors import ConfigError
 
 CASES: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
@@ -28,10 +28,10 @@ def test_values_are_allowed_or_refused(
     check: str, arguments: dict[str, Any], allowed: list[Any], refused: list[Any]
 ) -> None:
     for value in allowed:
-        getattr(options, check)("diloco", "momentum", value, **arguments)
+        getattr(values, check)("diloco", "momentum", value, **arguments)
     for value in refused:
         with pytest.raises(ConfigError, match="'diloco'") as caught:
-            getattr(options, check)("diloco", "momentum", value, **arguments)
+            getattr(values, check)("diloco", "momentum", value, **arguments)
         assert "'momentum'" in caught.value.what
         assert caught.value.expected
         assert caught.value.received == f"momentum={value!r}"

@@ -14,6 +14,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.rules.rule import Rule
+from sparkdl.values import bare_options
 from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]
@@ -71,7 +72,7 @@ class ExchangeRule:
         """The constructor arguments, as plain values."""
         return {
             name: value.keras_config() if isinstance(value, FlatOptimizer) else value
-            for name, value in vars(self).items()
+            for name, value in bare_options(self).items()
         }
 
 

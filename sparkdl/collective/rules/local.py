@@ -12,9 +12,9 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
 from sparkdl.errors import ConfigError
-from sparkdl.options import require_whole
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.rules.rule import Commit, Rule
+from sparkdl.values import require_whole
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -16,7 +16,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.options import require_not_negative, require_positive, require_share, require_whole
+from sparkdl.values import require_not_negative, require_positive, require_share, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 _POLL_S = 0.002

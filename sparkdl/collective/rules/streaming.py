@@ -9,9 +9,9 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
-from sparkdl.options import require, require_fraction, require_positive, require_whole
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.rules.rule import Commit
+from sparkdl.values import require, require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -343,8 +343,8 @@ class DistributedTrainer(Trainer):
             )
         return {
             "mode": "asynchronous", "rule": rule, "frequency": self.communication_window,
-            "num_workers": self._workers(), "port": self.master_port,
-            "server_address": self.master_host,
+            "num_workers": self._workers(),
+            "network": sparkdl.Network(self.master_port, server_address=self.master_host),
         }  # fmt: skip
 
 

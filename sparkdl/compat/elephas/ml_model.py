@@ -23,11 +23,12 @@ from sparkdl.files import storage
 from sparkdl.learner.archives.archive import making_models
 from sparkdl.learner.checks.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
+from sparkdl.settings import FLAG, whole
 from sparkdl.spark.columns.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
 from sparkdl.spark.ml.outputs import append_outputs, appended
-from sparkdl.spark.ml.params import flag, plain, text, whole
+from sparkdl.spark.ml.params import plain, taking, text
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
@@ -141,21 +142,21 @@ _TRAINING = (
     ParamSpec("frequency", "'epoch', 'batch', or batches between two exchanges", _name_or_number,
               "auto"),
     ParamSpec("nb_classes", "classes of categorical labels: as many as the last layer has units; "
-              "None: not checked", partial(whole, 1), optional=True),
+              "None: not checked", taking(whole(1)), optional=True),
     ParamSpec("categorical", "labels are class numbers, made one-hot where the last layer has "
-              "several units; False: numbers, for one unit or a sparse loss", flag, True),
-    ParamSpec("epochs", "passes over the rows", partial(whole, 1), 10),
-    ParamSpec("batch_size", "rows per step and worker", partial(whole, 1), 32),
-    ParamSpec("verbose", "0, 1 or 2", partial(whole, 0), 0),
+              "several units; False: numbers, for one unit or a sparse loss", taking(FLAG), True),
+    ParamSpec("epochs", "passes over the rows", taking(whole(1)), 10),
+    ParamSpec("batch_size", "rows per step and worker", taking(whole(1)), 32),
+    ParamSpec("verbose", "0, 1 or 2", taking(whole(0)), 0),
     ParamSpec("validation_split", "share of the rows held out for validation", _share, 0.1),
-    ParamSpec("num_workers", "workers; None: as many as there are task slots", partial(whole, 1),
+    ParamSpec("num_workers", "workers; None: as many as there are task slots", taking(whole(1)),
               optional=True),
     ParamSpec("loss", "name of the loss", _any_plain, optional=True),
     ParamSpec("metrics", "names of the metrics", partial(plain, (list,), "a list of names"),
               optional=True),
 )  # fmt: skip
 _SCORING = (
-    ParamSpec("inference_batch_size", "rows per forward pass", partial(whole, 1), optional=True),
+    ParamSpec("inference_batch_size", "rows per forward pass", taking(whole(1)), optional=True),
 )
 _SETTERS = {"categorical": "categorical_labels", "verbose": "verbosity"}
 """Params whose setter in Elephas has another name."""

@@ -17,6 +17,7 @@ from sparkdl.compat.tfos.nodes import (
     pickled,
     pickled_batches,
 )
+from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.spark.run import run as run_ranks
 from sparkdl.spark.runs.feeding import is_stream
@@ -128,7 +129,7 @@ class TFCluster:
             frame = self._spark.createDataFrame(dataRDD.mapPartitions(pickled), "element binary")
         self._call_nodes(
             call_fed_node, data=frame, epochs=num_epochs or _DEFAULT_EPOCHS,
-            stall_timeout_s=feed_timeout,
+            limits=Limits(stall_timeout_s=feed_timeout),
         )  # fmt: skip
         return None
 
@@ -146,7 +147,7 @@ class TFCluster:
         run = run_ranks(
             call_fed_node, (self._function, self._args, self._facts), roles=self._roles,
             spark=self._spark, communicator="builtin", ps_on_driver=self._ps_on_driver,
-            data=frame, epochs=num_epochs or 1, stall_timeout_s=feed_timeout,
+            data=frame, epochs=num_epochs or 1, limits=Limits(stall_timeout_s=feed_timeout),
         )  # fmt: skip
         assert isinstance(run, StreamingRun)
         self._trained, self._stream = True, run

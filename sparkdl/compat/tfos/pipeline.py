@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from pyspark.ml.base import Estimator, Model
@@ -12,7 +11,8 @@ from pyspark.ml.base import Estimator, Model
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
 from sparkdl.errors import ConfigError
-from sparkdl.spark.ml.params import flag, text, whole
+from sparkdl.settings import FLAG, whole
+from sparkdl.spark.ml.params import taking, text
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.predict import predict
 from sparkdl.spark.session.frames import require_frame
@@ -100,36 +100,36 @@ class TFParams(_Mixed):
         return Namespace(merged)
 
 
-@has_params(ParamSpec("batch_size", "rows per batch", partial(whole, 1), 100, title="BatchSize"))
+@has_params(ParamSpec("batch_size", "rows per batch", taking(whole(1)), 100, title="BatchSize"))
 class HasBatchSize(_Mixed):
     """``batch_size``, with ``setBatchSize`` and ``getBatchSize``; the others likewise."""
 
 
-@has_params(ParamSpec("cluster_size", "nodes of all roles", partial(whole, 1), 1, False,
+@has_params(ParamSpec("cluster_size", "nodes of all roles", taking(whole(1)), 1, False,
                       "ClusterSize"))  # fmt: skip
 class HasClusterSize(_Mixed):
     """``cluster_size``."""
 
 
-@has_params(ParamSpec("num_ps", "parameter servers among them", partial(whole, 0), 0, False,
+@has_params(ParamSpec("num_ps", "parameter servers among them", taking(whole(0)), 0, False,
                       "NumPS"))  # fmt: skip
 class HasNumPS(_Mixed):
     """``num_ps``."""
 
 
-@has_params(ParamSpec("driver_ps_nodes", "servers on the driver", flag, False, False,
+@has_params(ParamSpec("driver_ps_nodes", "servers on the driver", taking(FLAG), False, False,
                       "DriverPSNodes"))  # fmt: skip
 class HasDriverPSNodes(_Mixed):
     """``driver_ps_nodes``."""
 
 
-@has_params(ParamSpec("epochs", "times that the rows are given", partial(whole, 1), 1, False,
+@has_params(ParamSpec("epochs", "times that the rows are given", taking(whole(1)), 1, False,
                       "Epochs"))  # fmt: skip
 class HasEpochs(_Mixed):
     """``epochs``."""
 
 
-@has_params(ParamSpec("grace_secs", "without a meaning here", partial(whole, 0), 30, False,
+@has_params(ParamSpec("grace_secs", "without a meaning here", taking(whole(0)), 30, False,
                       "GraceSecs"))  # fmt: skip
 class HasGraceSecs(_Mixed):
     """``grace_secs``."""
@@ -145,7 +145,7 @@ class HasOutputMapping(_Mixed):
     """``output_mapping``."""
 
 
-@has_params(ParamSpec("input_mode", "InputMode.SPARK", partial(whole, 0), 1, False, "InputMode"))
+@has_params(ParamSpec("input_mode", "InputMode.SPARK", taking(whole(0)), 1, False, "InputMode"))
 class HasInputMode(_Mixed):
     """``input_mode``."""
 
@@ -171,17 +171,17 @@ class HasProtocol(_Mixed):
     """``protocol``."""
 
 
-@has_params(ParamSpec("readers", "for the function", partial(whole, 1), 1, False, "Readers"))
+@has_params(ParamSpec("readers", "for the function", taking(whole(1)), 1, False, "Readers"))
 class HasReaders(_Mixed):
     """``readers``."""
 
 
-@has_params(ParamSpec("steps", "for the function", partial(whole, 1), 1000, False, "Steps"))
+@has_params(ParamSpec("steps", "for the function", taking(whole(1)), 1000, False, "Steps"))
 class HasSteps(_Mixed):
     """``steps``."""
 
 
-@has_params(ParamSpec("tensorboard", "on the chief, while it trains", flag, False, False,
+@has_params(ParamSpec("tensorboard", "on the chief, while it trains", taking(FLAG), False, False,
                       "Tensorboard"))  # fmt: skip
 class HasTensorboard(_Mixed):
     """``tensorboard``."""

@@ -145,22 +145,23 @@ def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int)
 def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
     overhead = overhead_given(setting)
     needed = tasks * WORKER_MB
-    advised = overhead_advised(tasks, config.memory_budget_mb)
+    budget = config.limits.memory_budget_mb
+    advised = overhead_advised(tasks, budget)
     found = f"{overhead} MiB for {tasks} Python worker{'' if tasks == 1 else 's'}"
     if overhead < needed:
         return Check(
             "memory overhead", "error", found,
             f"{needed} MiB or more: Python workers are no part of spark.executor.memory",
             f"spark.executor.memoryOverhead={advised}m "
-            f"({WORKER_MB} MiB and memory_budget_mb={config.memory_budget_mb} for each task)",
+            f"({WORKER_MB} MiB and memory_budget_mb={budget} for each task)",
         )  # fmt: skip
     if overhead < advised:
         smaller = max(1, overhead // tasks - WORKER_MB)
         return Check(
             "memory overhead", "warning", found,
             f"{advised} MiB: for each task {WORKER_MB} MiB, and of its partition up to "
-            f"memory_budget_mb={config.memory_budget_mb}",
-            f"spark.executor.memoryOverhead={advised}m, or SparkModel(memory_budget_mb={smaller})",
+            f"memory_budget_mb={budget}",
+            f"spark.executor.memoryOverhead={advised}m, or Limits(memory_budget_mb={smaller})",
         )  # fmt: skip
     return Check("memory overhead", "ok", found)
 
@@ -208,8 +209,9 @@ def check_probe(
             _check_links(
                 "driver port", to_driver,
                 "every executor connects to the driver",
-                "open this port in the firewall; name a range with SparkModel(port='7000-7010'), "
-                "another address with server_address=; mode='allreduce' needs the ranks only",
+                "open this port in the firewall; name a range with Network(port='7000-7010'), "
+                "another address with Network(server_address=...); mode='allreduce' needs the "
+                "ranks only",
             )
         )  # fmt: skip
         checks.append(_check_clocks(to_driver))
@@ -220,8 +222,9 @@ def check_probe(
         check = _check_links(
             "between ranks", between,
             "executors connect to each other",
-            "open all ports between the executors' machines, or a range with worker_port=, for "
-            "mode='allreduce' and run; the modes with a server need none",
+            "open all ports between the executors' machines, or a range with "
+            "Network(worker_port=...), for mode='allreduce' and run; the modes with a server "
+            "need none",
         )  # fmt: skip
         broken = check.status == "error"
         checks.append(replace(check, status="warning") if broken and with_server else check)

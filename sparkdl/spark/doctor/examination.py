@@ -18,13 +18,13 @@ from typing import Any
 import pyspark
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.config import FitConfig
+from sparkdl.config import FitConfig, Limits
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
 from sparkdl.learner.framework import running_backend
-from sparkdl.network import PortSpec
+from sparkdl.network import Network
 from sparkdl.spark.doctor.cluster_checks import (
     Versions,
     check_allocation,
@@ -192,12 +192,8 @@ def doctor(
     *,
     mode: str = "asynchronous",
     num_workers: int | None = None,
-    port: PortSpec = 0,
-    server_bind: str | None = None,
-    server_address: str | None = None,
-    worker_port: PortSpec = 0,
-    worker_bind: str | None = None,
-    memory_budget_mb: int = 2048,
+    network: Network = Network(),
+    limits: Limits = Limits(),
     checkpoint_dir: str | None = None,
     timeout_s: float = 10.0,
 ) -> DoctorReport:
@@ -209,14 +205,10 @@ def doctor(
 
     Args:
         spark: The session; None: the active one.
-        mode: As for :class:`sparkdl.SparkModel`, like the next seven.
+        mode: As for :class:`sparkdl.SparkModel`, like the next three.
         num_workers: Workers that must run at the same time; None: one.
-        port: The server's port: 0 for any free one, a number, or a range ``'7000-7010'``.
-        server_bind: Address that the server listens on.
-        server_address: Address that workers connect to.
-        worker_port: Where the ranks of ``'allreduce'`` and ``run`` listen for each other.
-        worker_bind: Address or network that they listen on.
-        memory_budget_mb: MiB of a worker's partition that stay in memory.
+        network: Where the driver and, for ``'allreduce'`` and ``run``, the ranks listen.
+        limits: ``memory_budget_mb`` is what stays in memory of a worker's partition.
         checkpoint_dir: A folder that must be writable (any file system), or None.
         timeout_s: Limit for one probe, in seconds; for all together about five times that. The
             tasks that run at the same time have it twice: to begin, and to connect.
@@ -236,11 +228,7 @@ def doctor(
     ok       slots               2, spark.task.cpus=1
     ...
     """
-    config = FitConfig(
-        mode=mode, num_workers=num_workers, port=port, server_bind=server_bind,
-        server_address=server_address, worker_port=worker_port, worker_bind=worker_bind,
-        memory_budget_mb=memory_budget_mb,
-    )  # fmt: skip
+    config = FitConfig(mode=mode, num_workers=num_workers, network=network, limits=limits)
     require_seconds("timeout_s", timeout_s)
     spark = spark if spark is not None else running.session_of()
     running.require_running(spark)
@@ -382,7 +370,7 @@ class _Examination:
     def _driver_host(self) -> str:
         """The address of the driver that executors are told."""
         host = self.setting("spark.driver.host") or "127.0.0.1"
-        return self.config.server_address or host
+        return self.config.network.server_address or host
 
     def _check_hosts(self, executors: Executors, cores: int) -> None:
         try:
@@ -410,7 +398,7 @@ class _Examination:
             try:
                 bind, advertised = listening_address(self.spark, self.config.network)
                 token = secrets.token_bytes(TOKEN_BYTES)
-                echo = stack.enter_context(Echo(bind, self.config.port, token, advertised))
+                echo = stack.enter_context(Echo(bind, self.config.network.port, token, advertised))
             except ResourceError as error:
                 problem = error
             if running.is_connect(self.spark):

@@ -195,7 +195,7 @@ def check_addresses(driver: Facts, executors: Mapping[str, Facts], driver_host: 
             f"the driver's {driver_host!r} is a loopback address for {_few(loopback)}",
             "an address of the driver that other machines reach",
             "set spark.driver.host to it (SPARK_LOCAL_IP on the driver), or correct /etc/hosts, or "
-            "SparkModel(server_bind='0.0.0.0', server_address=<that address>)",
+            "network=Network(server_bind='0.0.0.0', server_address=<that address>)",
         )  # fmt: skip
     return Check("addresses", "ok", f"executors resolve the driver's {driver_host!r}")
 

@@ -89,11 +89,11 @@ def start_all_reduce(
     bind, advertised = listening_address(spark, network)
     settings = Settings(
         num_workers,
-        lease_s=config.worker_timeout_s,
-        start_timeout_s=config.start_timeout_s,
+        lease_s=config.limits.worker_timeout_s,
+        start_timeout_s=config.limits.start_timeout_s,
         max_state_bytes=16 * layout.size_bytes + (64 << 20),
     )
-    listen = ListenOptions("socket", config.port, bind, advertised, web=False)
+    listen = ListenOptions("socket", network.port, bind, advertised, web=False)
     with CoordinatorHost(settings, listen, certificate) as host:
         strategy = BarrierStrategy(gradients, host.endpoint)
         run.set_result(AllReduceRun(host, strategy, num_workers))
@@ -119,9 +119,9 @@ def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
     Ranks that met through the coordinator connect at the same moment; without it one may still
     import its framework.
     """
-    start_s = config.start_timeout_s
+    start_s = config.limits.start_timeout_s
     return {
-        "timeout_s": max(config.worker_timeout_s, start_s),
+        "timeout_s": max(config.limits.worker_timeout_s, start_s),
         "connect_timeout_s": min(CONNECT_TIMEOUT_S, start_s) if live else start_s,
     }
 

@@ -11,14 +11,18 @@ from typing import Any
 from sparkdl.call_arguments import parameters_of, taken_elsewhere
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
-from sparkdl.values import (
-    bare,
-    is_number,
-    require_flag,
-    require_int,
-    require_path,
-    shown,
+from sparkdl.settings import (
+    FLAG,
+    PATH,
+    UserSettings,
+    ValueKind,
+    checked,
+    number_or_text,
+    or_none,
+    setting,
+    whole,
 )
+from sparkdl.values import bare, is_number, shown
 
 _KERAS_FIT_REFUSED = {
     "validation_freq": "validation rows are evaluated after each epoch",
@@ -36,8 +40,56 @@ _KERAS_FIT_TAKEN = (
 )  # fmt: skip
 
 
+def verbosity(verbose: str | int, auto: int = 1) -> int:
+    """0, 1 or 2; ``auto`` for ``'auto'``. Raises ConfigError for anything else."""
+    if isinstance(verbose, str) and verbose == "auto":
+        return auto
+    verbose = bare(verbose)
+    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
+        raise ConfigError(
+            "verbose must say how much to print",
+            expected="'auto', 0, 1 or 2",
+            received=repr(verbose),
+            hint="0 prints nothing, 1 a progress bar, 2 a line per epoch",
+        )
+    return int(verbose)
+
+
+def check_verbose(verbose: Any) -> str | int:
+    """Returns ``'auto'``, 0, 1 or 2; raises ConfigError for anything else."""
+    return "auto" if isinstance(verbose, str) and verbose == "auto" else verbosity(verbose)
+
+
+def check_share(name: str, value: Any) -> float:
+    """Returns ``value`` if it is a share in [0, 1); raises ConfigError."""
+    if not is_number(value) or not 0.0 <= value < 1.0:
+        raise ConfigError(
+            f"{name} must be a share of the rows", expected="0 <= share < 1", received=repr(value)
+        )
+    return float(value)
+
+
+def check_class_weight(class_weight: Any) -> Mapping[int, float]:
+    """Returns class -> weight; raises ConfigError for anything else."""
+    if not (
+        isinstance(class_weight, Mapping)
+        and class_weight
+        and all(isinstance(c, numbers.Integral) and int(c) >= 0 for c in class_weight)
+        and all(
+            isinstance(w, numbers.Real) and 0 <= float(w) < math.inf for w in class_weight.values()
+        )
+    ):
+        raise ConfigError(
+            "class_weight must say what the rows of each class weigh",
+            expected="a dict: class number -> weight, e.g. {0: 1.0, 1: 5.0}",
+            received=shown(class_weight),
+            hint="sklearn's compute_class_weight returns an array: dict(enumerate(weights))",
+        )
+    return class_weight
+
+
 @dataclass(frozen=True)
-class FitArguments:
+class FitArguments(UserSettings):
     """What the user asked of one ``fit``, beside data, columns and callbacks.
 
     Args:
@@ -58,36 +110,21 @@ class FitArguments:
         ConfigError: An argument that is not of its kind.
     """
 
-    epochs: int = 1
-    batch_size: int | None = None
-    verbose: str | int = "auto"
-    validation_split: float = 0.0
-    shuffle: bool = True
-    checkpoint_dir: str | None = None
-    resume: bool = False
-    initial_epoch: int = 0
-    check_data: bool = False
-    class_weight: Mapping[int, float] | None = None
-    steps_per_epoch: int | None = None
-    validation_steps: int | None = None
+    epochs: int = setting(1, whole(1))
+    batch_size: int | None = setting(None, or_none(whole(1)))
+    verbose: str | int = setting("auto", checked(check_verbose, number_or_text))
+    validation_split: float = setting(0.0, ValueKind(check_share, float))
+    shuffle: bool = setting(True, FLAG)
+    checkpoint_dir: str | None = setting(None, or_none(PATH))
+    resume: bool = setting(False, FLAG)
+    initial_epoch: int = setting(0, whole(0))
+    check_data: bool = setting(False, FLAG)
+    class_weight: Mapping[int, float] | None = setting(None, or_none(checked(check_class_weight)))
+    steps_per_epoch: int | None = setting(None, or_none(whole(1)))
+    validation_steps: int | None = setting(None, or_none(whole(1)))
 
     def __post_init__(self) -> None:
-        plain: dict[str, Any] = {
-            "epochs": require_int("epochs", self.epochs, 1),
-            "initial_epoch": require_int("initial_epoch", self.initial_epoch, 0),
-            "validation_split": check_share("validation_split", self.validation_split),
-        }
-        for name in ("batch_size", "steps_per_epoch", "validation_steps"):
-            if getattr(self, name) is not None:
-                plain[name] = require_int(name, getattr(self, name), 1)
-        for name in ("shuffle", "resume", "check_data"):
-            plain[name] = require_flag(name, getattr(self, name))
-        if self.checkpoint_dir is not None:
-            plain["checkpoint_dir"] = require_path("checkpoint_dir", self.checkpoint_dir)
-        for name, value in plain.items():
-            object.__setattr__(self, name, value)
-        _check_class_weight(self.class_weight)
-        verbosity(self.verbose)
+        super().__post_init__()
         if self.resume and self.checkpoint_dir is None:
             raise ConfigError(
                 "resume needs a place to resume from",
@@ -139,25 +176,6 @@ class FitArguments:
 def _last_dimension(shape: tuple[int | None, ...]) -> int | None:
     """How many classes a one-hot label of this shape has; None where it is a number."""
     return shape[-1] if shape and shape[-1] != 1 else None
-
-
-def _check_class_weight(class_weight: Any) -> None:
-    if class_weight is None:
-        return
-    if not (
-        isinstance(class_weight, Mapping)
-        and class_weight
-        and all(isinstance(c, numbers.Integral) and int(c) >= 0 for c in class_weight)
-        and all(
-            isinstance(w, numbers.Real) and 0 <= float(w) < math.inf for w in class_weight.values()
-        )
-    ):
-        raise ConfigError(
-            "class_weight must say what the rows of each class weigh",
-            expected="a dict: class number -> weight, e.g. {0: 1.0, 1: 5.0}",
-            received=shown(class_weight),
-            hint="sklearn's compute_class_weight returns an array: dict(enumerate(weights))",
-        )
 
 
 def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,27 +299,3 @@ def _check_tensorboard(settings: Mapping[str, Any]) -> None:
             received=f"batches {settings['_start_batch']} to {settings['_stop_batch']}",
             hint="sparkdl.tracking.Timeline(path) writes what the workers did, and when",
         )
-
-
-def verbosity(verbose: str | int, auto: int = 1) -> int:
-    """0, 1 or 2; ``auto`` for ``'auto'``. Raises ConfigError for anything else."""
-    if isinstance(verbose, str) and verbose == "auto":
-        return auto
-    verbose = bare(verbose)
-    if not isinstance(verbose, int) or verbose not in (0, 1, 2):
-        raise ConfigError(
-            "verbose must say how much to print",
-            expected="'auto', 0, 1 or 2",
-            received=repr(verbose),
-            hint="0 prints nothing, 1 a progress bar, 2 a line per epoch",
-        )
-    return int(verbose)
-
-
-def check_share(name: str, value: Any) -> float:
-    """Returns ``value`` if it is a share in [0, 1); raises ConfigError."""
-    if not is_number(value) or not 0.0 <= value < 1.0:
-        raise ConfigError(
-            f"{name} must be a share of the rows", expected="0 <= share < 1", received=repr(value)
-        )
-    return float(value)

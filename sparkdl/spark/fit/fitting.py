@@ -240,7 +240,7 @@ def _slots(plan: FitPlan) -> AbstractContextManager[None]:
     if capacity is None or not plan.exchange.all_at_once:
         return nullcontext()
     name = f"fit of model {plan.trained.model.name!r}"
-    limit_s = plan.config.start_timeout_s
+    limit_s = plan.config.limits.start_timeout_s
     return slot_pool(plan.source.spark).take(plan.num_workers, capacity, name, limit_s)
 
 

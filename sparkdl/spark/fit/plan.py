@@ -99,7 +99,7 @@ def loop_settings(
         steps_per_epoch=arguments.steps_per_epoch,
         validation_steps=arguments.validation_steps,
         class_weight=_plain(arguments.class_weight),
-        memory_budget_bytes=config.memory_budget_mb << 20,
+        memory_budget_bytes=config.limits.memory_budget_mb << 20,
         keep_spans=keep_spans,
     )
 

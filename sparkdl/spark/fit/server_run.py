@@ -74,13 +74,13 @@ class ServerRun(CoordinatedRun):
             exchange.rule.bind(num_workers),
             num_workers,
             mode=config.parameter_server_mode,  # type: ignore[arg-type]
-            port=config.port,
+            port=network.port,
             bind_address=bind,
             advertised_address=advertised,
             settings=Settings(
                 num_workers,
-                lease_s=config.worker_timeout_s,
-                start_timeout_s=config.start_timeout_s,
+                lease_s=config.limits.worker_timeout_s,
+                start_timeout_s=config.limits.start_timeout_s,
                 gather=at_once,
             ),
             codec=None if exchange.codec is None else exchange.codec.bind(num_workers),

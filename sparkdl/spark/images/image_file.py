@@ -149,7 +149,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         model: A Keras model instead of ``modelFile``; it stays as it is.
         sparkModelParams: Arguments of :class:`sparkdl.SparkModel`: ``{'mode': 'allreduce'}``.
             No file holds those that say where the driver and the workers listen (``port``,
-            ``server_address``, ...).
+            ``network``).
 
     Raises:
         ConfigError: No model, or no loader.

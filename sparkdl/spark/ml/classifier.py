@@ -121,9 +121,8 @@ class KerasClassifier(
         callbacks: Keras callbacks, run on the driver.
         decoder: Makes the model's input from a binary or image value.
         customObjects: Name -> class or function, beside those found in the model itself.
-        port: Where the server listens. It, ``serverBind``, ``serverAddress``, ``workerPort``,
-            ``workerBind`` and ``encrypt`` are no Params, and no file holds them: see
-            :class:`sparkdl.SparkModel`.
+        network: Where the driver and the workers listen, a :class:`sparkdl.Network`: no Param, and
+            no file holds it.
         featuresCol: A column; a list or dict sets ``featuresCols``.
         **Params: ``explainParams()`` lists them: Spark's columns, ``thresholds``, ``weightCol``,
             ``validationIndicatorCol`` (booleans), and the arguments of :class:`sparkdl.SparkModel`

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-import numpy as np
-
-from sparkdl.config import (
-    COMMUNICATORS,
-    MODES,
-    ON_NAN,
-    TRANSPORTS,
-    FitConfig,
-    check_pad,
-    check_resources,
-    check_use_gpu,
-    parse_frequency,
-)
-from sparkdl.spark.fit.arguments import check_share, verbosity
+from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.settings import ABOVE_ZERO, FLAG, UserSettings, ValueKind, declared, one_of, whole
+from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
-from sparkdl.values import bare, require_name
-
-_DEFAULTS = FitConfig()
+from sparkdl.values import bare
 
 
 def text(value: Any) -> str:
@@ -33,29 +21,6 @@ def text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError("a string")
     return value
-
-
-def flag(value: Any) -> bool:
-    """True or False."""
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError("True or False")
-    return bool(value)
-
-
-def whole(least: int, value: Any) -> int:
-    """A whole number of at least ``least``."""
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or value != int(value) or value < least:
-        raise TypeError(f"a whole number >= {least}")
-    return int(value)
-
-
-def above_zero(value: Any) -> float:
-    """A number above 0."""
-    is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-    if not is_number or not value > 0:
-        raise TypeError("a number above 0")
-    return float(value)
 
 
 def plain(kinds: tuple[type, ...], expected: str, value: Any) -> Any:
@@ -80,12 +45,55 @@ def columns(value: Any) -> Any:
     raise TypeError("names of columns: a list, or a dict name -> column (or a list of columns)")
 
 
-def _named(kind: str, known: Iterable[str]) -> Callable[[Any], Any]:
-    return partial(_require, kind, tuple(known))
+def camel(name: str) -> str:
+    """``batch_size`` -> ``batchSize``."""
+    first, *others = name.split("_")
+    return first + "".join(each.capitalize() for each in others)
 
 
-def _require(kind: str, known: tuple[str, ...], value: Any) -> str:
-    return require_name(kind, value, known)
+def param(
+    cls: type[UserSettings],
+    name: str,
+    convert: Callable[[Any], Any] | None = None,
+    default: Any = None,
+    doc: str = "",
+) -> ParamSpec:
+    """The Param of a declared setting.
+
+    Args:
+        cls: Declares it.
+        name: Its name in snake_case; the Param has it in camelCase.
+        convert: Checks a value in place of the declaration.
+        default: In place of that of the declaration.
+        doc: More about it.
+    """
+    setting = declared(cls)[name]
+    kind, own = setting.kind, camel(name)
+    known = f" One of {', '.join(kind.choices)}." if kind.choices else ""
+    return ParamSpec(
+        own,
+        f"{setting.sentence.replace('``', '')}{known}{doc}",
+        convert or taking(kind, own),
+        setting.default if default is None else default,
+        kind.optional,
+    )
+
+
+def taking(kind: ValueKind, name: str = "the Param") -> Callable[[Any], Any]:
+    """A converter of values for a Param of this kind; a wrong one is a TypeError, as Spark's."""
+    return partial(_of_kind, kind, name)
+
+
+def _of_kind(kind: ValueKind, name: str, value: Any) -> Any:
+    value = bare(value)
+    if kind.parse is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # grids of NumPy have such
+    try:
+        return kind.check(name, value)
+    except UnknownNameError:
+        raise
+    except ConfigError as error:
+        raise TypeError(error.expected) from error
 
 
 def class_weights(value: Any) -> dict[int, float]:
@@ -103,76 +111,33 @@ def class_weights(value: Any) -> dict[int, float]:
     return weights
 
 
-def _checked(check: Callable[[Any], None], value: Any) -> Any:
-    """A number, or a dict of numbers, that the settings of ``SparkModel`` take."""
-    if isinstance(value, Mapping):
-        value = {name: bare(number) for name, number in value.items()}
-    else:
-        value = bare(value)
-    check(value)
-    return value
-
-
-_WHOLE_1, _WHOLE_0 = partial(whole, 1), partial(whole, 0)
 _RULE = partial(plain, (str, dict), "a name, or a dict {'name': ..., option: value}")
 
 MODEL_PARAMS = (
-    ParamSpec("mode", "how workers train together: asynchronous, hogwild, synchronous or "
-              "allreduce", _named("mode", MODES), _DEFAULTS.mode),
-    ParamSpec("frequency", "'auto', 'batch', 'epoch', or batches between two exchanges",
-              parse_frequency, _DEFAULTS.frequency),
-    ParamSpec("parameterServerMode", "the way to the parameter server: auto, shm, socket or http",
-              _named("parameterServerMode", TRANSPORTS), _DEFAULTS.parameter_server_mode),
-    ParamSpec("numWorkers", "workers; None: as many as there are task slots", _WHOLE_1,
-              optional=True),
-    ParamSpec("batchSize", "rows per step and worker", _WHOLE_1, _DEFAULTS.batch_size),
-    ParamSpec("rule", "how an exchange changes the weights: a name, or a dict of a name and "
-              "options; None: the mode's default", _RULE, optional=True),
-    ParamSpec("communicator", "what mode allreduce goes through: auto, horovod or builtin",
-              _named("communicator", COMMUNICATORS), _DEFAULTS.communicator),
-    ParamSpec("compression", "the codec of what travels: a name, or a dict of a name and options; "
-              "None: float32", _RULE, optional=True),
-    ParamSpec("repartition", "spread the rows over the workers; False: the partitions as they are",
-              flag, _DEFAULTS.repartition),
-    ParamSpec("memoryBudgetMb", "a partition larger than this is spilled to disk, in MiB",
-              _WHOLE_1, _DEFAULTS.memory_budget_mb),
-    ParamSpec("startTimeoutS", "wait for all workers of a synchronous run to start, in seconds",
-              above_zero, _DEFAULTS.start_timeout_s),
-    ParamSpec("workerTimeoutS", "a worker that was silent for longer counts as dead, in seconds",
-              above_zero, _DEFAULTS.worker_timeout_s),
-    ParamSpec("maxRestarts", "how often a lost stage of mode allreduce begins again; None: 3",
-              _WHOLE_0, optional=True),
-    ParamSpec("resources", "what each task of the training stage asks of its executor: resource -> "
-              "amount, such as {'cpus': 4, 'gpu': 1}; None: the application's settings",
-              partial(_checked, check_resources), optional=True),
-    ParamSpec("onNan", "what becomes of an update that is not finite: raise, skip or ignore",
-              _named("onNan", ON_NAN), _DEFAULTS.on_nan),
+    *(param(FitConfig, name) for name in (
+        "mode", "frequency", "parameter_server_mode", "num_workers", "batch_size", "communicator",
+        "repartition", "resources", "on_nan",
+    )),
+    param(FitConfig, "rule", _RULE), param(FitConfig, "compression", _RULE),
 )  # fmt: skip
 """Arguments of :class:`sparkdl.SparkModel`, in camelCase."""
 
+LIMITS_PARAMS = tuple(param(Limits, name) for name in LIMITS_OF_FIT)
+"""Fields of :class:`sparkdl.Limits`, in camelCase."""
+
 FIT_PARAMS = (
-    ParamSpec("epochs", "passes over the rows", _WHOLE_1, 1),
-    ParamSpec("verbose", "0 prints nothing, 1 a progress bar, 2 a line per epoch; or 'auto'",
-              verbosity, 0),
-    ParamSpec("validationSplit", "share of the rows held out for validation", partial(
-              check_share, "validationSplit"), 0.0),
-    ParamSpec("shuffle", "new row order in each epoch", flag, True),
-    ParamSpec("checkpointDir", "folder for a checkpoint after each epoch; None: none", text,
-              optional=True),
-    ParamSpec("resume", "go on from the last checkpoint in checkpointDir", flag, False),
-    ParamSpec("checkData", "refuse NaN and infinity before training", flag, False),
-    ParamSpec("classWeight", "what the rows of each class weigh: class number -> weight; without "
-              "weightCol", class_weights, optional=True),
-    ParamSpec("stepsPerEpoch", "batches of each worker in an epoch, which goes on where the one "
-              "before ended; None: all rows, once", _WHOLE_1, optional=True),
-    ParamSpec("validationSteps", "batches of each worker to validate on, at most; None: all",
-              _WHOLE_1, optional=True),
+    *(param(FitArguments, name) for name in (
+        "epochs", "validation_split", "shuffle", "checkpoint_dir", "resume", "check_data",
+        "steps_per_epoch", "validation_steps",
+    )),
+    param(FitArguments, "verbose", default=0),
+    param(FitArguments, "class_weight", class_weights, doc=" Without weightCol."),
 )  # fmt: skip
 """Arguments of :meth:`sparkdl.SparkModel.fit`, in camelCase."""
 
 BUILD_PARAMS = (
-    ParamSpec("learningRate", "the optimizer's; None: the one that it was made with", above_zero,
-              optional=True),
+    ParamSpec("learningRate", "the optimizer's; None: the one that it was made with",
+              taking(ABOVE_ZERO), optional=True),
     ParamSpec("builderArgs", "keyword arguments of modelBuilder, to be varied in a grid",
               partial(plain, (dict,), "a dict of keyword arguments"), optional=True),
 )  # fmt: skip
@@ -184,20 +149,16 @@ FEATURE_PARAMS = (
 )  # fmt: skip
 
 SCORING_PARAMS = (
-    ParamSpec("inferenceBatchSize", "rows per forward pass", _WHOLE_1, 256),
+    ParamSpec("inferenceBatchSize", "rows per forward pass", taking(whole(1)), 256),
     ParamSpec("handleInvalid", "what becomes of rows that no model can take (nulls): error, skip "
               "(left out) or keep (with nulls as predictions)",
-              _named("handleInvalid", ("error", "skip", "keep")), "error"),
-    ParamSpec("pad", "for arrays of different length: a number, or input name -> number, that each "
-              "batch is padded with to its longest row; None: no such arrays",
-              partial(_checked, check_pad), optional=True),
-    ParamSpec("useGpu", "'auto': the GPUs that Spark gives to a task; True: fail without; False: "
-              "none", check_use_gpu, "auto"),
+              taking(one_of(("error", "skip", "keep")), "handleInvalid"), "error"),
+    param(FitConfig, "pad"), param(FitConfig, "use_gpu"),
 )  # fmt: skip
 
 LOGITS_PARAM = ParamSpec(
     "fromLogits", "whether the model gives logits instead of probabilities; None: as its loss says",
-    flag, optional=True,
+    taking(FLAG), optional=True,
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model, making_models
 from sparkdl.learner.steps.keras_learner import require_loadable
+from sparkdl.network import Network
 from sparkdl.values import shown
 
 _COMPILED = ("optimizer", "loss", "metrics")
@@ -28,7 +29,7 @@ class Parts:
         callbacks: Keras callbacks.
         decoder: See :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function.
-        network: :data:`sparkdl.config.NETWORK_SETTINGS` by name; never saved.
+        network: Where the driver and the workers listen; never saved.
     """
 
     archive: ModelArchive | None = None
@@ -37,7 +38,7 @@ class Parts:
     callbacks: tuple[Any, ...] = ()
     decoder: Any = None
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
-    network: Mapping[str, Any] = field(default_factory=dict)
+    network: Network = Network()
 
     def with_model(self, model: Any) -> Parts:
         """With a Keras model as it is now: what is done to it later changes nothing here.

@@ -10,12 +10,23 @@ from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
 from pyspark.sql import types as T
 
+from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.network import Network
+from sparkdl.settings import declared, require_instance
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import BUILD_PARAMS, FIT_PARAMS, MODEL_PARAMS, ColumnsStage, snake
+from sparkdl.spark.ml.params import (
+    BUILD_PARAMS,
+    FIT_PARAMS,
+    LIMITS_PARAMS,
+    MODEL_PARAMS,
+    ColumnsStage,
+    camel,
+    snake,
+)
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.summary import TrainingSummary
@@ -37,19 +48,20 @@ class StageFit:
     arguments: dict[str, Any]
 
 
-@has_params(*MODEL_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
+@has_params(*MODEL_PARAMS, *LIMITS_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
 class TrainingStage(ColumnsStage):
     """What the estimators share. Training goes through :class:`sparkdl.SparkModel`."""
 
     PARTS = (
         "customObjects", "model", "modelBuilder", "optimizer", "loss", "metrics", "callbacks",
-        "decoder", "port", "serverBind", "serverAddress", "workerPort", "workerBind", "encrypt",
+        "decoder", "network",
     )  # fmt: skip
     REFUSED: ClassVar[Mapping[str, str]] = {
         "sinks": "callbacks=[...] hear of each epoch; sparkdl.SparkModel(...).fit has sinks",
         "timeline": "sparkdl.SparkModel(...).fit(timeline=...) draws a fit of the same model",
         "profile": "sparkdl.SparkModel(...).fit(profile=True) prints where the time went",
         "initialEpoch": "resume=True with checkpointDir goes on in the epoch where it ended",
+        **{camel(name): f"network=Network({name}=...)" for name in declared(Network)},
     }
     _parts: Parts
 
@@ -92,34 +104,10 @@ class TrainingStage(ColumnsStage):
         """Sets name -> class or function, beside those found in the model itself."""
         return self._with(replace(self._parts, custom_objects=require_objects(objects)))
 
-    def setPort(self: E, port: Any) -> E:
-        """Sets the server's port; no file holds it."""
-        return self._with_network("port", port)
-
-    def setServerBind(self: E, address: str | None) -> E:
-        """Sets the address that the server listens on; no file holds it."""
-        return self._with_network("server_bind", address)
-
-    def setServerAddress(self: E, address: str | None) -> E:
-        """Sets the address that workers connect to; no file holds it."""
-        return self._with_network("server_address", address)
-
-    def setWorkerPort(self: E, port: Any) -> E:
-        """Sets the workers' own ports in mode allreduce; no file holds them."""
-        return self._with_network("worker_port", port)
-
-    def setWorkerBind(self: E, address: str | None) -> E:
-        """Sets the address that workers listen on in mode allreduce; no file holds it."""
-        return self._with_network("worker_bind", address)
-
-    def setEncrypt(self: E, encrypt: Any) -> E:
-        """Sets whether what leaves a host is encrypted; no file holds it."""
-        return self._with_network("encrypt", encrypt)
-
-    def _with_network(self: E, name: str, value: Any) -> E:
-        network = {k: v for k, v in self._parts.network.items() if k != name}
-        if value is not None:
-            network[name] = value
+    def setNetwork(self: E, network: Network | None) -> E:
+        """Sets where the driver and the workers listen, and whether they encrypt; no file holds
+        it."""
+        network = Network() if network is None else require_instance("network", network, Network)
         return self._with(replace(self._parts, network=network))
 
     def _with(self: E, parts: Parts) -> E:
@@ -203,7 +191,10 @@ class TrainingStage(ColumnsStage):
             "seed": self.getOrDefault("seed"), "use_gpu": self.getOrDefault("useGpu"),
             "pad": self.getOrDefault("pad"),
             **{snake(spec.name): self.getOrDefault(spec.name) for spec in MODEL_PARAMS},
-            **parts.network,
+            "limits": Limits(
+                **{snake(spec.name): self.getOrDefault(spec.name) for spec in LIMITS_PARAMS}
+            ),
+            "network": parts.network,
         }  # fmt: skip
         arguments = {
             "validation_data": self._validation(schema), "callbacks": list(parts.callbacks) or None,

@@ -317,7 +317,7 @@ class SlotPool:
                     hint="a fit inside another one's callback waits for itself"
                     if inside
                     else "wait for the other to end, give each fewer workers, or raise "
-                    "start_timeout_s",
+                    "Limits(start_timeout_s=...)",
                 )
             self._changed.wait(LOOK_S)
 

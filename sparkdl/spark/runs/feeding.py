@@ -4,22 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, get_args
 
+from sparkdl.config import Limits
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.stream_feed import StreamSettings
+from sparkdl.settings import PATH, UserSettings, checked, one_of, or_none, setting, whole
 from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.session.frames import is_frame, is_vector_column
 from sparkdl.spark.session.running import is_connect, require_running, session_of
-from sparkdl.values import require_flag, require_int, require_name, require_seconds
+from sparkdl.values import require_flag, require_int
 
-STALL_S = 600.0
-"""Seconds for which a function may ask for no rows while there are some, by default."""
+
+def _check_trigger(trigger: Any) -> Mapping[str, Any]:
+    """Returns arguments of Spark's trigger; raises ConfigError."""
+    if isinstance(trigger, Mapping) and trigger:
+        return trigger
+    raise ConfigError(
+        "trigger must be arguments of Spark's trigger",
+        expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
+        received=repr(trigger)[:200],
+    )
+
+
+@dataclass(frozen=True)
+class Feeding(UserSettings):
+    """How ``run(fn, data=...)`` gives the rows to the functions, beside ``epochs`` and ``shuffle``.
+
+    Args:
+        seed: Seed of the order that ``shuffle`` makes.
+        uneven: What happens where ranks have different numbers of rows. ``'drop'``: each epoch has
+            as many as the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank
+            with most, others begin again; ``'join'``: as many batches as the rank with most, those
+            beyond a rank's own rows are arrays of no rows (``len`` 0), with which its function
+            takes part in what the ranks do together; ``'keep'``: each its own, for functions in
+            which the ranks do not wait for each other. A stream's micro-batches are treated as
+            epochs, without ``'join'``. None: ``'drop'``, and ``'keep'`` for a stream, of which no
+            row is lost.
+        checkpoint_dir: Folder in which Spark keeps its place in a stream: another run with the same
+            folder goes on there. A micro-batch that was not taken to its end comes again, with the
+            same ``batch_id``. None: each run begins anew.
+        trigger: When a stream's micro-batch begins, as arguments of Spark's
+            ``DataStreamWriter.trigger``, such as ``{'processingTime': '10 seconds'}``;
+            ``{'availableNow': True}`` ends with the rows that are there. None: as soon as there are
+            rows.
+
+    Raises:
+        ConfigError: A value that is not of its kind.
+    """
+
+    seed: int = setting(0, whole(0))
+    uneven: Uneven | None = setting(None, or_none(one_of(get_args(Uneven))))
+    checkpoint_dir: str | None = setting(None, or_none(PATH))
+    trigger: Mapping[str, Any] | None = setting(None, or_none(checked(_check_trigger)))
 
 
 def is_stream(data: Any) -> bool:
@@ -71,10 +114,9 @@ def feed_settings(
     data: Any,
     epochs: int | None,
     shuffle: bool,
-    seed: int,
+    feeding: Feeding,
+    limits: Limits,
     uneven: Uneven,
-    memory_budget_mb: int,
-    stall_timeout_s: float | None = None,
 ) -> FeedSettings | None:
     """The arguments of ``run`` about its data, checked, still without columns; None without data.
 
@@ -83,24 +125,22 @@ def feed_settings(
     """
     if epochs is not None:
         epochs = require_int("epochs", epochs, 1)
-    require_name("uneven", uneven, get_args(Uneven))
-    memory_budget_mb = require_int("memory_budget_mb", memory_budget_mb, 1)
-    if stall_timeout_s is not None:
-        stall_timeout_s = require_seconds("stall_timeout_s", stall_timeout_s)
-    if data is None and stall_timeout_s == STALL_S:
-        stall_timeout_s = None
-    settings = FeedSettings(
-        (), epochs, require_flag("shuffle", shuffle), require_int("seed", seed, 0), uneven,
-        memory_budget_mb << 20, stall_timeout_s,
-    )  # fmt: skip
-    if data is None and settings != FeedSettings(()):
+    shuffle = require_flag("shuffle", shuffle)
+    of_data = {"memory_budget_mb", "stall_timeout_s"}
+    told = [*feeding.changed(), *(name for name in limits.changed() if name in of_data)]
+    if data is None and (told or epochs != 1 or shuffle):
         raise ConfigError(
             "run is told how to give rows to the function, and has none",
-            expected="data=..., or none of epochs, shuffle, seed, uneven, memory_budget_mb "
+            expected="data=..., or none of epochs, shuffle, feeding=Feeding(...), memory_budget_mb "
             "and stall_timeout_s",
-            received="data=None",
+            received="data=None, " + ", ".join(told or ["epochs or shuffle"]),
         )
-    return None if data is None else settings
+    if data is None:
+        return None
+    return FeedSettings(
+        (), epochs, shuffle, feeding.seed, uneven, limits.memory_budget_mb << 20,
+        limits.stall_timeout_s,
+    )  # fmt: skip
 
 
 def dealt_to_first(frame: Any, fed: int, ranks: int) -> Any:
@@ -156,23 +196,17 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
     )
 
 
-def check_streaming(data: Any, checkpoint_dir: Any, trigger: Any) -> None:
+def check_streaming(data: Any, feeding: Feeding) -> None:
     """Refuses arguments about a stream that cannot be used, or where there is none.
 
     Raises:
-        ConfigError: No stream, a Spark Connect session, or a trigger that is none.
+        ConfigError: No stream, or a Spark Connect session.
         ResourceError: The session of the data has been stopped.
     """
-    if trigger is not None and not (isinstance(trigger, Mapping) and trigger):
-        raise ConfigError(
-            "trigger must be arguments of Spark's trigger",
-            expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
-            received=repr(trigger)[:200],
-        )
     if is_frame(data):
         require_running(data.sparkSession)
     if not is_stream(data):
-        if checkpoint_dir is None and trigger is None:
+        if feeding.checkpoint_dir is None and feeding.trigger is None:
             return
         raise ConfigError(
             "run is told how to read a stream, and has none",

@@ -36,9 +36,6 @@ from sparkdl.transport.listeners import ListenOptions
 from sparkdl.user_warnings import warn_user
 from sparkdl.values import require_name
 
-START_TIMEOUT_S = 300.0
-
-
 _LOG = logging.getLogger("sparkdl")
 
 

@@ -28,9 +28,10 @@ def driver_address(spark: Any) -> tuple[str, str]:
     if is_connect(spark) and not _can_bind(bind):
         raise ResourceError(
             "the parameter server runs here, and executors are not known to reach this client",
-            expected="a session on the cluster's driver, or server_bind and server_address",
+            expected="a session on the cluster's driver, or a Network with server_bind and "
+            "server_address",
             received=f"a Spark Connect client; Spark's driver is {host}",
-            hint="mode='allreduce' works from here; or SparkModel(..., server_bind=..., "
+            hint="mode='allreduce' works from here; or network=Network(server_bind=..., "
             "server_address=<an address of this machine that executors reach>)",
         )
     return bind, host

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+from sparkdl.config import Limits
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import SparkDLError
@@ -16,7 +17,6 @@ from sparkdl.program.nodes import Program
 from sparkdl.program.surroundings import Surroundings
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
-from sparkdl.spark.runs.function_stage import START_TIMEOUT_S
 from sparkdl.spark.runs.launcher import SparkLauncher
 from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.runs.resources import resource_profile
@@ -47,9 +47,11 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
     with ExitStack() as stack:
         slots = capacity.count_slots(spark, profile)
         if slots is not None:
-            stack.enter_context(slot_pool(spark).take(count, slots, "launch", START_TIMEOUT_S))
+            stack.enter_context(
+                slot_pool(spark).take(count, slots, "launch", Limits.start_timeout_s)
+            )
         listen = ListenOptions("socket", network.port, bind, advertised, web=False)
-        settings = Settings(count, start_timeout_s=START_TIMEOUT_S)
+        settings = Settings(count, start_timeout_s=Limits.start_timeout_s)
         host = stack.enter_context(CoordinatorHost(settings, listen, certificate))
 
         def look() -> None:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.config import FitConfig
+from sparkdl.config import Limits
 from sparkdl.errors import ConfigError
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.spark_errors import java_message, memory_exceeded
@@ -103,7 +103,7 @@ def memory_hint(reason: str, setting: Setting) -> str | None:
     tasks = max(1, cores // cpus)
     given = overhead_given(setting)
     # with at least the advised amount the model or the batches are larger than that allows for
-    budget = FitConfig.memory_budget_mb  # the default; this stage's own is not known here
+    budget = Limits.memory_budget_mb  # the default; this stage's own is not known here
     wanted = max(overhead_advised(tasks, budget), math.ceil(given * 1.5 / 256) * 256)
     return (
         f"a container exceeded its memory{f' ({used})' if used else ''}: Python workers "

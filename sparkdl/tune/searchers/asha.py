@@ -7,10 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.options import require, require_whole
 from sparkdl.tune.searchers.rungs import epochs_of_rungs, make_rungs, rungs_that_differ
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
+from sparkdl.values import require, require_whole
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.options import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import Asha
 from sparkdl.tune.searchers.rungs import (
     epochs_of_rungs,
@@ -15,6 +14,7 @@ from sparkdl.tune.searchers.rungs import (
 )
 from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
 from sparkdl.tune.segment import Segment
+from sparkdl.values import require, require_one_of, require_whole
 
 _MODES = ("aggressive", "standard", "conservative")
 

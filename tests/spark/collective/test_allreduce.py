@@ -21,7 +21,7 @@ from needed import needs_spark
 from scripted import run_script
 from spark_models import make_mlp
 
-from sparkdl import SparkModel
+from sparkdl import Limits, SparkModel
 from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
 
 
@@ -315,8 +315,8 @@ def test_a_worker_that_hangs_is_named(digits_df: Any) -> None:
         stopped[0].suspend()
 
     spark_model = SparkModel(
-        make_mlp(), "allreduce", num_workers=2, start_timeout_s=10, worker_timeout_s=5,
-        communicator="builtin",
+        make_mlp(), "allreduce", num_workers=2, communicator="builtin",
+        limits=Limits(start_timeout_s=10, worker_timeout_s=5),
     )  # fmt: skip
     started = time.monotonic()
     try:
@@ -333,7 +333,7 @@ def test_without_restarts_a_lost_worker_is_an_error(digits_df: Any) -> None:
     def kill() -> None:
         _training()[0].kill()
 
-    spark_model = SparkModel(make_mlp(), "allreduce", num_workers=2, max_restarts=0)
+    spark_model = SparkModel(make_mlp(), "allreduce", num_workers=2, limits=Limits(max_restarts=0))
     started = time.monotonic()
     with pytest.raises(WorkerError):
         spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[AtEpoch(1, kill)])
@@ -373,7 +373,7 @@ def test_what_makes_no_sense_is_refused_before_any_job() -> None:
     with pytest.raises(ConfigError, match="codec"):
         SparkModel(model, "allreduce", compression="topk")
     with pytest.raises(ConfigError, match="max_restarts has no effect"):
-        SparkModel(model, "asynchronous", max_restarts=2)
+        SparkModel(model, "asynchronous", limits=Limits(max_restarts=2))
     with pytest.raises(ConfigError, match="communicator has no effect"):
         SparkModel(model, "asynchronous", communicator="builtin")
 

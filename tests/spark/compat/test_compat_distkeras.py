@@ -10,6 +10,7 @@ import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
 
+from sparkdl import Network
 from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 from sparkdl.compat.distkeras.predictors import ModelPredictor
 from sparkdl.compat.distkeras.trainers import (
@@ -137,8 +138,8 @@ def test_settings_of_trainers() -> None:
     made.set_num_epoch(3)
     made.set_master("10.0.0.1")
     assert made._settings() == {
-        "mode": "asynchronous", "rule": "downpour", "frequency": 5, "num_workers": 4, "port": 0,
-        "server_address": "10.0.0.1",
+        "mode": "asynchronous", "rule": "downpour", "frequency": 5, "num_workers": 4,
+        "network": Network(server_address="10.0.0.1"),
     }  # fmt: skip
     assert (made.get_minibatch_size(), made.get_num_epoch()) == (64, 3)
     assert isinstance(made.serialize(), bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,8 @@ from sparkdl.compat.elephas.spark_model import (
 )
 from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
-from sparkdl.config import NETWORK_SETTINGS
 from sparkdl.errors import ConfigError, ModelError, ResourceError
+from sparkdl.network import Network
 
 X = np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
 Y = np.eye(3)[X.argmax(1)]
@@ -108,7 +109,7 @@ def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: 
 @needs_safe_hdf5
 def test_an_hdf5_file_does_not_say_where_the_driver_listens(tmp_path: Path) -> None:
     path = f"{tmp_path}/m.h5"
-    made = SparkModel(network(), 2, None, 16, port=7000, server_address="10.0.0.1")
+    made = SparkModel(network(), 2, None, 16, port=7000, network=Network(server_address="10.0.0.1"))
     made.save(path)
     with h5py.File(path, mode="a") as file:
         saved = json.loads(file.attrs["distributed_config"])
@@ -117,16 +118,13 @@ def test_an_hdf5_file_does_not_say_where_the_driver_listens(tmp_path: Path) -> N
             "num_workers": 2, "batch_size": 16,
         }  # fmt: skip
         saved["config"] |= {  # as an attacker would
-            "port": 7100, "server_bind": "0.0.0.0", "server_address": "elsewhere",
-            "worker_port": 7200, "worker_bind": "0.0.0.0", "encrypt": False,
-            "custom_objects": {"Dense": None},
+            "port": 7100, "network": {"server_bind": "0.0.0.0", "server_address": "elsewhere"},
+            "server_address": "elsewhere", "encrypt": False, "custom_objects": {"Dense": None},
         }  # fmt: skip
         file.attrs["distributed_config"] = json.dumps(saved)
     loaded = load_spark_model(path).get_config()
     mine = SparkModel(network(), 2, None, 16).get_config()
-    assert {name: loaded[name] for name in NETWORK_SETTINGS} == {
-        name: mine[name] for name in NETWORK_SETTINGS
-    }
+    assert loaded["network"] == mine["network"] == asdict(Network())
     assert (loaded["num_workers"], loaded["batch_size"]) == (2, 16)
 
 

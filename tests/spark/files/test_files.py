@@ -20,7 +20,7 @@ from pyarrow import feather
 from spark_models import make_mlp
 
 import sparkdl
-from sparkdl import SparkModel, load_spark_model
+from sparkdl import Feeding, SparkModel, load_spark_model
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, storage
 from sparkdl.files.file_system import DamagedFileError
@@ -226,7 +226,10 @@ def test_files_of_a_system_that_only_spark_knows_train_and_feed(
 
     said = pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves")
     with said if kind == "parquet" else contextlib.nullcontext():
-        assert sum(sparkdl.run(take, num_workers=2, data=path, uneven="keep")) == count
+        assert (
+            sum(sparkdl.run(take, num_workers=2, data=path, feeding=Feeding(uneven="keep")))
+            == count
+        )
     (tmp_path / "behind" / f"rows.{kind}").rename(tmp_path / "behind" / "unnamed")
     if kind == "parquet":  # the names of the files say it; those of written TFRecords do not
         assert sum(sparkdl.run(take, num_workers=2, data=f"{mounted}/unnamed")) > 0
@@ -290,7 +293,7 @@ def test_what_only_python_reads_is_never_taken_from_another_place(
     def take(feed: Any) -> int:
         return sum(len(batch["label"]) for batch in feed.batches(100))
 
-    options: dict[str, Any] = {"data": f"{folder}/rows.parquet", "uneven": "keep"}
+    options: dict[str, Any] = {"data": f"{folder}/rows.parquet", "feeding": Feeding(uneven="keep")}
     with pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves"):
         assert sum(sparkdl.run(take, num_workers=2, **options)) == 300
 

@@ -11,7 +11,7 @@ from pyarrow import feather
 from spark_models import make_mlp
 
 import sparkdl
-from sparkdl import SparkModel
+from sparkdl import Limits, SparkModel
 from sparkdl.progress.events import EpochEnded
 from sparkdl.spark.session.versions import table_of_frame
 
@@ -34,7 +34,7 @@ def files(spark: Any, digits_df: Any, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
 def test_files_train_as_their_frame_does(spark: Any, files: Path, kind: str, mode: str) -> None:
     path = str(files / f"rows.{kind}")
-    model = SparkModel(make_mlp(), mode=mode, num_workers=2, memory_budget_mb=1)
+    model = SparkModel(make_mlp(), mode=mode, num_workers=2, limits=Limits(memory_budget_mb=1))
     history = model.fit(path, epochs=4, batch_size=32, validation_split=0.2, verbose=0).history
     assert history["loss"][-1] < 0.6 * history["loss"][0]
     assert history["val_loss"][-1] < history["val_loss"][0]
@@ -73,7 +73,9 @@ def test_files_larger_than_the_budget_go_through_disk(
     many = [f"{tmp_path}/rows.parquet"] * 3
     spark.read.parquet(*many).repartition(4).write.parquet(f"{tmp_path}/many.parquet")
     count = 9 * digits_df.count()
-    model = SparkModel(make_mlp(), mode="allreduce", num_workers=2, memory_budget_mb=1)
+    model = SparkModel(
+        make_mlp(), mode="allreduce", num_workers=2, limits=Limits(memory_budget_mb=1)
+    )
     trained: list[int] = []
 
     def hear(event: Any) -> None:

@@ -20,9 +20,9 @@ from sparkdl import (
     KerasImageFileEstimator,
     KerasImageFileTransformer,
 )
-from sparkdl.config import NETWORK_SETTINGS
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml import trusted
+from sparkdl.network import Network
 from sparkdl.spark.images import image_file
 
 Image = pytest.importorskip("PIL.Image")
@@ -190,14 +190,14 @@ def test_where_the_driver_listens_is_never_for_a_file_to_say(
     paths: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = {
-        "port": 7000, "server_bind": "0.0.0.0", "server_address": "elsewhere",
-        "worker_port": "7100-7110", "worker_bind": "10.0.0.0/8", "encrypt": False,
+        "port": 7000, "network": {"server_address": "elsewhere", "encrypt": False},
     }  # fmt: skip
-    assert set(network) == set(NETWORK_SETTINGS)
     own = {"num_workers": 1, "mode": "synchronous"}
     estimator = KerasImageFileEstimator(
         inputCol="path", outputCol="p", labelCol="label", model=cnn(), imageLoader=load,
-        kerasLoss="sparse_categorical_crossentropy", sparkModelParams={**network, **own},
+        kerasLoss="sparse_categorical_crossentropy", sparkModelParams={
+            "port": 7000, "network": Network(server_address="elsewhere", encrypt=False), **own,
+        },
     )  # fmt: skip
     estimator.save(f"{tmp_path}/e")
     (file,) = (tmp_path / "e" / "metadata").glob("part-*")

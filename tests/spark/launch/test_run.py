@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
+from sparkdl import Network
+from sparkdl.errors import (
+    ConfigError,
+    ResourceError,
+    UnknownArgumentError,
+    UnknownNameError,
+    WorkerError,
+)
 from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
 from sparkdl.spark.runs import capacity, function_stage
 
@@ -353,8 +360,8 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
     os.environ["TF_CONFIG"] = "the driver's own"
     try:
         told = sparkdl.run(
-            work, num_workers=2, communicator="builtin", tf_config=True,
-            worker_port=(first, first + 9),
+            work, num_workers=2, communicator="builtin", distributed="tensorflow",
+            network=Network(worker_port=(first, first + 9)),
         )  # fmt: skip
         assert os.environ["TF_CONFIG"] == "the driver's own"
     finally:
@@ -378,5 +385,5 @@ def test_tensorflow_finds_all_ranks_by_tf_config(spark: Any):
     left = sparkdl.run(after, num_workers=2, communicator="builtin")
     assert [told for told, _ in left] == [None, None]
     assert not set(processes) & {pid for _, pid in left}
-    with pytest.raises(ConfigError, match="True or False"):
-        sparkdl.run(after, tf_config={"cluster": {}})  # type: ignore[arg-type]
+    with pytest.raises(UnknownArgumentError, match="hint: distributed='tensorflow'"):
+        sparkdl.run(after, tf_config=True)  # type: ignore[call-arg]

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import feather
 
 import sparkdl
+from sparkdl import Feeding, Limits
 from sparkdl.errors import ConfigError, WorkerError
 
 
@@ -34,7 +35,9 @@ def test_every_rank_takes_equal_steps(spark: Any) -> None:
     assert dropped[0][0] == dropped[1][0]
     assert dropped[0][2] == dropped[1][2]
     assert not dropped[0][1] & dropped[1][1]
-    padded = sparkdl.run(take, (16,), num_workers=2, data=df, uneven="pad", shuffle=True)
+    padded = sparkdl.run(
+        take, (16,), num_workers=2, data=df, feeding=Feeding(uneven="pad"), shuffle=True
+    )
     assert padded[0][0] == padded[1][0]
     assert padded[0][1] | padded[1][1] == set(range(101))
 
@@ -53,7 +56,7 @@ def test_ranks_without_rows_join_the_others(spark: Any, tmp_path: Path) -> None:
             sizes.append(len(batch["id"]))
         return total[0] / total[1], sizes
 
-    ranks = sparkdl.run(mean, num_workers=2, data=path, uneven="join", spark=spark)
+    ranks = sparkdl.run(mean, num_workers=2, data=path, feeding=Feeding(uneven="join"), spark=spark)
     assert ranks == [(50.0, [50, 0]), (50.0, [50, 1])]
 
 
@@ -69,7 +72,9 @@ def test_a_frame_without_rows_gives_an_empty_feed(spark: Any, uneven: Any) -> No
     local = pd.DataFrame({"x": np.zeros(0)})
     frames = [rows.where("x > 1000"), rows.limit(0), rows.where("1 = 0"), local]
     for data in frames if uneven == "drop" else frames[1:2]:
-        ranks = sparkdl.run(take, num_workers=2, data=data, uneven=uneven, spark=spark)
+        ranks = sparkdl.run(
+            take, num_workers=2, data=data, feeding=Feeding(uneven=uneven), spark=spark
+        )
         assert ranks == [(0, True, []), (1, True, [])]
 
 
@@ -94,7 +99,9 @@ def test_parquet_files_by_their_path(spark: Any, tmp_path: Path, column: str) ->
     def take(feed: Any) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in feed]
 
-    shares = sparkdl.run(take, num_workers=2, data=path, uneven="keep", spark=spark)
+    shares = sparkdl.run(
+        take, num_workers=2, data=path, feeding=Feeding(uneven="keep"), spark=spark
+    )
     rows = sorted(row for share in shares for row in share)
     assert [row[:2] for row in rows] == [(n, [n, 2.0]) for n in range(101)]
     if "text" in column:  # read by the ranks; Spark deals the others
@@ -117,7 +124,9 @@ def test_arrow_files_by_their_path(spark: Any, tmp_path: Path) -> None:
     first, second = sparkdl.run(take, num_workers=2, data=path, epochs=2, spark=spark)
     assert first == [*range(50)] * 2
     assert second == [*range(50, 100)] * 2
-    first, second = sparkdl.run(take, num_workers=2, data=path, shuffle=True, uneven="keep")
+    first, second = sparkdl.run(
+        take, num_workers=2, data=path, shuffle=True, feeding=Feeding(uneven="keep")
+    )
     assert sorted(first + second) == list(range(101))
     assert first != sorted(first)
 
@@ -132,7 +141,7 @@ def test_a_function_that_fails_while_it_is_fed_raises_here(spark: Any) -> None:
     with pytest.raises(ConfigError, match="cannot be fed"):
         sparkdl.run(fail, num_workers=2, data=[1, 2, 3])
     with pytest.raises(ConfigError, match="uneven"):
-        sparkdl.run(fail, num_workers=2, data=spark.range(3), uneven="split")
+        sparkdl.run(fail, num_workers=2, data=spark.range(3), feeding=Feeding(uneven="split"))
 
 
 def test_frameworks_take_the_feed(spark: Any) -> None:
@@ -142,7 +151,10 @@ def test_frameworks_take_the_feed(spark: Any) -> None:
             rows += int(batch["id"].shape[0])
         return rows, feed.epoch
 
-    assert sparkdl.run(train, num_workers=2, data=spark.range(64), uneven="pad")[0][1] == 1
+    assert (
+        sparkdl.run(train, num_workers=2, data=spark.range(64), feeding=Feeding(uneven="pad"))[0][1]
+        == 1
+    )
 
 
 def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
@@ -157,17 +169,19 @@ def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
     df = spark.range(100)
     begun = time.monotonic()
     with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
-        sparkdl.run(work, (True,), num_workers=2, data=df, stall_timeout_s=1)
+        sparkdl.run(work, (True,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1))
     assert time.monotonic() - begun < 30
     assert "time.sleep(0.1)" in str(caught.value)
-    assert sparkdl.run(work, (False,), num_workers=2, data=df, stall_timeout_s=1) == [10, 10]
+    assert sparkdl.run(
+        work, (False,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1)
+    ) == [10, 10]
     with pytest.raises(ConfigError, match="stall_timeout_s"):
-        sparkdl.run(work, (False,), num_workers=2, stall_timeout_s=1)
+        sparkdl.run(work, (False,), num_workers=2, limits=Limits(stall_timeout_s=1))
 
 
 def test_a_function_is_watched_without_being_asked_for(spark: Any) -> None:
     """Nothing is said of a limit: there is one, of ten minutes."""
-    assert inspect.signature(sparkdl.run).parameters["stall_timeout_s"].default == 600.0
+    assert inspect.signature(sparkdl.run).parameters["limits"].default.stall_timeout_s == 600.0
 
     def tell(feed: Any) -> bool:
         import threading
@@ -176,7 +190,9 @@ def test_a_function_is_watched_without_being_asked_for(spark: Any) -> None:
         return threading.current_thread() is threading.main_thread()
 
     assert sparkdl.run(tell, num_workers=1, data=spark.range(4)) == [False], "it is watched"
-    assert sparkdl.run(tell, num_workers=1, data=spark.range(4), stall_timeout_s=None) == [True]
+    assert sparkdl.run(
+        tell, num_workers=1, data=spark.range(4), limits=Limits(stall_timeout_s=None)
+    ) == [True]
     assert sparkdl.run(int, num_workers=1) == [0]
 
 
@@ -188,7 +204,9 @@ def test_rows_go_to_the_first_ranks_alone(spark: Any, tmp_path: Path) -> None:
     one_row_each = spark.range(0, 20, 1, 20)
     spark.range(21).write.parquet(str(tmp_path / "rows"))
     for data, count in ((one_row_each, 20), (str(tmp_path / "rows"), 21)):
-        shares = sparkdl.run(take, data=data, roles=roles, uneven="keep", spark=spark)
+        shares = sparkdl.run(
+            take, data=data, roles=roles, feeding=Feeding(uneven="keep"), spark=spark
+        )
         taken = [share or [] for share in shares]
         assert sorted(number for share in taken for number in share) == list(range(count))
         assert taken[2] == taken[3] == []

@@ -6,12 +6,14 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sparkdl
+from sparkdl import Feeding, Limits, Network
 from sparkdl.errors import (
     ConfigError,
     ResourceError,
@@ -70,8 +72,8 @@ def test_rows_come_while_the_ranks_live_and_a_restart_goes_on(
     stream, write = source
     for number, rows in enumerate([10, 1, 33]):
         write(number, rows)
-    options = {"num_workers": 2, "data": stream, "checkpoint_dir": str(tmp_path / "place"),
-               **FAST}  # fmt: skip
+    feeding = Feeding(checkpoint_dir=str(tmp_path / "place"))
+    options = {"num_workers": 2, "data": stream, "feeding": feeding, **FAST}
     run = sparkdl.run(take_ids, (4,), **options)
     until(lambda: run.batches_done == 3)
     assert run.is_active
@@ -89,7 +91,9 @@ def test_rows_come_while_the_ranks_live_and_a_restart_goes_on(
     assert {b for _, batches, _ in run.results for b in batches} == {0, 1, 2, 3}
     assert [epoch for *_, epoch in run.results] == [4, 4]
     write(4, 7)
-    again = sparkdl.run(take_ids, (4,), trigger=NOW, **options)
+    again = sparkdl.run(
+        take_ids, (4,), **{**options, "feeding": replace(options["feeding"], trigger=NOW)}
+    )
     assert again.await_termination(WAIT_S)
     assert sorted(i for ids, _, _ in again.results for i in ids) == list(range(64, 71))
 
@@ -120,7 +124,7 @@ def test_an_error_and_a_stall_of_a_function_end_the_stream(spark: Any, source: A
         run.results  # noqa: B018
     with pytest.raises(WorkerError, match="bad row"):
         run.stop()
-    run = sparkdl.run(hang, num_workers=2, data=stream, **FAST, stall_timeout_s=10)
+    run = sparkdl.run(hang, num_workers=2, data=stream, **FAST, limits=Limits(stall_timeout_s=10))
     with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
         run.await_termination(WAIT_S)
     assert "time.sleep(0.1)" in str(caught.value)
@@ -146,12 +150,19 @@ def test_a_function_ends_the_stream_and_what_it_left_comes_again(
 
     for how, size, done in [("terminate", 2, 1), ("return", 100, 2)]:
         place = str(tmp_path / how)
-        options = {"num_workers": 2, "data": stream, "checkpoint_dir": place, **FAST}
+        options = {
+            "num_workers": 2,
+            "data": stream,
+            "feeding": Feeding(checkpoint_dir=place),
+            **FAST,
+        }
         run = sparkdl.run(leave, (how, size), **options)
         assert run.await_termination(WAIT_S)
         assert not run.query.isActive
         assert run.batches_done == done
-        again = sparkdl.run(take_ids, (100,), trigger=NOW, **options)
+        again = sparkdl.run(
+            take_ids, (100,), **{**options, "feeding": replace(options["feeding"], trigger=NOW)}
+        )
         assert again.await_termination(WAIT_S)
         left = sorted(i for ids, _, _ in again.results for i in ids)
         assert left == list(range(10 * done, 20))
@@ -219,13 +230,15 @@ def test_a_stop_lets_the_micro_batch_under_way_be_taken(
         return rows
 
     place = str(tmp_path / "place")
-    options = {"num_workers": 2, "data": stream, "checkpoint_dir": place, **FAST}
-    run = sparkdl.run(slow, **options, encrypt=encrypt)
+    options = {"num_workers": 2, "data": stream, "feeding": Feeding(checkpoint_dir=place), **FAST}
+    run = sparkdl.run(slow, **options, network=Network(encrypt=encrypt))
     until(begun.exists)
     run.stop(WAIT_S)
     assert run.batches_done == 1
     assert sum(run.results) == 20
-    again = sparkdl.run(take_ids, (4,), **options, trigger=NOW)
+    again = sparkdl.run(
+        take_ids, (4,), **{**options, "feeding": replace(options["feeding"], trigger=NOW)}
+    )
     assert again.await_termination(WAIT_S)
     assert sorted(i for ids, _, _ in again.results for i in ids) == list(range(20, 40))
 
@@ -239,7 +252,12 @@ def test_equal_steps_in_each_micro_batch(spark: Any, source: Any) -> None:
         return [len(batch["id"]) for batch in feed.batches(4)]
 
     run = sparkdl.run(
-        count, num_workers=2, data=stream, **FAST, uneven="pad", shuffle=True, trigger=NOW
+        count,
+        num_workers=2,
+        data=stream,
+        **FAST,
+        shuffle=True,
+        feeding=Feeding(uneven="pad", trigger=NOW),
     )
     assert run.await_termination(WAIT_S)
     assert run.results[0] == run.results[1]
@@ -251,13 +269,12 @@ def test_what_no_stream_can_feed(spark: Any, source: Any) -> None:
     for wrong, said in [
         ({"epochs": 2}, "given once"),
         ({"epochs": None}, "given once"),
-        ({"uneven": "join"}, "no batches without rows"),
-        ({"trigger": "now"}, "availableNow"),
-        ({"checkpoint_dir": 3}, "a path or URI"),
-        ({"stall_timeout_s": 0}, "stall_timeout_s"),
+        ({"feeding": Feeding(uneven="join")}, "no batches without rows"),
+        ({"feeding": {"trigger": "now"}}, "hint: from sparkdl import Feeding"),
+        ({"feeding": 3}, "must be a sparkdl.Feeding"),
         ({"roles": {"ps": 1}, "num_workers": None}, "a chief or workers"),
-        ({"data": None, "trigger": NOW}, "has none"),
-        ({"data": spark.range(3), "checkpoint_dir": "x"}, "has none"),
+        ({"data": None, "feeding": Feeding(trigger=NOW)}, "has none"),
+        ({"data": spark.range(3), "feeding": Feeding(checkpoint_dir="x")}, "has none"),
     ]:
         with pytest.raises(ConfigError, match=said):
             sparkdl.run(take_ids, (4,), **{"num_workers": 1, "data": stream, **wrong})

@@ -17,6 +17,7 @@ import pytest
 from pyspark.ml import Pipeline, PipelineModel
 from stage_cases import X, builder, quick, table
 
+from sparkdl import Network
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.archives.archive import archive_of_bytes, model_bytes
 from sparkdl.ml import (
@@ -59,8 +60,8 @@ def rewrite(path: Path, **changes: Any) -> None:
 def test_an_estimator_with_everything_json_can_hold(spark: Any, tmp_path: Path) -> None:
     estimator = KerasRegressor(
         model=builder(), epochs=3, rule={"name": "downpour"}, learningRate=0.1, mode="hogwild",
-        optimizer=keras.optimizers.SGD(0.5), loss="mse", metrics=["mae"], seed=5, port="7000-7010",
-        featuresCol=["a", "b"], checkpointDir="/c",
+        optimizer=keras.optimizers.SGD(0.5), loss="mse", metrics=["mae"], seed=5,
+        network=Network("7000-7010"), featuresCol=["a", "b"], checkpointDir="/c", maxRestarts=5,
     )  # fmt: skip
     estimator.save(f"{tmp_path}/e")
     loaded = KerasRegressor.load(f"{tmp_path}/e")
@@ -68,7 +69,7 @@ def test_an_estimator_with_everything_json_can_hold(spark: Any, tmp_path: Path) 
     assert {p.name: v for p, v in loaded.extractParamMap().items()} == {
         p.name: v for p, v in estimator.extractParamMap().items()
     }
-    assert loaded._parts.network == {}  # where the driver listens is never for a file to say
+    assert loaded._parts.network == Network()  # where the driver listens is never for a file to say
     made = loaded._parts.make_model(None, None)
     assert float(made.optimizer.learning_rate) == 0.5
     for one, other in zip(made.get_weights(), builder().get_weights(), strict=True):

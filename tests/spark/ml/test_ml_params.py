@@ -105,6 +105,9 @@ def test_a_list_of_features_is_several_columns() -> None:
         ({"stepsPerEpoch": 0}, ParamTypeError, "a whole number >= 1"),
         ({"resources": {"cpus": 0}}, ConfigError, "amount above 0"),
         ({"pad": "zero"}, ConfigError, "a number, or input name -> number"),
+        ({"serverBind": "::"}, UnknownArgumentError, "network=Network(server_bind=...)"),
+        ({"network": {"port": 5}}, ConfigError, "network=Network(port=5)"),
+        ({"maxRestarts": -1}, ParamTypeError, "a whole number >= 0"),
         ({"sinks": []}, UnknownArgumentError, "callbacks"),
         ({"timeline": "t.json"}, UnknownArgumentError, "fit(timeline=...)"),
         ({"profile": True}, UnknownArgumentError, "fit(profile=True)"),
@@ -207,7 +210,7 @@ def test_several_fits_go_on_from_no_checkpoint(together: int, tmp_path: Any) -> 
     ("name", "method"),
     [
         ("model", "setModel"), ("optimizer", "setOptimizer"), ("loss", "setLoss"),
-        ("port", "setPort"), ("serverBind", "setServerBind"), ("callbacks", "setCallbacks"),
+        ("network", "setNetwork"), ("callbacks", "setCallbacks"),
     ],
 )  # fmt: skip
 def test_a_grid_varies_params_only(name: str, method: str) -> None:

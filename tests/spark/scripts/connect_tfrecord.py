@@ -7,6 +7,8 @@ import sys
 import tempfile
 from typing import Any
 
+from sparkdl import Feeding
+
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
@@ -44,7 +46,9 @@ def main() -> None:
         }
         sparkdl.write_tfrecords(df, path, mode="overwrite", partition_by="t")
         assert sparkdl.read_tfrecords(spark, path).count() == 40
-        assert sum(sparkdl.run(count, num_workers=2, data=path, uneven="keep")) == 40
+        assert (
+            sum(sparkdl.run(count, num_workers=2, data=path, feeding=Feeding(uneven="keep"))) == 40
+        )
         print("CONNECT TFRECORD OK")
     finally:
         spark.stop()

@@ -105,7 +105,8 @@ def main() -> None:
         )  # fmt: skip
         spark.sparkContext._conf.set("spark.dynamicAllocation.enabled", "true")
         examine(
-            "ten faults", mode="allreduce", num_workers=3, port=taken.getsockname()[1],
+            "ten faults", mode="allreduce", num_workers=3,
+            network=sparkdl.Network(taken.getsockname()[1]),
             checkpoint_dir="/proc/checkpoints",
         )  # fmt: skip
         spark.sparkContext._conf.set("spark.dynamicAllocation.enabled", "false")
@@ -115,7 +116,9 @@ def main() -> None:
         examine("foreign package")
         clear()
 
-        examine("blocked", server_bind="127.0.0.1", server_address="127.0.0.99")
+        examine(
+            "blocked", network=sparkdl.Network(server_bind="127.0.0.1", server_address="127.0.0.99")
+        )
     spark.stop()
     print(json.dumps(reports))
 

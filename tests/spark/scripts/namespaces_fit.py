@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from sparkdl import Network
+
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
 import keras
@@ -94,12 +96,14 @@ def main() -> None:
     frame = spark.createDataFrame(rows, "features array<float>, label float")
     found: dict[str, Any] = {"doctor": {}, "losses": {}, "weights": {}}
 
-    def examine(case: str, **options: Any) -> None:
+    def examine(case: str, timeout_s: float = 30.0, **options: Any) -> None:
         asked = {
-            "mode": "allreduce", "num_workers": 2, "timeout_s": 30.0, "server_bind": anywhere,
-            "server_address": address.strip("[]"), "worker_port": "7310-7319", **options,
+            "server_bind": anywhere, "server_address": address.strip("[]"),
+            "worker_port": "7310-7319", **options,
         }  # fmt: skip
-        report = sparkdl.doctor(spark, **asked)
+        report = sparkdl.doctor(
+            spark, mode="allreduce", num_workers=2, timeout_s=timeout_s, network=Network(**asked)
+        )
         found["doctor"][case] = report.to_dict()
 
     examine("healthy", port="7300-7309", server_address=server)
@@ -111,12 +115,11 @@ def main() -> None:
     own = Listening()
     ways: dict[str, dict[str, Any]] = {
         "asynchronous": {"port": "7300-7309"},
-        "synchronous": {"port": "7300-7309", "server_bind": anywhere, "server_address": server},
-        "hogwild": {"port": "7306-7307", "server_bind": anywhere, "server_address": relay},
+        "synchronous": {"network": Network("7300-7309", anywhere, server)},
+        "hogwild": {"network": Network("7306-7307", anywhere, relay)},
         "allreduce": {
             "communicator": "builtin",
-            "port": "7300-7309",
-            "worker_port": "7310-7319",
+            "network": Network("7300-7309", worker_port="7310-7319"),
         },
     }
     for mode, options in ways.items():
@@ -133,7 +136,8 @@ def main() -> None:
     found["workers"] = len(small.summary.rank_rows)
     found["gpus"] = sorted(gpus for given in small.summary.gpus.values() for gpus in given)
     # Horovod's Gloo listens on any free port and cannot be told otherwise.
-    asked = {"port": "7300-7309", "worker_port": "7310-7319", "communicator": "builtin"}
+    network = Network("7300-7309", worker_port="7310-7319")
+    asked: dict[str, Any] = {"network": network, "communicator": "builtin"}
     found["driver ports"] = sorted(own.ports)
     found["worker ports"] = sparkdl.run(listening, num_workers=2, **asked)
     found["addresses"] = sparkdl.run(own_address, (address,), num_workers=2, **asked)

@@ -21,7 +21,9 @@ from sparkdl.cli.models import _settings, exchange_costs
 from sparkdl.cli.packing import submit_line
 from sparkdl.cli.parser import make_parser
 from sparkdl.cli.session import columns, format_of, pairs, read_data, session_of_path
+from sparkdl.config import Limits
 from sparkdl.errors import ConfigError
+from sparkdl.network import Network
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("train", "predict", "evaluate", "inspect", "estimate", "run", "doctor", "env",
@@ -77,7 +79,7 @@ def test_every_option_has_help_with_its_default(command: str) -> None:
         if action.default not in (None, False, [], argparse.SUPPRESS):
             assert f"(default: {action.default})" in shown or "default" in action.help
     if command == "train":
-        assert "how workers train together (default: asynchronous)" in shown
+        assert "How workers train together (default: asynchronous)" in shown
         assert "rows per step and worker (default: 32, or the saved model's)" in shown
 
 
@@ -131,7 +133,15 @@ def test_settings_that_were_not_given_are_left_to_the_model() -> None:
     base = ["train", "m.keras", "--data", "d", "--output", "o.keras"]
     assert _settings(parse(base)) == {}
     given = parse([*base, "--mode", "allreduce", "--frequency", "4", "--port", "7000-7010"])
-    assert _settings(given) == {"mode": "allreduce", "frequency": 4, "port": "7000-7010"}
+    assert _settings(given) == {
+        "mode": "allreduce",
+        "frequency": 4,
+        "network": Network("7000-7010"),
+    }
+    told = ["--worker-port", "7000", "--encrypt", "True", "--memory-budget-mb", "64"]
+    assert _settings(parse([*base, *told])) == {
+        "network": Network(worker_port=7000, encrypt=True), "limits": Limits(memory_budget_mb=64),
+    }  # fmt: skip
 
 
 def test_names_and_pairs() -> None:

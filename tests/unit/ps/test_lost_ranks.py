@@ -17,7 +17,7 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
 from sparkdl.slices import Slices
 from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.transport.frames import Limits
+from sparkdl.transport.frames import FrameLimits
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.worker import train
 
@@ -277,8 +277,8 @@ def test_gradients_that_are_slices(
 ) -> None:
     """The rank that is asked for its state holds a commit of slices; it may be in chunks."""
     if chunked:  # room for the dense part, and less than the slices of a batch
-        monkeypatch.setattr(Limits, "buffer_bytes", property(lambda self: self.dense_bytes))
-        monkeypatch.setattr(Limits, "chunk_bytes", property(lambda self: 100))
+        monkeypatch.setattr(FrameLimits, "buffer_bytes", property(lambda self: self.dense_bytes))
+        monkeypatch.setattr(FrameLimits, "chunk_bytes", property(lambda self: 100))
         monkeypatch.setattr(SlicedCounters, "copies", 8)
     undisturbed = Run(BSP(), {}, first=first)
     undisturbed()

@@ -20,7 +20,7 @@ REQUEST = Message(StoreKind.PUSH_PULL)
 class Pairs:
     """A service that answers two requests at a time: the first one waits for the second."""
 
-    limits = Limits()
+    limits = FrameLimits()
     idle_s = 60.0
     beside = parting = frozenset()
 

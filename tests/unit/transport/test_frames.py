@@ -24,7 +24,6 @@ from sparkdl.transport.frames import (
     Flag,
     FrameKind,
     Kind,
-    Limits,
     Message,
     decode_header,
     decode_meta,
@@ -178,8 +177,8 @@ def test_a_meta_that_is_too_large_is_refused_whatever_the_body_is() -> None:
 
 
 def test_a_chunk_of_a_blob_is_as_large_as_the_weights_where_they_are_larger() -> None:
-    assert Limits(dense_bytes=10, blob_bytes=20).chunk_bytes == 20
-    large = Limits(dense_bytes=2 * BLOB_BYTES)
+    assert FrameLimits(dense_bytes=10, blob_bytes=20).chunk_bytes == 20
+    large = FrameLimits(dense_bytes=2 * BLOB_BYTES)
     assert large.chunk_bytes == large.buffer_bytes == 2 * BLOB_BYTES
     check(Kind.CHUNK, 2 * BLOB_BYTES, large)
 

@@ -111,8 +111,8 @@ def main() -> None:
         "started": spark.sparkContext.startTime / 1e3,
     }
     found["doctor"] = sparkdl.doctor(
-        spark, timeout_s=30.0, num_workers=2, memory_budget_mb=512,  # of an overhead of 2 GiB
-        checkpoint_dir="/kept/checkpoints",
+        spark, timeout_s=30.0, num_workers=2, checkpoint_dir="/kept/checkpoints",
+        limits=sparkdl.Limits(memory_budget_mb=512),  # of an overhead of 2 GiB
     ).to_dict()  # fmt: skip
     for mode in modes:
         mode, _, communicator = mode.partition(":")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from sparkdl import Limits
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
 from sparkdl.spark.doctor import cluster_checks, host_checks, host_facts
@@ -231,8 +232,8 @@ def test_overhead_without_room_for_partitions_is_a_warning() -> None:
     check = _settings("yarn", tasks=2, executor_memoryOverhead="4g")["memory overhead"]
     assert check.status == "warning"
     assert "7168 MiB" in check.expected
-    assert "memoryOverhead=7168m, or SparkModel(memory_budget_mb=512)" in check.hint
-    small = FitConfig(memory_budget_mb=512)
+    assert "memoryOverhead=7168m, or Limits(memory_budget_mb=512)" in check.hint
+    small = FitConfig(limits=Limits(memory_budget_mb=512))
     found = cluster_checks.check_settings(
         {"spark.executor.memoryOverhead": "4g"}.get, small, "yarn", 2
     )

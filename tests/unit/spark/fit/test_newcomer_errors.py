@@ -36,7 +36,7 @@ from sparkdl.spark.fit.arguments import (
     refuse_labels_apart,
 )
 from sparkdl.spark.runs import capacity
-from sparkdl.spark.runs.feeding import check_streaming, fed_frame
+from sparkdl.spark.runs.feeding import Feeding, check_streaming, fed_frame
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import rows_problem
 from sparkdl.spark.session import interpreter
@@ -258,7 +258,7 @@ def test_frames_that_cannot_be_read() -> None:
     stopped = Frame(stopped=True).sparkSession
     text = text_of(ResourceError, fed_frame, "rows.parquet", stopped)
     assert "has been stopped" in text
-    text = text_of(ResourceError, check_streaming, Frame(stopped=True), None, None)
+    text = text_of(ResourceError, check_streaming, Frame(stopped=True), Feeding())
     assert "has been stopped" in text
     text = text_of(ResourceError, run_stage, None, 2, stopped, Network())
     assert "has been stopped" in text

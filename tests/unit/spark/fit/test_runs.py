@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
+from sparkdl import Network
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.config import FitConfig
@@ -29,7 +29,8 @@ from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])
 WEIGHTS = np.arange(3, dtype=np.float32)
-HERE: dict[str, Any] = {"server_bind": "127.0.0.1", "encrypt": False}
+HERE = Network(server_bind="127.0.0.1", encrypt=False)
+RANKS_HERE = replace(HERE, worker_bind="127.0.0.1")
 
 
 def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> TrainedRank:
@@ -39,7 +40,7 @@ def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> Tr
 
 @pytest.mark.processes
 def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
-    config, exchange = FitConfig(**HERE), ServerExchange(make_rule("downpour"), 4)
+    config, exchange = FitConfig(network=HERE), ServerExchange(make_rule("downpour"), 4)
     with ServerRun.start(config, exchange, LAYOUT, WEIGHTS, 2, 0, None) as starting:
         run: Run = starting.result()
         assert run.kept() is None
@@ -61,7 +62,7 @@ def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
 
 
 def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
-    config = FitConfig(mode="allreduce", communicator="builtin", worker_bind="127.0.0.1", **HERE)
+    config = FitConfig(mode="allreduce", communicator="builtin", network=RANKS_HERE)
     rule = make_exchange_rule("diloco")
     exchange = AllReduceExchange(rule, 4)
     with start_all_reduce(config, exchange, rule, LAYOUT, b"outer", 1, None) as starting:
@@ -85,7 +86,7 @@ def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
 
 
 def test_the_plain_mean_needs_no_rule() -> None:
-    config = FitConfig(mode="allreduce", communicator="builtin", worker_bind="127.0.0.1", **HERE)
+    config = FitConfig(mode="allreduce", communicator="builtin", network=RANKS_HERE)
     rule = make_exchange_rule("mean")
     for window, expected in ((1, None), (4, rule)):
         exchange = AllReduceExchange(rule, window, "fp16")

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import sparkdl
-from sparkdl import SparkModel, payload, tune
+from sparkdl import Limits, Network, SparkModel, payload, tune
 from sparkdl.compat.elephas.hyperparam import HyperParamModel
 from sparkdl.compat.elephas.spark_model import _given
 from sparkdl.compat.elephas.templates import Template
@@ -33,7 +33,7 @@ from sparkdl.ml import KerasClassifier
 from sparkdl.spark.columns.local_data import as_frame, unknown_data
 from sparkdl.spark.fit.arguments import FitArguments, check_callbacks, check_share, verbosity
 from sparkdl.spark.inference.predict import PredictionChoice
-from sparkdl.spark.runs.feeding import feed_settings
+from sparkdl.spark.runs.feeding import Feeding, feed_settings
 from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import require_running
@@ -54,12 +54,16 @@ pytestmark = pytest.mark.keras
 def test_numpy_numbers_become_plain_ones() -> None:
     config = FitConfig(
         num_workers=np.int64(2), batch_size=np.int32(8), frequency=np.int16(4), seed=np.uint8(3),
-        repartition=np.bool_(False), start_timeout_s=np.float32(5), memory_budget_mb=np.int64(64),
+        repartition=np.bool_(False),
+        limits=Limits(start_timeout_s=np.float32(5), memory_budget_mb=np.int64(64)),
         pad=np.float64(0), resources={"gpu": np.int64(1)},
     )  # fmt: skip
     assert json.loads(json.dumps(config.to_dict())) == {
         **FitConfig().to_dict(), "num_workers": 2, "batch_size": 8, "frequency": 4, "seed": 3,
-        "repartition": False, "start_timeout_s": 5.0, "memory_budget_mb": 64, "pad": 0.0,
+        "repartition": False, "pad": 0.0,
+        "limits": {
+            **FitConfig().to_dict()["limits"], "start_timeout_s": 5.0, "memory_budget_mb": 64,
+        },
         "resources": {"gpu": 1},
     }  # fmt: skip
     arguments = FitArguments(
@@ -71,7 +75,8 @@ def test_numpy_numbers_become_plain_ones() -> None:
     assert kinds["epochs"] is kinds["batch_size"] is kinds["steps_per_epoch"] is int
     assert (kinds["validation_split"], kinds["shuffle"]) == (float, bool)
     assert arguments.checkpoint_dir == "/tmp/c"
-    feed = feed_settings(3, np.int64(2), np.bool_(True), np.int64(7), "drop", np.int64(1), 5.0)
+    limits = Limits(memory_budget_mb=np.int64(1), stall_timeout_s=5.0)  # type: ignore[arg-type]
+    feed = feed_settings(3, np.int64(2), np.bool_(True), Feeding(seed=np.int64(7)), limits, "drop")
     assert feed is not None
     assert (type(feed.epochs), type(feed.seed), feed.memory_budget_bytes) == (int, int, 1 << 20)
     assert verbosity(np.int64(2)) == 2
@@ -102,9 +107,9 @@ WRONG: list[tuple[str, Any, dict[str, Any] | tuple[Any, ...], type[SparkDLError]
     ("seed of a JVM", FitConfig, {"seed": 2**70}, ConfigError, ["seed", str(2**63 - 1)]),
     ("np float", FitConfig, {"batch_size": np.float64(2.5)}, ConfigError, ["np.float64(2.5)"]),
     ("np bool", FitConfig, {"batch_size": np.bool_(True)}, ConfigError, ["batch_size"]),
-    ("bind", FitConfig, {"server_bind": 5}, ConfigError, ["server_bind", "10.0.0.7", "5"]),
-    ("address", FitConfig, {"server_address": ["a"]}, ConfigError, ["server_address", "['a']"]),
-    ("worker bind", FitConfig, {"worker_bind": 5, "mode": "allreduce"}, ConfigError,
+    ("bind", Network, {"server_bind": 5}, ConfigError, ["server_bind", "10.0.0.7", "5"]),
+    ("address", Network, {"server_address": ["a"]}, ConfigError, ["server_address", "['a']"]),
+    ("worker bind", Network, {"worker_bind": 5}, ConfigError,
      ["worker_bind", "5"]),
     ("repartition", FitConfig, {"repartition": "False"}, ConfigError, ["repartition", "'False'"]),
     ("mode", FitConfig, {"mode": np.zeros(2)}, UnknownNameError, ["mode"]),
@@ -136,8 +141,8 @@ WRONG: list[tuple[str, Any, dict[str, Any] | tuple[Any, ...], type[SparkDLError]
      ["resume", "'no'"]),
     ("run's flag", sparkdl.run, {"fn": two, "data": 1, "shuffle": "yes"}, ConfigError,
      ["shuffle", "'yes'"]),
-    ("run's folder", sparkdl.run, {"fn": two, "data": 1, "checkpoint_dir": 3}, ConfigError,
-     ["checkpoint_dir", "3"]),
+    ("run's folder", Feeding, {"checkpoint_dir": 3}, ConfigError, ["checkpoint_dir", "3"]),
+    ("run's trigger", Feeding, {"trigger": "now"}, ConfigError, ["availableNow", "'now'"]),
     ("too few", dump_function, (two, (1,), {}), ConfigError, ["two(a", "missing", "'b'"]),
     ("too many", dump_function, (two, (1, 2), {}, "its feed before args"), ConfigError,
      ["two(a", "too many", "its feed before args"]),
