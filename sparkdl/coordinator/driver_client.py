@@ -14,7 +14,7 @@ from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 

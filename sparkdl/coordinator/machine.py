@@ -12,7 +12,7 @@ from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.frames import ByteArray, FrameKind, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import ByteArray, FrameKind, FrameLimits, Kind, Message, kinds_of
 from sparkdl.transport.service import Metric, Replies
 
 

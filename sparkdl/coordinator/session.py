@@ -27,7 +27,7 @@ from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Limits, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 _WAITS = frozenset({CoordinatorKind.HELLO, CoordinatorKind.REPORT})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
-from sparkdl.transport.frames import FrameKind, Limits, Message
+from sparkdl.transport.frames import FrameKind, FrameLimits, Message
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from sparkdl.launch.stream_store import StreamKind
 from sparkdl.network import RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.frames import Limits, Message
+from sparkdl.transport.frames import FrameLimits, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server

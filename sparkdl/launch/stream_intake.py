@@ -16,7 +16,15 @@ from sparkdl.launch.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import (
+    ByteArray,
+    Flag,
+    FrameKind,
+    FrameLimits,
+    Kind,
+    Message,
+    kinds_of,
+)
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.service import Metric, Replies
 
@@ -57,7 +65,7 @@ class StreamIntake:
         self._taken = -1
         self._closed = False
         self.bytes_in = self.bytes_out = 0
-        self.limits = Limits(kinds=kinds_of(StreamKind))
+        self.limits = FrameLimits(kinds=kinds_of(StreamKind))
         self.idle_s = 60.0
         self.beside: frozenset[FrameKind] = frozenset()
         self.parting = self.beside

@@ -10,7 +10,7 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import Body, FrameKind, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import Body, FrameKind, FrameLimits, Kind, Message, kinds_of
 
 LONGEST_WAIT_S = 5.0
 """Seconds after which a rank that waits for rows is answered; it asks again, and knows us alive."""
@@ -48,7 +48,7 @@ class StreamStore(Store):
     Ranks ask over connections of their own beside their session, which carries their lines.
     """
 
-    limits = Limits(kinds=kinds_of(StreamKind))
+    limits = FrameLimits(kinds=kinds_of(StreamKind))
     kinds = frozenset({StreamKind.NEXT_ROWS, StreamKind.OFFER})
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkdl.codecs import Compression
-from sparkdl.transport.frames import Body, FrameKind, Limits, kinds_of
+from sparkdl.transport.frames import Body, FrameKind, FrameLimits, kinds_of
 from sparkdl.weights import Layout
 
 WITHOUT_GRADIENT = "without_gradient"
@@ -28,7 +28,7 @@ class StoreKind(FrameKind):
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
 
 
-def limits_of(layout: Layout, compression: Compression | None = None) -> Limits:
+def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:
     """The bodies that travel between a worker and a store of this layout."""
     encoded = 0 if compression is None else compression.max_bytes
-    return Limits(layout.size_bytes, encoded, kinds=kinds_of(StoreKind))
+    return FrameLimits(layout.size_bytes, encoded, kinds=kinds_of(StoreKind))

@@ -24,6 +24,7 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     Body,
     ByteArray,
+    FrameLimits,
     Kind,
     Message,
 )

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message
 from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2

@@ -13,7 +13,7 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     Body,
     ByteArray,
-    Limits,
+    FrameLimits,
     Message,
     PiecewiseBody,
     decode_header,
@@ -29,7 +29,7 @@ Place = Callable[[Message, int], ByteArray]
 
 def receive_frame(
     connection: ReceivesInto,
-    limits: Limits,
+    limits: FrameLimits,
     place: Place,
     *,
     inline_body: bool = True,
@@ -61,7 +61,7 @@ def receive_frame(
 
 
 def send_frame(
-    connection: Stream, message: Message, limits: Limits, *, inline_body: bool = True
+    connection: Stream, message: Message, limits: FrameLimits, *, inline_body: bool = True
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
@@ -76,7 +76,7 @@ def send_frame(
 def exchange(
     connection: socket.socket,
     message: Message,
-    limits: Limits,
+    limits: FrameLimits,
     place: Place,
     *,
     inline_body: bool = True,

@@ -14,7 +14,7 @@ from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
     FrameKind,
-    Limits,
+    FrameLimits,
     Message,
     decode_header,
     decode_meta,

@@ -29,7 +29,7 @@ from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import BROKEN, Timeouts
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.error_frames import error_from_meta, error_to_meta
-from sparkdl.transport.frames import ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.socket import connect_stream
 from sparkdl.wire.exact import Stream
@@ -219,7 +219,12 @@ class Lanes(Closing):
     """
 
     def __init__(
-        self, endpoint: Endpoint, limits: Limits, timeouts: Timeouts | None = None, *, name: str
+        self,
+        endpoint: Endpoint,
+        limits: FrameLimits,
+        timeouts: Timeouts | None = None,
+        *,
+        name: str,
     ) -> None:
         self._endpoint, self._limits, self._name = endpoint, limits, name
         self._timeouts = timeouts or Timeouts()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from sparkdl.transport.frames import ByteArray, FrameKind, Limits, Message
+from sparkdl.transport.frames import ByteArray, FrameKind, FrameLimits, Message
 
 Replies = list[tuple[int, Message]]
 """Connection and reply, for each reply that is due."""

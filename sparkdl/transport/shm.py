@@ -14,7 +14,7 @@ import socket
 
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.connection import deliver_body, require_raw
-from sparkdl.transport.frames import Body, ByteArray, Kind, Limits, Message
+from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer

@@ -60,7 +60,7 @@ class SocketChannel:
 
 
 def connect_stream(
-    endpoint: Endpoint, limits: Limits, timeout_s: float, **meta: bool
+    endpoint: Endpoint, limits: FrameLimits, timeout_s: float, **meta: bool
 ) -> socket.socket:
     """A framed TCP connection whose server has accepted the token; errors as ``SocketChannel``."""
     address = endpoint.address
@@ -76,7 +76,7 @@ def connect_stream(
     return connection
 
 
-def open_stream(connection: socket.socket, token: str, limits: Limits, **meta: bool) -> None:
+def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **meta: bool) -> None:
     """Sends OPEN; returns when the server has accepted the token.
 
     Raises:

@@ -30,7 +30,7 @@ from sparkdl.transport import framing
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, Kind, Limits, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
@@ -189,7 +189,7 @@ def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> Non
             theirs.sendall(_BUSY)
         body = np.zeros(1 << 20, np.uint8)
         message = Message(CoordinatorKind.KEEP, total=body.size, body=body)
-        reply = framing.exchange(ours, message, Limits(), lambda: body)
+        reply = framing.exchange(ours, message, FrameLimits(), lambda: body)
         assert reply.meta["code"] == "busy"
         with pytest.raises(BrokenPipeError):
             framing.exchange(ours, message, FrameLimits(), lambda: body)

@@ -20,7 +20,15 @@ from sparkdl.ps.store import make_store
 from sparkdl.rules import Downpour
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Limits, Message, kinds_of
+from sparkdl.transport.frames import (
+    ByteArray,
+    Flag,
+    FrameKind,
+    FrameLimits,
+    Kind,
+    Message,
+    kinds_of,
+)
 from sparkdl.transport.framing import receive_frame, send_frame
 from sparkdl.transport.lanes import LANES, Lanes
 from sparkdl.transport.listeners import Listeners, ListenOptions
@@ -32,7 +40,7 @@ from sparkdl.wire.listening import shut_down
 from sparkdl.wire.tls import Certificate
 
 TOKEN = "a token"
-LIMITS = Limits(dense_bytes=1 << 20, kinds=kinds_of(StoreKind))
+LIMITS = FrameLimits(dense_bytes=1 << 20, kinds=kinds_of(StoreKind))
 
 
 class Desk:

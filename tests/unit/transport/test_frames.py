@@ -23,6 +23,7 @@ from sparkdl.transport.frames import (
     Body,
     Flag,
     FrameKind,
+    FrameLimits,
     Kind,
     Message,
     decode_header,
@@ -32,7 +33,7 @@ from sparkdl.transport.frames import (
 )
 
 KINDS = kinds_of(CoordinatorKind, StoreKind, StreamKind)
-LIMITS = Limits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
+LIMITS = FrameLimits(dense_bytes=400, encoded_bytes=50, blob_bytes=1000, max_meta_bytes=1000)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=20),
     lambda children: (
@@ -119,7 +120,7 @@ def test_any_meta_is_an_object_or_refused(raw: bytes) -> None:
         assert isinstance(decode_meta(StoreKind.PUSH, raw), dict)
 
 
-def check(kind: FrameKind, body_len: int, limits: Limits = LIMITS, **fields: Any) -> None:
+def check(kind: FrameKind, body_len: int, limits: FrameLimits = LIMITS, **fields: Any) -> None:
     limits.check(Message(kind, **fields), 0, body_len)
 
 
@@ -163,7 +164,7 @@ def test_bodies_out_of_bounds(kind: FrameKind, body_len: int, fields: dict[str, 
 
 @pytest.mark.parametrize("kind", [StoreKind.PULL, StoreKind.PUSH, Kind.CHUNK])
 def test_where_there_is_nothing_of_a_kind_no_body_of_it_passes(kind: FrameKind) -> None:
-    nothing = Limits(blob_bytes=0)
+    nothing = FrameLimits(blob_bytes=0)
     for flags in (Flag.NONE, Flag.ENCODED):
         with pytest.raises(ProtocolError, match="does not fit"):
             check(kind, 4, nothing, flags=flags)
