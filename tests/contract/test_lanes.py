@@ -112,10 +112,15 @@ def release(lanes: Lanes, number: int):  # type: ignore[no-untyped-def]
     return lanes.send(Message(StoreKind.PULL, sequence=number))
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
-def test_replies_come_in_the_order_in_which_the_service_is_done(encrypted: bool) -> None:
+@pytest.fixture(params=["plain", "encrypted"])
+def certificate(request: pytest.FixtureRequest) -> Certificate | None:
+    return Certificate.make() if request.param == "encrypted" else None
+
+
+def test_replies_come_in_the_order_in_which_the_service_is_done(
+    certificate: Certificate | None,
+) -> None:
     desk = Desk()
-    certificate = Certificate.make() if encrypted else None
     with serving(desk, certificate) as endpoint, Lanes(endpoint, LIMITS, name="w") as lanes:
         place = np.zeros(LIMITS.dense_bytes, np.uint8)
         first, second, third = push(lanes, 1), push(lanes, 2, into=place), push(lanes, 3)
@@ -146,9 +151,11 @@ def test_the_most_urgent_of_those_that_wait_leaves_first() -> None:
         assert not any(future.done() for future in waiting.values())
 
 
-def test_a_broken_connection_is_opened_again_and_what_has_no_reply_sent_again() -> None:
+def test_a_broken_connection_is_opened_again_and_what_has_no_reply_sent_again(
+    certificate: Certificate | None,
+) -> None:
     desk = Desk()
-    with serving(desk) as endpoint, Lanes(endpoint, LIMITS, name="w") as lanes:
+    with serving(desk, certificate) as endpoint, Lanes(endpoint, LIMITS, name="w") as lanes:
         futures = [push(lanes, 1), push(lanes, 2)]
         desk.wait_for(2)
         shut_down(lanes._connection)
@@ -159,11 +166,11 @@ def test_a_broken_connection_is_opened_again_and_what_has_no_reply_sent_again() 
         assert [future.result(20).sequence for future in futures] == [1, 2]
 
 
-def test_a_server_that_is_gone_ends_all_requests() -> None:
+def test_a_server_that_is_gone_ends_all_requests(certificate: Certificate | None) -> None:
     desk = Desk()
     timeouts = Timeouts(connect_s=1.0, reconnect_s=0.2)
     with contextlib.ExitStack() as stack:
-        endpoint = stack.enter_context(serving(desk))
+        endpoint = stack.enter_context(serving(desk, certificate))
         lanes = Lanes(endpoint, LIMITS, timeouts, name="worker 3")
         future = push(lanes, 1)
         desk.wait_for(1)
@@ -235,12 +242,12 @@ def test_a_driver_asks_a_parameter_server_for_several_things_at_once() -> None:
         assert Status.from_wire(status.result(20).meta, np.empty(0, np.uint8)).clock == 0
 
 
-def test_a_peer_that_reads_nothing_holds_nobody_up() -> None:
+def test_a_peer_that_reads_nothing_holds_nobody_up(certificate: Certificate | None) -> None:
     """Its replies wait for it alone; the server ends in time."""
     desk = Desk()
     with (
         contextlib.ExitStack() as stack,
-        serving(desk) as endpoint,
+        serving(desk, certificate) as endpoint,
         Lanes(endpoint, LIMITS, name="w") as lanes,
     ):
         stream = connect_stream(endpoint, LIMITS, 20.0, lanes=True)
