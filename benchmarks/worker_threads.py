@@ -20,7 +20,7 @@ from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchang
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.protocols import MAX_STACK
+from sparkdl.learning import MAX_STACK
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer

@@ -12,20 +12,24 @@ from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.network import Network, require_encryptable
-from sparkdl.settings import (
+from sparkdl.values import (
     FLAG,
     SECONDS,
     UserSettings,
+    bare_numbers,
     checked,
     instance,
+    is_finite_number,
+    is_number,
     number_or_text,
     one_of,
     or_none,
     refuse_changed,
+    require_int,
     setting,
+    shown,
     whole,
 )
-from sparkdl.values import bare_numbers, is_finite_number, is_number, require_int, shown
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")

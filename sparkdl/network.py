@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
-from sparkdl.settings import (
+from sparkdl.user_warnings import warn_user
+from sparkdl.values import (
     UserSettings,
     ValueKind,
     checked,
@@ -17,7 +18,6 @@ from sparkdl.settings import (
     require_instance,
     setting,
 )
-from sparkdl.user_warnings import warn_user
 
 PortSpec = int | str | tuple[int, int]
 Encrypt = Literal["auto"] | bool

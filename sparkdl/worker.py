@@ -9,13 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Generic, TypeVar
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
 from sparkdl.finite import NotFiniteError, is_finite
+from sparkdl.learning import MAX_STACK, BatchSource, BatchStack, Learner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchSource, BatchStack, Learner, Start, Synchronizer
 from sparkdl.reports import MetricState, Report
+from sparkdl.syncing import Start, Synchronizer
+
+L = TypeVar("L", bound=Learner)
 
 STACK_BYTES = 64 << 20
 """Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one
@@ -26,8 +30,8 @@ up to this number, changes that do not know of each other still add up well."""
 
 
 def train(
-    learner: Learner,
-    synchronizer: Synchronizer,
+    learner: L,
+    synchronizer: Synchronizer[L],
     batches: BatchSource,
     settings: LoopSettings,
     *,
@@ -79,7 +83,7 @@ def auto_window(steps_per_epoch: int, num_workers: int) -> int:
     return max(1, min(MAX_STACK, steps_per_epoch // 16, MOST_STALE // num_workers))
 
 
-class _Loop:
+class _Loop(Generic[L]):
     """One run of the loop.
 
     A window (the batches between two exchanges) is trained in one or several stacks of batches;
@@ -89,8 +93,8 @@ class _Loop:
 
     def __init__(
         self,
-        learner: Learner,
-        synchronizer: Synchronizer,
+        learner: L,
+        synchronizer: Synchronizer[L],
         batches: BatchSource,
         settings: LoopSettings,
         validation: BatchSource | None,
@@ -172,7 +176,7 @@ class _Loop:
 
         Args:
             epoch: Its number.
-            position: See :class:`sparkdl.protocols.Start`.
+            position: See :class:`sparkdl.syncing.Start`.
             windows_of_all: Windows that all workers take together. A worker with fewer takes part
                 in the others without batches. None: each worker takes its own windows only.
         """

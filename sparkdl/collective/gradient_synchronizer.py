@@ -20,8 +20,8 @@ from sparkdl.codecs.halves import to_summable
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.finite import FiniteCheck, LossScaling, NotFiniteError
+from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, Learner
 from sparkdl.run_state import RunState
 from sparkdl.slices import Slices, join_slices, pack, unpack
 from sparkdl.weights import FloatArray, Layout
@@ -40,7 +40,7 @@ class AllReduceGradientSynchronizer:
     averaged with the same weights. A rank that has no batch left takes part in every step with
     weight 0.
 
-    This object is the :class:`~sparkdl.protocols.Reducer` that a learner calls between gradient
+    This object is the :class:`~sparkdl.learning.Reducer` that a learner calls between gradient
     and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers first, as
     the backward pass computes them), then ``finish``. The gradient of a large model has several
     parts; each is sent while the next is computed. Gradients of embeddings that travel as slices
@@ -88,7 +88,7 @@ class AllReduceGradientSynchronizer:
         self._clock = current_clock()
         self.checks_gradients = self._check.looks
         self._not_finite: NotFiniteError | None = None
-        self._learner: Learner | None = None
+        self._learner: SharedLearner | None = None
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
         self._step = -1  # of the present stack
@@ -111,7 +111,9 @@ class AllReduceGradientSynchronizer:
         apart = self.wire is not None or dense.size_bytes > self._part_bytes
         self.parts = parts_of(dense, self._part_bytes, apart=apart)
 
-    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
+    def start(
+        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
         """Gives every rank the root's weights and optimizer state.
 
         Args:
@@ -124,21 +126,21 @@ class AllReduceGradientSynchronizer:
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
 
-    def end_epoch(self, learner: Learner) -> None:
+    def end_epoch(self, learner: SharedLearner) -> None:
         """Nothing to do: the ranks are equal after every step."""
 
-    def save_state(self, learner: Learner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes:
         """Nothing beyond the learner's own state."""
         return b""
 
-    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """Takes the learner's statistics again."""
         if changes.offsets:
             weights = np.empty(self.layout.size, np.float32)
             learner.read_weights(weights)
             self._statistics[...] = weights[self.layout.trained_size :]
 
-    def end_run(self, learner: Learner) -> bool:
+    def end_run(self, learner: SharedLearner) -> bool:
         """Nothing to do: the last step was an exchange."""
         return False
 
@@ -147,7 +149,7 @@ class AllReduceGradientSynchronizer:
 
     # -- whole stacks of batches ---------------------------------------------------------------
 
-    def train(self, learner: Learner, stack: BatchStack) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Trains every batch of ``stack``, each a step of all ranks.
 
         Raises:
@@ -164,7 +166,7 @@ class AllReduceGradientSynchronizer:
         if self._not_finite is not None:
             raise self._not_finite
 
-    def skip(self, learner: Learner) -> None:
+    def skip(self, learner: SharedLearner) -> None:
         """Takes part, without a batch, in one step of the other ranks."""
         with self._explained():
             learner.skip_reducing(self)
@@ -269,11 +271,11 @@ class AllReduceGradientSynchronizer:
         self.stop_agreed = self.stop_agreed or value > 0
 
     def tell_not_finite(self, batch: int, own: bool) -> None:
-        """Keeps it until the compiled call has returned; see :class:`sparkdl.protocols.InGraph`."""
+        """Keeps it until the compiled call has returned; see :class:`sparkdl.learning.InGraph`."""
         self._not_finite = NotFiniteError(batch, joined=not own)
 
     def agree_on_gradients(self, mine: list[int]) -> list[int]:
-        """Which trained variables have a gradient; see :class:`sparkdl.protocols.Reducer`.
+        """Which trained variables have a gradient; see :class:`sparkdl.learning.Reducer`.
 
         Raises:
             ModelError: A gradient is dense on one rank, and travels as slices on another.
@@ -295,18 +297,18 @@ class AllReduceGradientSynchronizer:
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.protocols.Reducer`."""
+        """See :class:`sparkdl.learning.Reducer`."""
         return self.communicator.size
 
     def agree_on_terms(self, mine: int) -> int:
-        """How many terms have denominators; see :class:`sparkdl.protocols.Reducer`."""
+        """How many terms have denominators; see :class:`sparkdl.learning.Reducer`."""
         if self._num_terms is None:
             known = self.communicator.all_gather(np.array([mine], np.int64))
             self._num_terms = 0 if len(known) == 1 else max(0, *(int(n[0]) for n in known))
         return self._num_terms
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Sums over all ranks; see :class:`sparkdl.protocols.Reducer`."""
+        """Sums over all ranks; see :class:`sparkdl.learning.Reducer`."""
         with self._clock.within("exchange", any_thread=True):
             return self.communicator.all_reduce(numbers)
 
@@ -317,7 +319,7 @@ class AllReduceGradientSynchronizer:
 
 
 def take_root_state(
-    communicator: Communicator, learner: Learner, buffer: FloatArray, root: int
+    communicator: Communicator, learner: SharedLearner, buffer: FloatArray, root: int
 ) -> None:
     """Gives every rank the root's variables and optimizer state; ``buffer`` is scratch memory."""
     learner.read_weights(buffer)

@@ -17,8 +17,8 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck
+from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.optimizers.optimizer import State
-from sparkdl.protocols import BatchStack, Learner
 from sparkdl.weights import FloatArray
 
 
@@ -46,31 +46,31 @@ class RuleSteps(abc.ABC):
     """One rank's side of a rule; see :mod:`sparkdl.collective.rules`."""
 
     @abc.abstractmethod
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         """Called when the learner has the weights that all ranks begin with."""
 
     @abc.abstractmethod
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes in some batches of this rank, all of them before the next exchange."""
 
     @abc.abstractmethod
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         """One exchange of all ranks; returns the next window's length if that changes."""
 
-    def show_center(self, learner: Learner) -> None:  # noqa: B027  (most rules have no center)
+    def show_center(self, learner: SharedLearner) -> None:  # noqa: B027  (most rules have no center)
         """Gives the learner the weights that the ranks agree on, to be evaluated and kept."""
 
-    def hide_center(self, learner: Learner) -> None:  # noqa: B027
+    def hide_center(self, learner: SharedLearner) -> None:  # noqa: B027
         """Gives the learner this rank's own weights again, after :meth:`show_center`."""
 
-    def keep(self, learner: Learner, state: State) -> bool:
+    def keep(self, learner: SharedLearner, state: State) -> bool:
         """Puts the rule's state into the learner's optimizer; False if it has no room for it."""
         return False
 
     def take_changes(self, changes: VariableChanges) -> None:  # noqa: B027
         """Called when the learner has been given ``changes``."""
 
-    def finish(self, learner: Learner) -> None:  # noqa: B027
+    def finish(self, learner: SharedLearner) -> None:  # noqa: B027
         """Called after the last exchange."""
 
 
@@ -82,7 +82,7 @@ class FilledSteps(RuleSteps):
         self._parts: list[Part] = []
         self._computed = False
 
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         for index in range(stack.num_batches):
             batch = stack.part(index)
 
@@ -112,10 +112,10 @@ class GradientSteps(FilledSteps):
         self._exchange = exchange
         self._agreed = False
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         """Nothing to do."""
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         communicator = self._exchange.communicator
 
         def apply(buffer: FloatArray) -> None:
@@ -136,7 +136,7 @@ class OptimizerSteps(FilledSteps):
         self._exchange = exchange
         self._still: list[slice] | None = None
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         self._flat = np.empty(self._exchange.layout.size, np.float32)
         learner.read_weights(self._flat)
         self._exchange.start(self._flat)
@@ -150,7 +150,7 @@ class OptimizerSteps(FilledSteps):
             }
             self._exchange.load_state({**state, "steps": self._number})
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         rows = self._exchange.fill(self._taken())
         if self._still is None:
             learner.know_gradients(self._find_still)
@@ -181,7 +181,7 @@ class OptimizerSteps(FilledSteps):
             )
         changes.write_into(self._flat)
 
-    def keep(self, learner: Learner, state: State) -> bool:
+    def keep(self, learner: SharedLearner, state: State) -> bool:
         if self._fits:
             names = self._exchange.optimizer.keras_slots()
             slots = {
@@ -201,16 +201,16 @@ class WeightsSteps(RuleSteps):
         self._shown = False
         self._counted = np.zeros(2)
 
-    def start(self, learner: Learner) -> None:
+    def start(self, learner: SharedLearner) -> None:
         self._flat = np.empty(self._exchange.layout.size, np.float32)
         learner.read_weights(self._flat)
         self._exchange.start(self._flat)
 
-    def take(self, learner: Learner, stack: BatchStack) -> None:
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
         learner.train(stack)
         self._rows += stack.num_rows
 
-    def exchange(self, learner: Learner) -> int | None:
+    def exchange(self, learner: SharedLearner) -> int | None:
         learner.read_weights(self._flat)
         self._check.admits(self._flat)
         loss = rate = None
@@ -221,7 +221,7 @@ class WeightsSteps(RuleSteps):
         self._rows = 0
         return window
 
-    def _loss(self, learner: Learner) -> float | None:
+    def _loss(self, learner: SharedLearner) -> float | None:
         """Mean loss since the last exchange: Keras' first metric is its total and its count."""
         state = learner.metric_state()
         if state.size < 2:
@@ -234,18 +234,18 @@ class WeightsSteps(RuleSteps):
         changes.write_into(self._flat)
         changes.write_into(self._exchange.center)
 
-    def show_center(self, learner: Learner) -> None:
+    def show_center(self, learner: SharedLearner) -> None:
         self._counted = np.zeros(2)  # metrics begin at zero with each epoch
         if self._exchange.apart:
             learner.write_weights(self._exchange.center)
             self._shown = True
 
-    def hide_center(self, learner: Learner) -> None:
+    def hide_center(self, learner: SharedLearner) -> None:
         if self._shown:
             learner.write_weights(self._flat)
             self._shown = False
 
-    def finish(self, learner: Learner) -> None:
+    def finish(self, learner: SharedLearner) -> None:
         learner.read_weights(self._flat)
         self._exchange.finish(self._flat)
         learner.write_weights(self._flat)

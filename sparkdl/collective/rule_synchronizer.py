@@ -19,8 +19,8 @@ from sparkdl.collective.rules import ExchangeRule
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.finite import FiniteCheck, NotFiniteError
+from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner
 from sparkdl.weights import Layout
 
 
@@ -29,7 +29,7 @@ class RuleSynchronizer:
 
     All ranks count the steps of an epoch in the same way, steps without a batch included. They
     exchange when ``window`` steps are done and at the end of an epoch. They agree on stopping with
-    the first exchange after each :data:`~sparkdl.protocols.MAX_STACK` steps.
+    the first exchange after each :data:`~sparkdl.learning.MAX_STACK` steps.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -77,7 +77,9 @@ class RuleSynchronizer:
         """Bytes that this rank has given to the rule's collectives."""
         return self._exchange.sent_bytes
 
-    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
+    def start(
+        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
         """Gives every rank the root's weights and optimizer state, and the rule its own state.
 
         Args:
@@ -93,7 +95,7 @@ class RuleSynchronizer:
             arrays = unpack_arrays(self._given_state, "the state that a rule kept")
             self._exchange.load_state({k: v if v.ndim else v.item() for k, v in arrays.items()})
 
-    def train(self, learner: Learner, stack: BatchStack) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
         first = 0
         while first < stack.num_batches:
@@ -104,17 +106,17 @@ class RuleSynchronizer:
                 self._count(learner, count)
             first += count
 
-    def skip(self, learner: Learner) -> None:
+    def skip(self, learner: SharedLearner) -> None:
         """Counts one step of the other ranks; this rank has no batch for it."""
         with self._named(0):
             self._count(learner, 1)
 
-    def end_epoch(self, learner: Learner) -> None:
+    def end_epoch(self, learner: SharedLearner) -> None:
         """Gives the learner this rank's own weights again, if it had the center to be evaluated."""
         self._steps.hide_center(learner)
         self._step = 0
 
-    def save_state(self, learner: Learner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes:
         """Puts the rule's optimizer state into the learner's optimizer, if it has room for it.
 
         A collective call.
@@ -127,11 +129,11 @@ class RuleSynchronizer:
             return b""
         return pack_arrays(state)
 
-    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """Gives the rule's own copies of the weights the same values."""
         self._steps.take_changes(changes)
 
-    def end_run(self, learner: Learner) -> bool:
+    def end_run(self, learner: SharedLearner) -> bool:
         """Exchanges what is left of a window; the learner then has the run's model."""
         self._steps.hide_center(learner)
         with self._named(0):
@@ -158,7 +160,7 @@ class RuleSynchronizer:
             return left
         return min(left, self._window - self._since_exchange)
 
-    def _count(self, learner: Learner, count: int) -> None:
+    def _count(self, learner: SharedLearner, count: int) -> None:
         last = count >= self._steps_to_exchange()
         self._step += count
         self._since_exchange += count
@@ -168,7 +170,7 @@ class RuleSynchronizer:
         if self._step == self._steps_per_epoch:
             self._steps.show_center(learner)
 
-    def _exchange_now(self, learner: Learner) -> None:
+    def _exchange_now(self, learner: SharedLearner) -> None:
         with self._clock.within("exchange"):
             self._window = self._steps.exchange(learner) or self._window
         self._since_agreement += self._since_exchange

@@ -23,7 +23,7 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchroni
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import RankIdentity
+from sparkdl.syncing import RankIdentity
 from sparkdl.weights import Layout
 
 

@@ -13,10 +13,11 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.control import Control, NoControl
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.finite import FiniteCheck
+from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, Start
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.run_state import RunState
+from sparkdl.syncing import Orders, Outcome, Start
 from sparkdl.weights import Layout
 
 
@@ -33,7 +34,9 @@ class StepSynchronizer(Protocol):
     """Whether the driver has an order for any rank; all ranks see it at the same step. The caller
     takes it back when the ranks have agreed on what the order is."""
 
-    def start(self, learner: Learner, root: int = 0, scale: float = 1.0, steps: int = 0) -> None:
+    def start(
+        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
         """Gives every rank the root's weights and optimizer state.
 
         Args:
@@ -43,26 +46,26 @@ class StepSynchronizer(Protocol):
             steps: Steps of an epoch, the most of any rank.
         """
 
-    def train(self, learner: Learner, stack: BatchStack) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
 
-    def skip(self, learner: Learner) -> None:
+    def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks; this rank has no batch for it."""
 
-    def end_epoch(self, learner: Learner) -> None:
+    def end_epoch(self, learner: SharedLearner) -> None:
         """Called after an epoch has been evaluated and reported."""
 
-    def save_state(self, learner: Learner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes:
         """What to go on from beside the learner's own state; a collective call."""
 
-    def take_changes(self, learner: Learner, changes: VariableChanges) -> None:
+    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """The learner was given ``changes``, on all ranks at this step.
 
         Raises:
             ConfigError: They are of variables that the rule keeps by itself.
         """
 
-    def end_run(self, learner: Learner) -> bool:
+    def end_run(self, learner: SharedLearner) -> bool:
         """Exchanges what is left; the learner then has the run's model.
 
         Returns:
@@ -74,10 +77,10 @@ class StepSynchronizer(Protocol):
 
 
 class AllReduceSynchronizer:
-    """The :class:`~sparkdl.protocols.Synchronizer` of training without a server.
+    """The :class:`~sparkdl.syncing.Synchronizer` of training without a server.
 
     The ranks agree on the number of steps of an epoch at the start; on stopping and on what the
-    driver's callbacks wrote, after each :data:`~sparkdl.protocols.MAX_STACK` steps and at the end
+    driver's callbacks wrote, after each :data:`~sparkdl.learning.MAX_STACK` steps and at the end
     of an epoch; and on the learning rate at the end of an epoch. So all ranks always do the same.
 
     Args:
@@ -118,7 +121,7 @@ class AllReduceSynchronizer:
         self._learning_rate: float | None = None
         self._changes = self._changes_taken = 0
 
-    def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
+    def start(self, learner: SharedLearner, rows: int, batches: int, windows: int) -> Start:
         """Agrees on the steps of an epoch, and takes the weights of the root.
 
         The root is the first rank with the most rows: one without rows has no optimizer state.
@@ -131,7 +134,7 @@ class AllReduceSynchronizer:
         self._steps.start(learner, self._root, scale=float(max(1, batch_rows)), steps=steps)
         return Start(windows_per_epoch=steps, done=most_rows == 0)
 
-    def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack | None, report: Report) -> None:
         """The steps of all ranks for a stack of batches; None is one step without a batch."""
         if report.epoch != self._epoch:
             self._epoch, self._epoch_rows, self._steps_done = report.epoch, 0, 0
@@ -159,12 +162,12 @@ class AllReduceSynchronizer:
         due = self._control.changes > self._changes
         self._steps.stop_wanted = self._control.stopped or due
 
-    def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
+    def train_on(self, learner: SharedLearner, stack: BatchStack, report: Report) -> None:
         """The same as :meth:`train`: here every batch may end with an exchange."""
         self.train(learner, stack, report)
 
     @contextlib.contextmanager
-    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """Nothing to do: all ranks have the same weights after the last step of an epoch.
 
         A rule whose ranks have weights of their own shows them the center there.
@@ -173,7 +176,7 @@ class AllReduceSynchronizer:
 
     def end_epoch(
         self,
-        learner: Learner,
+        learner: SharedLearner,
         epoch: int,
         metrics: MetricState,
         validation: MetricState | None,
@@ -204,7 +207,7 @@ class AllReduceSynchronizer:
         self._steps.stop_agreed = False
         return next((float(t[3]) for t in gathered if t[2]), None)
 
-    def take_changes(self, learner: Learner) -> None:
+    def take_changes(self, learner: SharedLearner) -> None:
         """Gives ``learner`` the changes that the ranks have agreed on."""
         if self._changes == self._changes_taken:
             return
@@ -214,7 +217,7 @@ class AllReduceSynchronizer:
         self._changes_taken = self._changes
         self._kept = -1  # what the driver has is of before
 
-    def keep_state(self, learner: Learner, epoch: int) -> None:
+    def keep_state(self, learner: SharedLearner, epoch: int) -> None:
         """The root leaves its weights, its optimizer state and the rule's with the driver."""
         rule_state = self._steps.save_state(learner)
         if self.keeps_state and self._control is not self._unconnected:
@@ -222,7 +225,7 @@ class AllReduceSynchronizer:
             self._control.keep(state.to_bytes(), epoch)
         self._kept = epoch
 
-    def finish(self, learner: Learner, epoch: int) -> None:
+    def finish(self, learner: SharedLearner, epoch: int) -> None:
         """Waits for all ranks: one that ends before the others looks like one that failed.
 
         The root leaves its state with the driver first, unless what it left last is that.
@@ -237,7 +240,7 @@ class AllReduceSynchronizer:
             self._control.keep(state.to_bytes(), epoch)
         self._control.finish()
 
-    def outcome(self, learner: Learner, epoch: int) -> Outcome:
+    def outcome(self, learner: SharedLearner, epoch: int) -> Outcome:
         """Without a connection to the driver, with the epochs' metrics, and on the root with its
         weights, its optimizer state and the rule's."""
         unsent = self.keeps_state and self._control is self._unconnected

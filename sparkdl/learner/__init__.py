@@ -1,7 +1,7 @@
 """What a worker trains: a Keras model on one of three backends; importing this imports none.
 
 - ``steps``: compiled training steps, a learner for each backend; see
-  :class:`sparkdl.protocols.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones.
+  :class:`sparkdl.learning.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones.
 - ``state``: a model's variables as buffers. ``archives``: a model as bytes.
 - ``prediction``: models that only run forward. ``checks``: what a fit asks of a model.
 - ``callback_sink``: Keras callbacks on the driver. ``callback_writes``: what they write to the
@@ -13,15 +13,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import UnknownNameError
-from sparkdl.protocols import Learner
+
+if TYPE_CHECKING:
+    from sparkdl.learner.steps.keras_learner import KerasLearner
 
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
-def make_learner(model: Any) -> Learner:
+def make_learner(model: Any) -> KerasLearner:
     """A learner around ``model`` for the Keras backend that is running.
 
     Raises:

@@ -6,17 +6,20 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
 from sparkdl.learner.archives.unsaved_settings import BesideFile
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.protocols import Learner, Predictor
+from sparkdl.learning import Predictor
+
+if TYPE_CHECKING:
+    from sparkdl.learner.steps.keras_learner import KerasLearner
 
 _CAPACITY = 2
-_kept: OrderedDict[str, tuple[Any, Learner]] = OrderedDict()
+_kept: OrderedDict[str, tuple[Any, KerasLearner]] = OrderedDict()
 """``ModelArchive.key`` -> a Keras model and its learner; the one used last is last."""
 
 
@@ -35,7 +38,7 @@ _predictors: OrderedDict[str, _KeptPredictor] = OrderedDict()
 """Digest of a model with its weights -> its predictor; the one used last is last."""
 
 
-def cached_learner(archive: ModelArchive) -> Learner:
+def cached_learner(archive: ModelArchive) -> KerasLearner:
     """A learner with the archive's model, weights and optimizer state.
 
     A learner kept from a model of equal architecture and compile settings is used again with its

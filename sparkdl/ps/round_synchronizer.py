@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from sparkdl.changes import VariableChanges
 from sparkdl.finite import FiniteCheck, LossScaling
+from sparkdl.learning import BatchStack, InGraph, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, InGraph, Learner
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
@@ -26,7 +26,7 @@ class RoundSynchronizer(Way):
 
     The weights live on the workers and stay equal on all. A stack of batches is one compiled call,
     which makes one round for each of its batches: this object is the
-    :class:`~sparkdl.protocols.Reducer` that the learner calls from inside that call. A round waits
+    :class:`~sparkdl.learning.Reducer` that the learner calls from inside that call. A round waits
     for the next attempt of a rank that was lost. It gets weights and optimizer state from a live
     rank, as they are before that round; if none is left, it starts from the last snapshot.
 
@@ -53,7 +53,7 @@ class RoundSynchronizer(Way):
         self._layout = layout
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
-        self._learner: Learner | None = None
+        self._learner: SharedLearner | None = None
         self._progress = Progress(epoch=-1, batch=0, batches=1, rows=0)
         self._step = -1  # of the present stack
         self._rounds = 0
@@ -69,7 +69,7 @@ class RoundSynchronizer(Way):
         self._entered = False  # whether the present step has sent something
         self._unstored: tuple[int, int] | None = None  # the position of weights no snapshot has
 
-    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
+    def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
         """Brings ``learner`` to where the others are: the server's weights, or a live rank's.
 
         Args:
@@ -96,18 +96,18 @@ class RoundSynchronizer(Way):
         return with_optimizer
 
     def take(
-        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+        self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
         """See :class:`Way`; each batch is a round."""
         self.train(learner, stack, progress)
         self._unstored = (progress.epoch, progress.batch)
 
-    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
+    def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
         """Of the statistics this worker has a copy."""
         super().take_changes(learner, changes)
         self.take_statistics(learner)
 
-    def end_epoch(self, learner: Learner, epoch: int) -> None:
+    def end_epoch(self, learner: SharedLearner, epoch: int) -> None:
         """Leaves the weights with the server, if no other worker does."""
         self.snapshot(learner, epoch + 1)
         self._unstored = None
@@ -116,12 +116,12 @@ class RoundSynchronizer(Way):
         """The worker that stores the weights of that moment stores the rest, before it does."""
         return self._client.snapshot_wanted(epoch)
 
-    def end_run(self, learner: Learner) -> None:
+    def end_run(self, learner: SharedLearner) -> None:
         """Leaves the weights with the server, unless it has them."""
         if self._unstored is not None:
             self.snapshot(learner, *self._unstored)
 
-    def take_statistics(self, learner: Learner) -> None:
+    def take_statistics(self, learner: SharedLearner) -> None:
         """Takes the learner's statistics again, after someone else has changed them."""
         weights = np.empty(self._layout.size, np.float32)
         learner.read_weights(weights)
@@ -141,7 +141,7 @@ class RoundSynchronizer(Way):
         """Rounds of the epoch when the present one is done."""
         return self._progress.batch - self._rounds + self._step + 1
 
-    def train(self, learner: Learner, stack: BatchStack | None, progress: Progress) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack | None, progress: Progress) -> None:
         """The rounds of a stack of batches; None is one round without a batch.
 
         Args:
@@ -167,7 +167,7 @@ class RoundSynchronizer(Way):
                 learner.train_reducing(stack, self)
         self._check.settle()
 
-    def snapshot(self, learner: Learner, epoch: int, batch: int = 0) -> None:
+    def snapshot(self, learner: SharedLearner, epoch: int, batch: int = 0) -> None:
         """Returns when the server has the weights of this position: from this rank, or another.
 
         To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
@@ -202,7 +202,7 @@ class RoundSynchronizer(Way):
 
     @property
     def skips(self) -> bool:
-        """See :class:`sparkdl.protocols.Reducer`."""
+        """See :class:`sparkdl.learning.Reducer`."""
         return self._check.skips
 
     def begin(self, part: int) -> None:
@@ -286,7 +286,7 @@ class RoundSynchronizer(Way):
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.protocols.Reducer`."""
+        """See :class:`sparkdl.learning.Reducer`."""
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:
@@ -294,7 +294,7 @@ class RoundSynchronizer(Way):
         return max(0, mine) if self._client.num_workers > 1 else 0
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Sums over all ranks that have a batch; see :class:`sparkdl.protocols.Reducer`."""
+        """Sums over all ranks that have a batch; see :class:`sparkdl.learning.Reducer`."""
         self._sums += 1
         self._enter_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):

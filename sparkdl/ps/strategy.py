@@ -13,7 +13,7 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
-from sparkdl.protocols import MAX_STACK, BatchStack, Learner, Orders, Outcome, RankIdentity, Start
+from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
@@ -22,6 +22,7 @@ from sparkdl.ps.way import Way
 from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.rules.rule import Rule
 from sparkdl.run_state import RunState
+from sparkdl.syncing import Orders, Outcome, RankIdentity, Start
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
 
@@ -87,7 +88,7 @@ class ServerStrategy:
         report_failure(self.endpoint, rank.rank, rank.attempt, error, limits)
 
 
-def _beside_weights(learner: Learner, epoch: int) -> RunState:
+def _beside_weights(learner: SharedLearner, epoch: int) -> RunState:
     """The state of a worker without its weights, which the server has."""
     return RunState(epoch, optimizer=learner.optimizer_state(), carried=learner.carried_state())
 
@@ -113,12 +114,12 @@ def way_of(
 
 
 class ServerSynchronizer:
-    """A worker's side of the server; see :class:`sparkdl.protocols.Synchronizer`.
+    """A worker's side of the server; see :class:`sparkdl.syncing.Synchronizer`.
 
     It joins the run, takes the driver's orders and reports; its :class:`Way` trains and exchanges.
 
     Workers that train in rounds follow the driver's orders after each
-    :data:`~sparkdl.protocols.MAX_STACK` rounds and at the end of an epoch: so all of them follow at
+    :data:`~sparkdl.learning.MAX_STACK` rounds and at the end of an epoch: so all of them follow at
     the same round, although a compiled call makes many rounds.
     """
 
@@ -142,7 +143,7 @@ class ServerSynchronizer:
         self._changes_due = 0
         self._changes_taken = 0
 
-    def start(self, learner: Learner, rows: int, batches: int, windows: int) -> Start:
+    def start(self, learner: SharedLearner, rows: int, batches: int, windows: int) -> Start:
         """Joins the run and takes the weights to start from.
 
         Workers that train in step count windows (rounds), which all of them take together.
@@ -162,7 +163,7 @@ class ServerSynchronizer:
             with_optimizer=with_optimizer,
         )
 
-    def train(self, learner: Learner, stack: BatchStack | None, report: Report) -> None:
+    def train(self, learner: SharedLearner, stack: BatchStack | None, report: Report) -> None:
         """Trains a stack of batches and exchanges; None takes part with nothing."""
         progress = self._progress_of(report)
         self._tell(report)
@@ -171,7 +172,7 @@ class ServerSynchronizer:
         if report.windows_done % MAX_STACK == 0 or not self.every_batch:
             self._take_orders()
 
-    def train_on(self, learner: Learner, stack: BatchStack, report: Report) -> None:
+    def train_on(self, learner: SharedLearner, stack: BatchStack, report: Report) -> None:
         """Trains batches whose exchange comes later."""
         self._way.take_open(learner, stack, self._progress_of(report))
         self._tell(report)
@@ -193,13 +194,13 @@ class ServerSynchronizer:
         if report.metrics is not None:
             self._session.report(EpochReport(report.epoch, self._epoch_rows, report.metrics))
 
-    def weights_of_run(self, learner: Learner, last: bool) -> AbstractContextManager[None]:
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> AbstractContextManager[None]:
         """The server's weights; in step with gradients, and for an ensemble, the worker's own."""
         return self._way.weights_of_run(learner, last)
 
     def end_epoch(
         self,
-        learner: Learner,
+        learner: SharedLearner,
         epoch: int,
         metrics: MetricState,
         validation: MetricState | None,
@@ -223,7 +224,7 @@ class ServerSynchronizer:
         self._orders = Orders(session.stopped, session.learning_rate)
         self._changes_due = session.changes
 
-    def take_changes(self, learner: Learner) -> None:
+    def take_changes(self, learner: SharedLearner) -> None:
         """Gives ``learner`` what the server has told of last."""
         due = self._changes_due
         if due == self._changes_taken:
@@ -232,7 +233,7 @@ class ServerSynchronizer:
         self._way.take_changes(learner, self._session.take_changes(due))
         self._changes_taken = due
 
-    def keep_state(self, learner: Learner, epoch: int) -> None:
+    def keep_state(self, learner: SharedLearner, epoch: int) -> None:
         """Leaves the optimizer state for a checkpoint: of one worker in step, else of rank 0.
 
         Where workers own the weights, it is the worker that stores these, and before it does.
@@ -241,7 +242,7 @@ class ServerSynchronizer:
             self._way.drain(learner)
             self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
 
-    def finish(self, learner: Learner, epoch: int) -> None:
+    def finish(self, learner: SharedLearner, epoch: int) -> None:
         """Says that this worker is done; what it trained since an exchange, or snapshot, counts.
 
         Before that it leaves with the server what the run keeps of it: the optimizer state, or the
@@ -254,7 +255,7 @@ class ServerSynchronizer:
             self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
         self._client.finish()
 
-    def outcome(self, learner: Learner, epoch: int) -> Outcome:
+    def outcome(self, learner: SharedLearner, epoch: int) -> Outcome:
         """The server has all that the run keeps."""
         return Outcome(self.transport, self._check.refused, self._way.counted)
 

@@ -17,8 +17,8 @@ import numpy as np
 from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError, finite_state
+from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.protocols import BatchStack, Learner
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.damping import Damping
 from sparkdl.ps.unwrapping import Unwrapping
@@ -120,7 +120,7 @@ class WindowSynchronizer(Way):
         self._window = self._done = 0
         self._open: Progress | None = None  # a window whose exchange is to come
 
-    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
+    def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
         """Takes the center as the weights to start from."""
         together = self._at_once or self._client.num_workers
         if self._rule.damps and together > 1:
@@ -133,7 +133,7 @@ class WindowSynchronizer(Way):
         return False
 
     def take(
-        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+        self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
         """See :class:`Way`."""
         self._open = None
@@ -144,18 +144,18 @@ class WindowSynchronizer(Way):
             learner.train(stack)
         self.after_window(learner, progress)
 
-    def take_open(self, learner: Learner, stack: BatchStack, progress: Progress) -> None:
+    def take_open(self, learner: SharedLearner, stack: BatchStack, progress: Progress) -> None:
         """The exchange comes with the rest of the window, or at the end."""
         learner.train(stack)
         self._open = progress
 
-    def end_run(self, learner: Learner) -> None:
+    def end_run(self, learner: SharedLearner) -> None:
         """The exchange of a window that was not trained to its end."""
         if self._open is not None:
             self.after_window(learner, self._open)
         self.drain(learner)
 
-    def after_window(self, learner: Learner, progress: Progress) -> None:
+    def after_window(self, learner: SharedLearner, progress: Progress) -> None:
         """One exchange: what was trained since the last one goes out, the center comes in.
 
         Args:
@@ -199,10 +199,12 @@ class WindowSynchronizer(Way):
         overlaps = self.overlaps or self._measures
         return not (overlaps or self._rule.blocking or self._check.skips)
 
-    def train(self, learner: Learner, stack: BatchStack, window: int, progress: Progress) -> None:
+    def train(
+        self, learner: SharedLearner, stack: BatchStack, window: int, progress: Progress
+    ) -> None:
         """Trains a stack, with an exchange after each window, and after the last batch.
 
-        This object is the :class:`~sparkdl.protocols.Exchanger` that the learner calls.
+        This object is the :class:`~sparkdl.learning.Exchanger` that the learner calls.
 
         Args:
             learner: Trains the stack in one call.
@@ -244,7 +246,7 @@ class WindowSynchronizer(Way):
             raise NotFiniteError(among=(first, self._done)) from None
 
     @contextlib.contextmanager
-    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """The center, of which a worker of a blocking rule has the last one anyway; where workers
         are independent, its own."""
         if self._rule.independent:
@@ -254,7 +256,7 @@ class WindowSynchronizer(Way):
             yield
 
     @contextlib.contextmanager
-    def center_loaded(self, learner: Learner, last: bool) -> Iterator[None]:
+    def center_loaded(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """Within, ``learner`` has the center as it is now.
 
         A worker whose weights were the center of its last exchange goes on from there; one with
@@ -280,7 +282,7 @@ class WindowSynchronizer(Way):
         """The part of this worker's changes that counted, a mean over its exchanges."""
         return 1.0 if self._damping is None else self._damping.counted
 
-    def _begin_again(self, learner: Learner, progress: Progress) -> Progress:
+    def _begin_again(self, learner: SharedLearner, progress: Progress) -> Progress:
         """Gives the learner the center, an optimizer without NaN, and the metrics of before.
 
         Returns:
@@ -292,17 +294,17 @@ class WindowSynchronizer(Way):
         learner.restore_metrics()
         return replace(progress, rows=0)
 
-    def _keep_metrics(self, learner: Learner) -> None:
+    def _keep_metrics(self, learner: SharedLearner) -> None:
         if self._check.skips:
             learner.keep_metrics()
 
-    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
+    def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
         """Gives ``learner`` the changes, which the center has too: no part of the next commit."""
         for change in changes:
             learner.take_changes(change)
             change.write_into(self._base)
 
-    def drain(self, learner: Learner) -> None:
+    def drain(self, learner: SharedLearner) -> None:
         """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
         self._land(learner)
 
@@ -326,7 +328,7 @@ class WindowSynchronizer(Way):
         except BaseException as error:  # raised again in the training thread
             self._error = error
 
-    def _land(self, learner: Learner) -> None:
+    def _land(self, learner: SharedLearner) -> None:
         if self._flight is None:
             return
         with self._clock.within("exchange"):
@@ -358,30 +360,30 @@ class ServerGradientSynchronizer(Way):
         self._client = client
         self._check = check or FiniteCheck("ignore", layout.trained_size)
 
-    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
+    def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
         """Takes the server's weights."""
         self._take(learner, self._client.pull())
         return False
 
     def take(
-        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+        self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
         """See :class:`Way`; the stack has one batch."""
         if stack is not None:
             self.step(learner, stack, progress)
 
     @contextlib.contextmanager
-    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """The center, from which the worker trains on, too."""
         self.load_center(learner, last)
         yield
 
     @staticmethod
-    def _take(learner: Learner, center: FloatArray) -> None:
+    def _take(learner: SharedLearner, center: FloatArray) -> None:
         """The server's optimizer knows nothing of the constraints of variables."""
         learner.write_weights(learner.constrained(center))
 
-    def step(self, learner: Learner, batch: BatchStack, progress: Progress) -> None:
+    def step(self, learner: SharedLearner, batch: BatchStack, progress: Progress) -> None:
         """Sends the gradient of one batch, and trains on from the center.
 
         Args:
@@ -398,7 +400,7 @@ class ServerGradientSynchronizer(Way):
             learner.restore_metrics()
             self._take(learner, self._client.pull())
 
-    def load_center(self, learner: Learner, last: bool) -> None:
+    def load_center(self, learner: SharedLearner, last: bool) -> None:
         """Gives ``learner`` the center as it is now.
 
         Args:

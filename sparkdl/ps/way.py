@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from sparkdl.changes import VariableChanges
-from sparkdl.protocols import BatchStack, Learner
+from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.ps.client import Progress
 
 
@@ -20,7 +20,7 @@ class Way(abc.ABC):
     """
 
     every_batch: ClassVar[bool] = False
-    """See :class:`sparkdl.protocols.Synchronizer`."""
+    """See :class:`sparkdl.syncing.Synchronizer`."""
 
     @property
     def cuts_stacks(self) -> bool:
@@ -33,7 +33,7 @@ class Way(abc.ABC):
         return 1.0
 
     @abc.abstractmethod
-    def start(self, learner: Learner, epoch: int = 0, batch: int = 0) -> bool:
+    def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
         """Gives ``learner`` the weights to start from, of this position.
 
         Returns:
@@ -42,34 +42,34 @@ class Way(abc.ABC):
 
     @abc.abstractmethod
     def take(
-        self, learner: Learner, stack: BatchStack | None, window: int, progress: Progress
+        self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
         """Trains a stack and exchanges; None exchanges without a batch.
 
         Args:
-            learner, stack: See :class:`sparkdl.protocols.Synchronizer`.
+            learner, stack: See :class:`sparkdl.syncing.Synchronizer`.
             window: Batches between two exchanges within the stack; 0 for one exchange after it.
             progress: After the stack.
         """
 
-    def take_open(self, learner: Learner, stack: BatchStack, progress: Progress) -> None:
+    def take_open(self, learner: SharedLearner, stack: BatchStack, progress: Progress) -> None:
         """Trains a stack whose exchange comes later."""
         learner.train(stack)
 
     @contextlib.contextmanager
-    def weights_of_run(self, learner: Learner, last: bool) -> Iterator[None]:
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """Within, ``learner`` has the weights of the run; see
-        :class:`sparkdl.protocols.Synchronizer`."""
+        :class:`sparkdl.syncing.Synchronizer`."""
         yield
 
-    def drain(self, learner: Learner) -> None:  # noqa: B027  (most exchanges end at once)
+    def drain(self, learner: SharedLearner) -> None:  # noqa: B027  (most exchanges end at once)
         """Ends an exchange that runs beside the training: it would land in the client's buffer."""
 
-    def end_epoch(self, learner: Learner, epoch: int) -> None:
+    def end_epoch(self, learner: SharedLearner, epoch: int) -> None:
         """Called before the epoch is reported; ``epoch`` is the one that ends."""
         self.drain(learner)
 
-    def take_changes(self, learner: Learner, changes: Sequence[VariableChanges]) -> None:
+    def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
         """Gives ``learner`` the changes, which the server's weights have too."""
         for change in changes:
             learner.take_changes(change)
@@ -83,6 +83,6 @@ class Way(abc.ABC):
         """
         return holds
 
-    def end_run(self, learner: Learner) -> None:
+    def end_run(self, learner: SharedLearner) -> None:
         """Sends what was trained since the last exchange."""
         self.drain(learner)

@@ -17,7 +17,6 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
 from sparkdl.network import Network
-from sparkdl.settings import refuse_changed, require_instance
 from sparkdl.spark.columns.fed_files import fed_files
 from sparkdl.spark.columns.files import is_path
 from sparkdl.spark.columns.local_data import plain_path
@@ -39,7 +38,7 @@ from sparkdl.spark.runs.function_stage import (
 )
 from sparkdl.spark.runs.stream_feeding import Destination
 from sparkdl.spark.streaming_run import StreamingRun
-from sparkdl.values import require_flag, require_int, require_name
+from sparkdl.values import refuse_changed, require_flag, require_instance, require_int, require_name
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")

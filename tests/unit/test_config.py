@@ -20,7 +20,7 @@ from sparkdl.config import (
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.network import Network, at_port, ports_of
-from sparkdl.settings import UserSettings, declared
+from sparkdl.values import UserSettings, declared
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])

@@ -15,8 +15,8 @@ from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
 from sparkdl.data.ragged import Padding
-from sparkdl.protocols import Orders, Start
 from sparkdl.reports import Report
+from sparkdl.syncing import Orders, Start
 from sparkdl.worker import train
 
 
@@ -25,6 +25,7 @@ class Learner:
 
     def __init__(self) -> None:
         self.step, self.learning_rate, self.has_schedule = 0, 0.1, False
+        self.scales_loss = False
         self.rows: list[int] = []
         self.rates: list[float] = []
         self.told_steps: list[int] = []

@@ -20,7 +20,7 @@ from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.signature import has_own, model_signature
 from sparkdl.learner.state.shown_values import find_shown_values, shown_values_attached
 from sparkdl.learner.structure import arrange_batch
-from sparkdl.protocols import Arrays
+from sparkdl.learning import Arrays
 from sparkdl.reports import MetricState
 
 _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}

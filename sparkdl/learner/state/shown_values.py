@@ -15,7 +15,7 @@ import keras
 
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch
-from sparkdl.protocols import Arrays
+from sparkdl.learning import Arrays
 
 
 class ShownValue(keras.metrics.Metric):  # type: ignore[misc]

@@ -25,7 +25,7 @@ from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.step_logs import stateless_logged_step
 from sparkdl.learner.structure import pack_batch
-from sparkdl.protocols import BatchStack
+from sparkdl.learning import BatchStack
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray
 
@@ -147,7 +147,7 @@ _State = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 class JaxLearner(KerasLearner):
-    """See :class:`sparkdl.protocols.Learner`. The state is donated to each compiled call: XLA
+    """See :class:`sparkdl.learning.Learner`. The state is donated to each compiled call: XLA
     updates it in place."""
 
     def __init__(self, model: Any) -> None:

@@ -33,7 +33,7 @@ from sparkdl.learner.state.shown_values import attach_shown_values
 from sparkdl.learner.steps.denominators import Numbers, factors
 from sparkdl.learner.steps.repeated_rows import has_own_loss, sums_stay, takes_any_rows
 from sparkdl.learner.structure import arrange_batch, map_arrays
-from sparkdl.protocols import BatchStack, Exchanger, Reducer
+from sparkdl.learning import BatchStack, Exchanger, Reducer
 from sparkdl.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
@@ -41,7 +41,7 @@ from sparkdl.weights import FloatArray, Layout
 class KerasLearner(ABC):
     """What does not depend on the backend in a learner around one compiled ``keras.Model``.
 
-    See :class:`sparkdl.protocols.Learner` for its methods.
+    See :class:`sparkdl.learning.Learner` for its methods.
 
     Args:
         model: Built and compiled. The learner trains it in place.

@@ -50,7 +50,7 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     with_slices,
 )
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.protocols import BatchStack, Exchanger, Reducer
+from sparkdl.learning import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
 
 Steps = Callable[..., Any]
@@ -58,7 +58,7 @@ Steps = Callable[..., Any]
 
 
 class TensorFlowLearner(KerasLearner):
-    """See :class:`sparkdl.protocols.Learner`."""
+    """See :class:`sparkdl.learning.Learner`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from sparkdl.failures import carried
 from sparkdl.learner.steps.denominators import factors
-from sparkdl.protocols import Reducer
+from sparkdl.learning import Reducer
 from sparkdl.slices import Slices
 from sparkdl.weights import FloatArray, Layout, Slot
 
@@ -332,7 +332,7 @@ class HorovodExchange:
     Args:
         layout: Of the flat buffer.
         wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
-        parts: See :class:`sparkdl.protocols.Reducer`.
+        parts: See :class:`sparkdl.learning.Reducer`.
         checks: Whether to look for NaN and infinity in this worker's gradients.
     """
 

@@ -26,11 +26,11 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.log_lines import boxed_lines
 from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
-from sparkdl.protocols import RankIdentity, Strategy
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
 from sparkdl.spark.columns.files import FileInput
 from sparkdl.spark.columns.wire import named_batches
+from sparkdl.syncing import RankIdentity, Strategy
 
 Key = tuple[str, int]
 """The name of the rows, and the memory budget: rows beyond it are shuffled in another way."""

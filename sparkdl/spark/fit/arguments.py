@@ -11,18 +11,20 @@ from typing import Any
 from sparkdl.call_arguments import parameters_of, taken_elsewhere
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
-from sparkdl.settings import (
+from sparkdl.values import (
     FLAG,
     PATH,
     UserSettings,
     ValueKind,
+    bare,
     checked,
+    is_number,
     number_or_text,
     or_none,
     setting,
+    shown,
     whole,
 )
-from sparkdl.values import bare, is_number, shown
 
 _KERAS_FIT_REFUSED = {
     "validation_freq": "validation rows are evaluated after each epoch",

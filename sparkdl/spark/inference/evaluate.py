@@ -24,7 +24,7 @@ from sparkdl.launch.results import Result, failed, failures_of, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.protocols import BatchStack, Learner
+from sparkdl.learning import BatchStack, Learner
 from sparkdl.spark.columns.sources import Source, arrays_of, wanted_spec
 from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.runs.launcher import SparkLauncher

@@ -20,7 +20,7 @@ from sparkdl.data.columns import aligned_empty
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.protocols import Arrays, Predictor
+from sparkdl.learning import Arrays, Predictor
 from sparkdl.spark.inference.output_columns import OutputColumn, to_arrow, with_nulls
 from sparkdl.user_warnings import warn_user
 

@@ -12,14 +12,23 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeding import FeedSettings
 from sparkdl.launch.stream_feed import StreamSettings
-from sparkdl.settings import PATH, UserSettings, checked, one_of, or_none, setting, whole
 from sparkdl.spark.columns.files import frame_of_files, is_path
 from sparkdl.spark.columns.local_data import as_frame
 from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.session.frames import is_frame, is_vector_column
 from sparkdl.spark.session.running import is_connect, require_running, session_of
-from sparkdl.values import require_flag, require_int
+from sparkdl.values import (
+    PATH,
+    UserSettings,
+    checked,
+    one_of,
+    or_none,
+    require_flag,
+    require_int,
+    setting,
+    whole,
+)
 
 
 def _check_trigger(trigger: Any) -> Mapping[str, Any]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
+from plain_learner import PlainLearner
 
 from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
-from sparkdl.protocols import BatchStack
+from sparkdl.learning import BatchStack
 from sparkdl.reports import Report
 from sparkdl.run_state import RunState
 from sparkdl.transport.listeners import ListenOptions
@@ -22,36 +22,31 @@ from sparkdl.weights import FloatArray, Layout
 LAYOUT = Layout.of([("w", (3,), "float32")], [])
 
 
-class Slope:
+class Slope(PlainLearner):
     """A learner of three weights, whose gradient is the rank's own number."""
 
-    layout = LAYOUT
-    learning_rate = 0.5
-
     def __init__(self, rank: int) -> None:
-        self.rank, self.w = rank, np.full(3, float(rank), np.float32)
-
-    def read_weights(self, out: FloatArray) -> None:
-        out[:] = self.w
-
-    def write_weights(self, flat: FloatArray) -> None:
-        self.w = flat.copy()
+        super().__init__(LAYOUT)
+        self.rank = rank
+        self.weights[:] = rank
 
     def optimizer_state(self) -> bytes:
         return b"state of rank %d" % self.rank
 
-    def carried_state(self) -> bytes:
-        return b""
-
     def load_optimizer_state(self, state: bytes) -> None:
         assert state == b"state of rank 1"  # the rank with the most rows
 
-    def train_reducing(self, stack: BatchStack, reducer: Any) -> None:
-        reducer.rows = stack.num_rows
-        reducer.buffer[...] = self.rank
-        reducer.begin(0)
-        assert reducer.finish()
-        self.w = self.w - np.float32(0.5) * reducer.buffer
+    def batches_of(self, stack: BatchStack) -> list[BatchStack]:
+        return [stack]
+
+    def rows_of(self, batch: BatchStack) -> int:
+        return batch.num_rows
+
+    def gradients(self, batch: BatchStack, out: FloatArray) -> None:
+        out[...] = self.rank
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        self.weights -= np.float32(0.5) * flat
 
 
 def test_a_run_with_a_coordinator() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_learner import PlainLearner
 
 from sparkdl.changes import VariableChanges
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
@@ -22,12 +23,11 @@ from sparkdl.weights import Layout
 LAYOUT = Layout.of([("w", (3,), "float32")], [("mean", (3,), "float32")])
 
 
-class Linear:
+class Linear(PlainLearner):
     """Least squares with momentum, and a running mean of the inputs."""
 
-    layout = LAYOUT
-
     def __init__(self, seed: int = 0) -> None:
+        super().__init__(LAYOUT)
         self.w = np.random.default_rng(seed).normal(size=3)
         self.mean = np.zeros(3)
         self.velocity = np.zeros(3)
@@ -41,9 +41,6 @@ class Linear:
     def optimizer_state(self) -> bytes:
         return self.velocity.tobytes()
 
-    def carried_state(self) -> bytes:
-        return b""
-
     def load_optimizer_state(self, state: bytes) -> None:
         self.velocity = np.frombuffer(state).copy()
 
@@ -52,21 +49,11 @@ class Linear:
         out[:3] = 2 * x.T @ (x @ self.w - y) / len(y)
         out[3:] = 0.9 * self.mean + 0.1 * x.mean(0)
 
-    def train_reducing(self, window: Any, reducer: Any) -> None:
-        for x, y in window:
-            reducer.rows = len(y)
-            self.gradients((x, y), reducer.buffer)
-            self._reduce(reducer)
+    def batches_of(self, stack: Any) -> Any:
+        return stack
 
-    def skip_reducing(self, reducer: Any) -> None:
-        reducer.rows = 0
-        self._reduce(reducer)
-
-    def _reduce(self, reducer: Any) -> None:
-        for part in range(len(reducer.parts)):
-            reducer.begin(part)
-        if reducer.finish():
-            self.apply_gradients(reducer.buffer)
+    def rows_of(self, batch: Any) -> int:
+        return len(batch[1])
 
     def apply_gradients(self, flat: np.ndarray) -> None:
         self.velocity = 0.9 * self.velocity - 0.05 * flat[:3]

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from plain_learner import PlainLearner
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.protocols import BatchStack
+from sparkdl.learning import BatchStack
 from sparkdl.ps.client import Client
 from sparkdl.ps.server import ServerConfig
 from sparkdl.rules import Rule
@@ -20,42 +21,17 @@ from sparkdl.weights import FloatArray, Layout
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])
 
 
-class Learner:
+class Learner(PlainLearner):
     """Weights that are pulled towards each batch: loss = mean((w - x)**2) / 2, plain SGD."""
 
-    layout = LAYOUT
-
     def __init__(self, rate: float = 0.5) -> None:
-        self.weights = np.zeros(LAYOUT.size, np.float32)
+        super().__init__(LAYOUT)
         self.rate = rate
         self.loaded = 0
-
-    def read_weights(self, out: FloatArray) -> None:
-        out[...] = self.weights
-
-    def write_weights(self, flat: FloatArray) -> None:
-        self.weights[...] = flat
-
-    def constrained(self, flat: FloatArray) -> FloatArray:
-        return flat
 
     def gradients(self, batch: Any, out: FloatArray) -> None:
         out[...] = (self.weights - np.asarray(batch, np.float32)[:, None]).mean(axis=0)
         out[LAYOUT.trained_size :] = np.mean(batch)
-
-    def train_reducing(self, batches: Any, reducer: Any) -> None:
-        for batch in batches.y["label"]:
-            reducer.rows = len(batch)
-            self.gradients(batch, reducer.buffer)
-            reducer.begin(0)
-            if reducer.finish():
-                self.apply_gradients(reducer.buffer)
-
-    def skip_reducing(self, reducer: Any) -> None:
-        reducer.rows = 0
-        reducer.begin(0)
-        if reducer.finish():
-            self.apply_gradients(reducer.buffer)
 
     def apply_gradients(self, flat: FloatArray) -> None:
         trained = slice(0, LAYOUT.trained_size)
@@ -64,18 +40,6 @@ class Learner:
 
     def optimizer_state(self) -> bytes:
         return np.float32(self.rate).tobytes()
-
-    def carried_state(self) -> bytes:
-        return b""
-
-    def carried_state_at(self, steps: int, wanted: int) -> bytes:
-        return b""
-
-    def mark_draws(self) -> None: ...
-
-    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
-
-    def skip_draws(self, steps: int) -> None: ...
 
     def load_optimizer_state(self, state: bytes) -> None:
         self.loaded += 1

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from plain_learner import PlainLearner
 from ps_learner import clients
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
@@ -29,30 +31,20 @@ class Killed(BaseException):
     """What ends a rank's attempt as a signal would."""
 
 
-class Counters:
+class Counters(PlainLearner):
     """One weight per row, which counts how often that row was trained: SGD of rate 1, gradient -1.
 
     The mean of a round divides by its rows, ``global_rows``; the rate makes up for it. The momentum
     is the number of steps, so a lost optimizer state shows.
     """
 
-    layout = LAYOUT
-    step, learning_rate, has_schedule, scales_loss = 0, 1.0, False, False
+    learning_rate = 1.0
 
     def __init__(self, global_rows: int, dies_at: int = -1, attempt: int = 0) -> None:
-        self.weights = np.zeros(LAYOUT.size, np.float32)
+        super().__init__(LAYOUT)
         self.steps, self.seen = 0, 0
         self.draws = self.drawn = 0
         self._global_rows, self._dies_at = global_rows, dies_at
-
-    def read_weights(self, out: FloatArray) -> None:
-        out[...] = self.weights
-
-    def write_weights(self, flat: FloatArray) -> None:
-        self.weights[...] = flat
-
-    def constrained(self, flat: FloatArray) -> FloatArray:
-        return flat
 
     def gradients(self, labels: Any, out: FloatArray) -> None:
         self.draws, self.drawn = self.draws + 1, self.drawn + 1
@@ -61,28 +53,15 @@ class Counters:
         self.weights[ROWS:] += 1  # the statistics move before the gradients are joined
         out[ROWS:] = self.weights[ROWS:]
 
-    def train_reducing(self, stack: Any, reducer: Any) -> None:
-        for labels in stack.y["label"]:
+    def batches_of(self, stack: Any) -> Iterator[Any]:
+        for labels in super().batches_of(stack):
             self.seen += 1
             if self.seen == self._dies_at:
                 raise Killed
-            reducer.rows = len(labels)
-            self.gradients(labels, reducer.buffer)
-            reducer.begin(0)
-            if reducer.finish():
-                self.apply_gradients(reducer.buffer)
-
-    def skip_reducing(self, reducer: Any) -> None:
-        reducer.rows = 0
-        reducer.begin(0)
-        if reducer.finish():
-            self.apply_gradients(reducer.buffer)
+            yield labels
 
     def train(self, stack: Any) -> None:
-        for labels in stack.y["label"]:
-            self.seen += 1
-            if self.seen == self._dies_at:
-                raise Killed
+        for labels in self.batches_of(stack):
             self.weights[np.asarray(labels, np.int64).reshape(-1)] += 1
 
     def apply_gradients(self, flat: FloatArray) -> None:
@@ -96,14 +75,8 @@ class Counters:
     def load_optimizer_state(self, state: bytes) -> None:
         self.steps = int.from_bytes(state, "little")
 
-    def set_step(self, step: int) -> None: ...
-
     def mark_draws(self) -> None:
         self.drawn = 0
-
-    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
-
-    def skip_draws(self, steps: int) -> None: ...
 
     def carried_state(self) -> bytes:
         return self.draws.to_bytes(4, "little")
@@ -116,11 +89,6 @@ class Counters:
     def load_carried_state(self, state: bytes) -> None:
         self.draws = int.from_bytes(state, "little")
 
-    def metric_state(self) -> Any:
-        return np.zeros(2)
-
-    def reset_metrics(self) -> None: ...
-
 
 class SlicedCounters(Counters):
     """The same for a table whose gradient is one row for each id of the batch.
@@ -130,27 +98,13 @@ class SlicedCounters(Counters):
 
     copies = 2
 
-    def train_reducing(self, stack: Any, reducer: Any) -> None:
-        for labels in stack.y["label"]:
-            self.seen += 1
-            if self.seen == self._dies_at:
-                raise Killed
-            reducer.rows = len(labels)
-            whole = np.empty(LAYOUT.size, np.float32)
-            self.gradients(labels, whole)
-            ids = np.repeat(np.asarray(labels, np.int32).reshape(-1), self.copies)
-            reducer.send_as_slices([0])
-            reducer.slices = [Slices(0, ids, whole[ids][:, None] / np.float32(self.copies))]
-            reducer.buffer[...] = whole[ROWS:]
-            reducer.begin(0)
-            if reducer.finish():
-                self.apply_joined(reducer)
-
-    def skip_reducing(self, reducer: Any) -> None:
-        reducer.rows = 0
-        reducer.begin(0)
-        if reducer.finish():
-            self.apply_joined(reducer)
+    def write_gradient(self, labels: Any, reducer: Any) -> None:
+        whole = np.empty(LAYOUT.size, np.float32)
+        self.gradients(labels, whole)
+        ids = np.repeat(np.asarray(labels, np.int32).reshape(-1), self.copies)
+        reducer.send_as_slices([0])
+        reducer.slices = [Slices(0, ids, whole[ids][:, None] / np.float32(self.copies))]
+        reducer.buffer[...] = whole[ROWS:]
 
     def apply_joined(self, reducer: Any) -> None:
         (slices,) = reducer.slices

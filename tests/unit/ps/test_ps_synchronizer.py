@@ -15,7 +15,7 @@ from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.protocols import MAX_STACK
+from sparkdl.learning import MAX_STACK
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.strategy import ServerSynchronizer

@@ -14,7 +14,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import TransportError
 from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.protocols import MAX_STACK
+from sparkdl.learning import MAX_STACK
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.strategy import ServerSynchronizer
@@ -26,8 +26,6 @@ from sparkdl.worker import train
 
 class Rank(Learner):
     """The small learner, as the loop calls it; may do something at one of its steps."""
-
-    step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
 
     def __init__(self, at: int = -1, action: Any = None) -> None:
         super().__init__()
@@ -48,11 +46,6 @@ class Rank(Learner):
 
     def take_changes(self, changes: VariableChanges) -> None:
         self.changed.append((self.rounds, float(changes.model[5])))
-
-    def metric_state(self) -> Any:
-        return np.zeros(2)
-
-    def reset_metrics(self) -> None: ...
 
 
 def run(parts: list[int], order: dict[str, Any], at: int, epochs: int = 1) -> list[Rank]:

@@ -1,0 +1,91 @@
+"""A learner of a flat buffer: tests of synchronizers say what its gradient and its step are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from sparkdl.weights import FloatArray, Layout
+
+
+class PlainLearner:
+    """Weights in a buffer of ``layout``. A subclass has ``gradients`` and ``apply_gradients``."""
+
+    step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.weights = np.zeros(layout.size, np.float32)
+
+    def read_weights(self, out: FloatArray) -> None:
+        out[...] = self.weights
+
+    def write_weights(self, flat: FloatArray) -> None:
+        self.weights[...] = flat
+
+    def constrained(self, flat: FloatArray) -> FloatArray:
+        return flat
+
+    # -- steps in two halves ---------------------------------------------------------------------
+
+    def batches_of(self, stack: Any) -> Iterable[Any]:
+        return stack.y["label"]  # type: ignore[no-any-return]
+
+    def rows_of(self, batch: Any) -> int:
+        return len(batch)
+
+    def gradients(self, batch: Any, out: FloatArray) -> None:
+        raise NotImplementedError
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        raise NotImplementedError
+
+    def write_gradient(self, batch: Any, reducer: Any) -> None:
+        self.gradients(batch, reducer.buffer)
+
+    def apply_joined(self, reducer: Any) -> None:
+        self.apply_gradients(reducer.buffer)
+
+    def train_reducing(self, stack: Any, reducer: Any) -> None:
+        for batch in self.batches_of(stack):
+            reducer.rows = self.rows_of(batch)
+            self.write_gradient(batch, reducer)
+            self._join(reducer)
+
+    def skip_reducing(self, reducer: Any) -> None:
+        reducer.rows = 0
+        self._join(reducer)
+
+    def _join(self, reducer: Any) -> None:
+        for part in range(len(reducer.parts)):
+            reducer.begin(part)
+        if reducer.finish():
+            self.apply_joined(reducer)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def optimizer_state(self) -> bytes:
+        return b""
+
+    def load_optimizer_state(self, state: bytes) -> None: ...
+
+    def carried_state(self) -> bytes:
+        return b""
+
+    def carried_state_at(self, steps: int, wanted: int) -> bytes:
+        return self.carried_state()
+
+    def set_step(self, step: int) -> None: ...
+
+    def mark_draws(self) -> None: ...
+
+    def fill_draws(self, steps: int, steps_of_all: int) -> None: ...
+
+    def skip_draws(self, steps: int) -> None: ...
+
+    def metric_state(self) -> Any:
+        return np.zeros(2)
+
+    def reset_metrics(self) -> None: ...
