@@ -8,8 +8,8 @@
     they report and the driver orders; metrics; kept states; log lines; stop and learning rate.
 ``store``
     What a store is that plugs into a coordinator (the parameter server is one).
-``settings``, ``status``
-    The limits of a run; what the driver is told of it.
+``settings``, ``status``, ``kinds``
+    The limits of a run; what the driver is told of it; the frames of both.
 ``session``, ``driver_client``, ``host``
     A rank's connection, the driver's connection, and a coordinator in threads of the driver.
 """

@@ -5,6 +5,6 @@
 ``damping``: how much of a change counts where those of several workers are added.
 ``client``: a worker's pushes and pulls.
 ``strategy``, ``synchronizer``, ``round_synchronizer``: what the training loop sees of it.
-``unwrapping``: errors out of a framework's call. ``pulling``: the driver's reads.
+``unwrapping``: errors out of a framework's call. ``kinds``: the frames of a store.
 ``choice``: from the user's arguments to a rule, a window and a codec.
 """

@@ -14,10 +14,11 @@ from sparkdl.closing import Closing
 from sparkdl.data.feed import Columns, Feed
 from sparkdl.launch.feeds.feeding import FunctionFeed
 from sparkdl.launch.feeds.stream_intake import StreamIntake
+from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.network import RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.frames import FrameLimits, Kind, Message
+from sparkdl.transport.frames import FrameLimits, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
@@ -76,7 +77,9 @@ class RowsDesk(Closing):
         Raises:
             TransportError: The driver is gone.
         """
-        message = Message(Kind.NEXT_ROWS, rank=self._rank, attempt=self._attempt, meta=dict(told))
+        message = Message(
+            StreamKind.NEXT_ROWS, rank=self._rank, attempt=self._attempt, meta=dict(told)
+        )
         return self._connection.request(message).meta
 
     def close(self) -> None:

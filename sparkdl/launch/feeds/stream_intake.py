@@ -12,10 +12,19 @@ import pyarrow as pa
 from sparkdl.coordinator.blobs import Assembly, chunked
 from sparkdl.data.feed import RowSpool
 from sparkdl.errors import ProtocolError, SparkDLError
+from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Content, Flag, FrameLimits, Kind, Message
+from sparkdl.transport.frames import (
+    ByteArray,
+    Flag,
+    FrameKind,
+    FrameLimits,
+    Kind,
+    Message,
+    kinds_of,
+)
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.service import Metric, Replies
 
@@ -56,8 +65,10 @@ class StreamIntake:
         self._taken = -1
         self._closed = False
         self.bytes_in = self.bytes_out = 0
-        self.limits = FrameLimits()
+        self.limits = FrameLimits(kinds=kinds_of(StreamKind))
         self.idle_s = 60.0
+        self.beside: frozenset[FrameKind] = frozenset()
+        self.parting = self.beside
 
     # -- the rank's function -----------------------------------------------------------------------
 
@@ -98,7 +109,7 @@ class StreamIntake:
 
     def _keep(self, message: Message) -> dict[str, int | bool]:
         number = message.meta.get("number")
-        if message.kind is not Kind.ROWS or not isinstance(number, int):
+        if message.kind is not StreamKind.ROWS or not isinstance(number, int):
             raise ProtocolError(
                 "a rank takes the rows of micro-batches here",
                 expected="a ROWS frame with the number of an offer",
@@ -111,7 +122,7 @@ class StreamIntake:
             sent = self._sent.setdefault(key, _Sent(RowSpool(self._budget)))
         if message.sequence > sent.last:  # else it came before, and its answer was lost
             whole = None
-            if message.content is Content.BLOB:
+            if message.total:
                 if message.offset == 0:  # one of the same size as before is no repetition of it
                     sent.assembly = _assembly()
                 whole = sent.assembly.put(message)
@@ -168,7 +179,7 @@ def send_rows(
     connection = Connection(opener, limits, _TIMEOUTS, buffered=False, name="a feeding task")
     sequence = 0
 
-    first = Message(Kind.ROWS, Flag.NONE, rank=0, attempt=attempt, meta={"number": number})
+    first = Message(StreamKind.ROWS, Flag.NONE, rank=0, attempt=attempt, meta={"number": number})
 
     def request(message: Message, body: ByteArray | int) -> Message:
         nonlocal sequence

@@ -10,7 +10,7 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import Kind, Message
+from sparkdl.transport.frames import Body, FrameKind, FrameLimits, Kind, Message, kinds_of
 
 LONGEST_WAIT_S = 5.0
 """Seconds after which a rank that waits for rows is answered; it asks again, and knows us alive."""
@@ -34,13 +34,22 @@ class Offer:
     attempts: Mapping[int, int]
 
 
+class StreamKind(FrameKind):
+    """The frames that feed ranks from a stream."""
+
+    NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
+    OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
+    ROWS = 50, Body.CHUNK  # rows on their way to a rank
+
+
 class StreamStore(Store):
     """The ranks' addresses, the rows that they are offered, and those that they have taken.
 
     Ranks ask over connections of their own beside their session, which carries their lines.
     """
 
-    kinds = frozenset({Kind.NEXT_ROWS, Kind.OFFER})
+    limits = FrameLimits(kinds=kinds_of(StreamKind))
+    kinds = frozenset({StreamKind.NEXT_ROWS, StreamKind.OFFER})
 
     def __init__(self) -> None:
         self.addresses: dict[int, tuple[str, int]] = {}
@@ -69,7 +78,7 @@ class StreamStore(Store):
                 self._ended = True
             else:
                 self._offer = offer
-        return Message(Kind.OFFER)
+        return Message(StreamKind.OFFER)
 
     def wait_for(self, happened: Callable[[], bool], timeout_s: float) -> bool:
         """Waits until something is so; False if it is not within the time."""
@@ -81,7 +90,7 @@ class StreamStore(Store):
     def receive(self, connection: int, message: Message) -> Work | None:
         """Answers or defers a request."""
         group = self._group
-        if message.kind is Kind.OFFER:
+        if message.kind is StreamKind.OFFER:
             if message.rank != -1:
                 raise ProtocolError(
                     "only the driver offers rows",
