@@ -36,9 +36,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl import Feeding, Limits
-from sparkdl.data.feed import Feed, RowSpool
-from sparkdl.data.feed_rows import to_numpy
-from sparkdl.launch.stream_intake import StreamIntake, send_rows
+from sparkdl.data.feed import Feed, RowSpool, to_numpy
+from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 

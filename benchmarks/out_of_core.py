@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from sparkdl.data import Batches, ColumnSpec, DataSpec, Partition, read_partition
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.files.streams import find_files
-from sparkdl.spark.columns.files import FileInput, FileSet
+from sparkdl.spark.forms.files import FileInput, FileSet
 
 SPEC = DataSpec(
     {"x": ColumnSpec(("pixels",), (784,))},

@@ -141,7 +141,7 @@ class Bench:
         import keras
 
         from sparkdl.learner import make_learner
-        from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+        from sparkdl.learner.checks.compiling import adopt_optimizer
 
         wanted = None if rule is None else rule.local_optimizer()
         key = optimizer if wanted is None else f"{optimizer} {wanted}"

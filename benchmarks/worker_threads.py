@@ -21,7 +21,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learning import MAX_STACK
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.inproc import InprocParameterServer

@@ -142,6 +142,23 @@ __all__ = [
 ]
 
 
+_HANDED_IN = {
+    "launch_on_spark": "sparkdl.spark.runs.program_stage:surroundings",
+    "search": "sparkdl.spark.search",
+}
+"""What ``program`` and ``tune``, which must not import Spark's room, are given of it."""
+
+
+def _part(name: str, home: str) -> Any:
+    module, _, attribute = home.partition(":")
+    return getattr(importlib.import_module(module), attribute or name)
+
+
+def handed_in(name: str) -> Any:
+    """A part of Spark's room for a room below it."""
+    return _part(name, _HANDED_IN[name])
+
+
 hold_start_lines()
 
 
@@ -151,8 +168,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
-    module, _, attribute = home.partition(":")
-    return getattr(importlib.import_module(module), attribute or name)
+    return _part(name, home)
 
 
 def __dir__() -> list[str]:

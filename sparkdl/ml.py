@@ -21,9 +21,9 @@ code in their files.
 
 from sparkdl.spark.ml.classifier import KerasClassificationModel, KerasClassifier
 from sparkdl.spark.ml.estimator import KerasEstimator, KerasModel, KerasTransformer
+from sparkdl.spark.ml.files import trusted
 from sparkdl.spark.ml.regressor import KerasRegressionModel, KerasRegressor
 from sparkdl.spark.ml.summary import TrainingSummary
-from sparkdl.spark.ml.trust import trusted
 
 __all__ = [
     "KerasClassificationModel",

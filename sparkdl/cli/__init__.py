@@ -1,7 +1,8 @@
 """The command ``sparkdl``: the public API from a shell, alone or under ``spark-submit``.
 
 ``parser``: the arguments, without any heavy import. ``session``: the Spark session and the data.
-``models``, ``cluster``: what the commands do. ``packing``: the environment for executors.
+``models``, ``cluster``, ``runs``: what the commands do. ``packing``: the environment for executors.
+``kubernetes``: what an application needs there.
 """
 
 from __future__ import annotations

@@ -6,8 +6,7 @@ worker; where the codec loses something, it adds that to the next vector (error 
 
 from typing import Any
 
-from sparkdl.codecs.codec import Codec, Compressor, ErrorFeedback, Memoryless
-from sparkdl.codecs.compression import Compression, Sections
+from sparkdl.codecs.codec import Codec, Compression, Compressor, ErrorFeedback, Memoryless, Sections
 from sparkdl.codecs.dgc import DGC, DGCCompressor
 from sparkdl.codecs.halves import BF16, FP16, Raw
 from sparkdl.codecs.onebit import OneBit

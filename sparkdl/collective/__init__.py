@@ -4,7 +4,7 @@
 ``builtin``, ``horovod``, ``horovod_connector``, ``solo``: the communicators. ``current``: a run's.
 ``member``: how ranks find each other. ``arithmetic``, ``arguments``: reductions and their checks.
 ``rules``: how the ranks' gradients or weights become one.
-``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``, ``rule_steps``:
-what the training loop sees. ``control``: what a rank tells the driver meanwhile.
+``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``: what
+the training loop sees.
 ``choice``: from the user's arguments to a rule and a window.
 """

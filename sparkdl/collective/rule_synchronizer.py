@@ -6,6 +6,7 @@ rank that has no batch left takes part with zero rows.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,14 +15,251 @@ import numpy as np
 from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import take_root_state
-from sparkdl.collective.rule_steps import steps_of
-from sparkdl.collective.rules import ExchangeRule
+from sparkdl.collective.rules import (
+    Exchange,
+    ExchangeRule,
+    GradientExchange,
+    OptimizerExchange,
+    Part,
+    WeightsExchange,
+)
 from sparkdl.config import EPOCH_WINDOW
+from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
+from sparkdl.optimizers.optimizer import State
 from sparkdl.phases import current_clock
-from sparkdl.weights import Layout
+from sparkdl.weights import FloatArray, Layout
+
+
+def steps_of(exchange: Exchange, check: FiniteCheck) -> RuleSteps:
+    """The steps that go with ``exchange``; ``check`` looks at what a rank computes for it.
+
+    Raises:
+        ConfigError: It is none of the three kinds.
+    """
+    if isinstance(exchange, GradientExchange):
+        return GradientSteps(exchange, check)
+    if isinstance(exchange, OptimizerExchange):
+        return OptimizerSteps(exchange, check)
+    if isinstance(exchange, WeightsExchange):
+        return WeightsSteps(exchange, check)
+    raise ConfigError(
+        "this rule opens something that is no exchange",
+        expected="a GradientExchange, WeightsExchange or OptimizerExchange",
+        received=type(exchange).__name__,
+        hint="ExchangeRule.open must return an object of a class derived from one of these",
+    )
+
+
+class RuleSteps(abc.ABC):
+    """One rank's side of a rule; see :mod:`sparkdl.collective.rules`."""
+
+    @abc.abstractmethod
+    def start(self, learner: SharedLearner) -> None:
+        """Called when the learner has the weights that all ranks begin with."""
+
+    @abc.abstractmethod
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
+        """Takes in some batches of this rank, all of them before the next exchange."""
+
+    @abc.abstractmethod
+    def exchange(self, learner: SharedLearner) -> int | None:
+        """One exchange of all ranks; returns the next window's length if that changes."""
+
+    def show_center(self, learner: SharedLearner) -> None:  # noqa: B027  (most rules have no center)
+        """Gives the learner the weights that the ranks agree on, to be evaluated and kept."""
+
+    def hide_center(self, learner: SharedLearner) -> None:  # noqa: B027
+        """Gives the learner this rank's own weights again, after :meth:`show_center`."""
+
+    def keep(self, learner: SharedLearner, state: State) -> bool:
+        """Puts the rule's state into the learner's optimizer; False if it has no room for it."""
+        return False
+
+    def take_changes(self, changes: VariableChanges) -> None:  # noqa: B027
+        """Called when the learner has been given ``changes``."""
+
+    def finish(self, learner: SharedLearner) -> None:  # noqa: B027
+        """Called after the last exchange."""
+
+
+class FilledSteps(RuleSteps):
+    """Collects the batches since the last exchange; their gradients become one."""
+
+    def __init__(self, check: FiniteCheck) -> None:
+        self._check = check
+        self._parts: list[Part] = []
+        self._computed = False
+
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
+        for index in range(stack.num_batches):
+            batch = stack.part(index)
+
+            def compute(out: FloatArray, batch: BatchStack = batch) -> None:
+                learner.gradients(batch, out)
+                self._check.admits(out, learner)
+                self._computed = True
+
+            self._parts.append((compute, batch.num_rows))
+
+    def _taken(self) -> list[Part]:
+        parts, self._parts = self._parts, []
+        return parts
+
+    def _agreed_by(self, communicator: Communicator, mine: list[bool]) -> list[bool]:
+        """Which variables have a gradient; empty if no rank has computed one, and so knows."""
+        known = np.array(mine if self._computed else [], np.uint8)
+        gathered = [values for values in communicator.all_gather(known) if values.size]
+        return np.any(gathered, axis=0).tolist() if gathered else []
+
+
+class GradientSteps(FilledSteps):
+    """The rule joins the ranks' gradients; each rank's optimizer takes the step."""
+
+    def __init__(self, exchange: GradientExchange, check: FiniteCheck) -> None:
+        super().__init__(check)
+        self._exchange = exchange
+        self._agreed = False
+
+    def start(self, learner: SharedLearner) -> None:
+        """Nothing to do."""
+
+    def exchange(self, learner: SharedLearner) -> int | None:
+        communicator = self._exchange.communicator
+
+        def apply(buffer: FloatArray) -> None:
+            if not self._agreed:
+                self._agreed = True
+                learner.know_gradients(lambda mine: self._agreed_by(communicator, mine))
+            learner.apply_gradients(buffer)
+
+        self._exchange.take_step(self._taken(), apply)
+        return None
+
+
+class OptimizerSteps(FilledSteps):
+    """The rule takes the step itself; the learner's optimizer keeps its state between runs."""
+
+    def __init__(self, exchange: OptimizerExchange, check: FiniteCheck) -> None:
+        super().__init__(check)
+        self._exchange = exchange
+        self._still: list[slice] | None = None
+
+    def start(self, learner: SharedLearner) -> None:
+        self._flat = np.empty(self._exchange.layout.size, np.float32)
+        learner.read_weights(self._flat)
+        self._exchange.start(self._flat)
+        self._number = learner.step
+        names = self._exchange.optimizer.keras_slots()
+        slots = learner.optimizer_slots([slot for slot, _ in names.values()])
+        self._fits = slots is not None
+        if slots and self._number:
+            state: State = {
+                name: slots[slot] / np.float32(factor) for name, (slot, factor) in names.items()
+            }
+            self._exchange.load_state({**state, "steps": self._number})
+
+    def exchange(self, learner: SharedLearner) -> int | None:
+        rows = self._exchange.fill(self._taken())
+        if self._still is None:
+            learner.know_gradients(self._find_still)
+        before = [(place, self._flat[place].copy()) for place in self._still or ()]
+        if self._exchange.step(self._flat, rows, learner.learning_rate):
+            for place, values in before:
+                self._flat[place] = values
+            learner.write_weights(self._flat)
+            self._number += 1
+            learner.set_step(self._number)
+        return None
+
+    def _find_still(self, mine: list[bool]) -> list[bool]:
+        """Finds the variables without gradient, which no optimizer of Keras moves, or decays."""
+        agreed = self._agreed_by(self._exchange.communicator, mine)
+        if agreed:
+            slots = zip(self._exchange.layout.slots, agreed, strict=False)
+            self._still = [slice(s.offset, s.offset + s.size) for s, has in slots if not has]
+        return agreed
+
+    def take_changes(self, changes: VariableChanges) -> None:
+        if changes.optimizer:
+            raise ConfigError(
+                "a callback wrote to the optimizer, whose state this rule keeps by itself",
+                expected="callbacks that write the model's variables, or the learning rate",
+                received=f"{len(changes.optimizer)} changed variables of the optimizer",
+                hint="rule=None (the mean of the gradients) trains with Keras' optimizer",
+            )
+        changes.write_into(self._flat)
+
+    def keep(self, learner: SharedLearner, state: State) -> bool:
+        if self._fits:
+            names = self._exchange.optimizer.keras_slots()
+            slots = {
+                slot: state[name] * np.float32(factor) for name, (slot, factor) in names.items()
+            }
+            learner.load_optimizer_slots(slots, self._number)
+        return self._fits
+
+
+class WeightsSteps(RuleSteps):
+    """Each rank trains on its own between two exchanges; the rule joins the weights."""
+
+    def __init__(self, exchange: WeightsExchange, check: FiniteCheck) -> None:
+        self._check = check
+        self._exchange = exchange
+        self._rows = 0
+        self._shown = False
+        self._counted = np.zeros(2)
+
+    def start(self, learner: SharedLearner) -> None:
+        self._flat = np.empty(self._exchange.layout.size, np.float32)
+        learner.read_weights(self._flat)
+        self._exchange.start(self._flat)
+
+    def take(self, learner: SharedLearner, stack: BatchStack) -> None:
+        learner.train(stack)
+        self._rows += stack.num_rows
+
+    def exchange(self, learner: SharedLearner) -> int | None:
+        learner.read_weights(self._flat)
+        self._check.admits(self._flat)
+        loss = rate = None
+        if self._exchange.adapts and self._rows:
+            loss, rate = self._loss(learner), learner.learning_rate
+        window = self._exchange.after_window(self._flat, self._rows, loss, rate)
+        learner.write_weights(self._flat)
+        self._rows = 0
+        return window
+
+    def _loss(self, learner: SharedLearner) -> float | None:
+        """Mean loss since the last exchange: Keras' first metric is its total and its count."""
+        state = learner.metric_state()
+        if state.size < 2:
+            return None
+        total, count = state[:2] - self._counted
+        self._counted = state[:2]
+        return float(total / count) if count > 0 else None
+
+    def take_changes(self, changes: VariableChanges) -> None:
+        changes.write_into(self._flat)
+        changes.write_into(self._exchange.center)
+
+    def show_center(self, learner: SharedLearner) -> None:
+        self._counted = np.zeros(2)  # metrics begin at zero with each epoch
+        if self._exchange.apart:
+            learner.write_weights(self._exchange.center)
+            self._shown = True
+
+    def hide_center(self, learner: SharedLearner) -> None:
+        if self._shown:
+            learner.write_weights(self._flat)
+            self._shown = False
+
+    def finish(self, learner: SharedLearner) -> None:
+        learner.read_weights(self._flat)
+        self._exchange.finish(self._flat)
+        learner.write_weights(self._flat)
 
 
 class RuleSynchronizer:

@@ -14,12 +14,11 @@ from sparkdl.collective.communicator import (
     ConnectorOptions,
     make_communicator,
 )
-from sparkdl.collective.control import Control
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
-from sparkdl.collective.synchronizer import AllReduceSynchronizer, StepSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck

@@ -3,11 +3,13 @@
 ``machine``
     :class:`~sparkdl.coordinator.machine.Coordinator`, the state machine that transports serve:
     message in, replies out.
-``group``, ``worker``, ``joining``, ``reporting``, ``telemetry``, ``blobs``, ``lines``, ``orders``
+``group``, ``worker``, ``joining``, ``reporting``, ``telemetry``, ``blobs``, ``lines``
     Its parts: membership and deferred replies; one rank over its attempts; how ranks join; what
     they report and the driver orders; metrics; kept states; log lines; stop and learning rate.
 ``store``
     What a store is that plugs into a coordinator (the parameter server is one).
+``settings``, ``status``, ``kinds``
+    The limits of a run; what the driver is told of it; the frames of both.
 ``session``, ``driver_client``, ``host``
     A rank's connection, the driver's connection, and a coordinator in threads of the driver.
 """

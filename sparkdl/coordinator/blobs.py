@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import ByteArray, Content, Kind, Message
+from sparkdl.transport.frames import ByteArray, Kind, Message
 
 _READS = 5
 
@@ -39,11 +40,11 @@ class Assembly:
         """
         offset, total = message.offset, message.total
         chunk = np.empty(0, np.uint8) if message.body is None else message.body
-        if not 0 < total <= self._max_bytes or message.content is not Content.BLOB:
+        if not 0 < total <= self._max_bytes:
             raise ProtocolError(
                 f"{self._what} is empty or too large",
                 expected=f"1 .. {self._max_bytes} bytes",
-                received=f"{total} bytes of {message.content.name}",
+                received=f"{total} bytes",
                 hint="raise max_state_bytes",
             )
         sender = (message.rank, message.attempt)
@@ -83,7 +84,6 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
         epoch=epoch,
         offset=offset,
         total=blob.size,
-        content=Content.BLOB,
         body=blob[offset : offset + limit],
     )
 
@@ -92,14 +92,12 @@ def chunked(message: Message, blob: ByteArray, limit: int) -> Iterator[tuple[Mes
     """The frames that send a blob: copies of ``message``, each with its chunk; none if it is empty.
 
     Args:
-        message: All but offset, total and content.
+        message: All but offset and total.
         blob: The bytes.
         limit: Bytes in a chunk.
     """
     for offset in range(0, blob.size, limit):
-        frame = replace(
-            message, offset=offset, total=blob.size, content=Content.BLOB, meta=dict(message.meta)
-        )
+        frame = replace(message, offset=offset, total=blob.size, meta=dict(message.meta))
         yield frame, blob[offset : offset + limit]
 
 
@@ -205,7 +203,9 @@ def read_kept(request: Callable[[Message], Message], rank: int | None = None) ->
     for _ in range(_READS):
         with contextlib.suppress(BlobReplacedError):
             return read_blob(
-                lambda offset: request(Message(Kind.KEPT, offset=offset, meta=dict(wanted)))
+                lambda offset: request(
+                    Message(CoordinatorKind.KEPT, offset=offset, meta=dict(wanted))
+                )
             )
     raise ProtocolError(
         "the state that the workers keep changes faster than it can be read",

@@ -9,11 +9,12 @@ import numpy as np
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import chunked, read_kept
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Message
 from sparkdl.transport.openers import explained, openers_of
 
 
@@ -49,7 +50,7 @@ class DriverClient(Closing):
 
         Epochs before ``since_epoch`` are forgotten at the coordinator.
         """
-        reply = self.request(Message(Kind.STATUS, epoch=since_epoch))
+        reply = self.request(Message(CoordinatorKind.STATUS, epoch=since_epoch))
         return Status.from_wire(reply.meta, _body(reply))
 
     def control(
@@ -76,11 +77,13 @@ class DriverClient(Closing):
             orders["learning_rate"] = float(learning_rate)
         if release is not None:
             orders["release"] = int(release)
-        self.request(Message(Kind.CONTROL, meta=dict(orders)))
+        self.request(Message(CoordinatorKind.CONTROL, meta=dict(orders)))
 
     def _send(self, changes: bytes) -> None:
         source = np.frombuffer(changes, np.uint8)
-        for frame, chunk in chunked(Message(Kind.CHANGES), source, self.limits.chunk_bytes):
+        for frame, chunk in chunked(
+            Message(CoordinatorKind.CHANGES), source, self.limits.chunk_bytes
+        ):
             self._connection.request(frame, chunk)
 
     def kept(self, rank: int | None = None) -> bytearray:
@@ -98,7 +101,7 @@ class DriverClient(Closing):
         """``(rank, line)`` of what the ranks printed since the last call."""
         taken: list[tuple[int, str]] = []
         while True:
-            reply = self.request(Message(Kind.TAKE_LINES))
+            reply = self.request(Message(CoordinatorKind.TAKE_LINES))
             lines = unpack_lines(_body(reply))
             if not lines:
                 return taken

@@ -108,7 +108,7 @@ class Group:
     the store answers what they ask of it. Whoever calls a method holds ``lock``.
 
     Args:
-        settings: Limits of the run.
+        settings: FrameLimits of the run.
         limits: Bodies that peers may send.
         orders: What the driver asks of the workers.
     """

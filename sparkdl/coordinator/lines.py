@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import ByteArray, Content, Message
+from sparkdl.transport.frames import ByteArray, Message
 
 MAX_LINES_BYTES = 1 << 20
 """Bytes of lines in one frame; a rank that has more sends several frames."""
@@ -44,11 +44,11 @@ class LogLines:
             ProtocolError: The frame is larger than lines may be.
         """
         body = np.empty(0, np.uint8) if message.body is None else message.body
-        if body.size > MAX_LINES_BYTES or message.content not in (Content.BLOB, Content.NOTHING):
+        if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
                 "a LOG frame is too large",
                 expected=f"at most {MAX_LINES_BYTES} bytes of text",
-                received=f"{body.size} bytes of {message.content.name}",
+                received=f"{body.size} bytes",
             )
         self.add(message.rank, unpack_lines(body))
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from sparkdl.coordinator.group import Group, RunOrders
 from sparkdl.coordinator.joining import Joining
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, FrameKind, FrameLimits, Kind, Message, kinds_of
 from sparkdl.transport.service import Metric, Replies
 
 
@@ -27,9 +28,13 @@ class Coordinator:
         store: What the workers share beside; None: nothing, they exchange it among themselves.
     """
 
+    beside: frozenset[FrameKind] = frozenset({CoordinatorKind.HEARTBEAT})
+    parting: frozenset[FrameKind] = frozenset({CoordinatorKind.BYE})
+
     def __init__(self, settings: Settings, store: Store | None = None) -> None:
         self._store = Store() if store is None else store
         limits = self._store.limits
+        limits = replace(limits, kinds={**kinds_of(CoordinatorKind), **limits.kinds})
         self.group = Group(settings, limits, RunOrders(self._store.latched))
         self.bytes_in = self.bytes_out = 0
         self._joining = Joining(self.group, self._store)
@@ -39,21 +44,21 @@ class Coordinator:
         )
         self.group.on_leave = self._store.leave
         self._store.attach(self.group)
-        self._routes: dict[Kind, Callable[[int, Message], None]] = {
-            Kind.HELLO: self._joining.hello,
-            Kind.FINISH: self._joining.finish,
-            Kind.HEARTBEAT: self._reporting.heartbeat,
-            Kind.REPORT: self._reporting.report,
-            Kind.KEEP: self._reporting.keep,
-            Kind.LOG: self._reporting.log,
-            Kind.FAIL: self._reporting.fail,
-            Kind.BYE: self._reporting.bye,
-            Kind.STATUS: self._status,
-            Kind.CONTROL: self._control,
-            Kind.KEPT: self._reporting.kept,
-            Kind.TAKE_LINES: self._reporting.take_lines,
-            Kind.CHANGES: self._changes,
-            Kind.TAKE_CHANGES: self._reporting.take_changes,
+        self._routes: dict[FrameKind, Callable[[int, Message], None]] = {
+            CoordinatorKind.HELLO: self._joining.hello,
+            CoordinatorKind.FINISH: self._joining.finish,
+            CoordinatorKind.HEARTBEAT: self._reporting.heartbeat,
+            CoordinatorKind.REPORT: self._reporting.report,
+            CoordinatorKind.KEEP: self._reporting.keep,
+            CoordinatorKind.LOG: self._reporting.log,
+            CoordinatorKind.FAIL: self._reporting.fail,
+            CoordinatorKind.BYE: self._reporting.bye,
+            CoordinatorKind.STATUS: self._status,
+            CoordinatorKind.CONTROL: self._control,
+            CoordinatorKind.KEPT: self._reporting.kept,
+            CoordinatorKind.TAKE_LINES: self._reporting.take_lines,
+            CoordinatorKind.CHANGES: self._changes,
+            CoordinatorKind.TAKE_CHANGES: self._reporting.take_changes,
         }
 
     @property
@@ -208,7 +213,7 @@ class Coordinator:
         meta, body = replace(status, bytes_in=self.bytes_in, bytes_out=self.bytes_out).to_wire()
         reply = Message(Kind.OK, meta=meta)
         if body.size:
-            reply.content, reply.total, reply.body = Content.BLOB, body.size, body
+            reply.total, reply.body = body.size, body
         self.group.answer(connection, reply)
 
     def _control(self, connection: int, message: Message) -> None:

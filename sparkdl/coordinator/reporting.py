@@ -10,7 +10,7 @@ from sparkdl.coordinator.status import EpochTotals, Status
 from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
-from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
+from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Kind, Message
 
 
 class KeptChanges:
@@ -202,7 +202,6 @@ class Reporting:
         body = pack_lines(lines)
         reply = Message(
             Kind.CHUNK,
-            content=Content.BLOB if body.size else Content.NOTHING,
             total=body.size,
             meta={"ranks": ranks},
             body=body if body.size else None,

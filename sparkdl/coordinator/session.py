@@ -16,6 +16,7 @@ import numpy as np
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError
@@ -26,10 +27,10 @@ from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import ByteArray, Content, Flag, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message
 from sparkdl.transport.openers import explained, openers_of
 
-_WAITS = frozenset({Kind.HELLO, Kind.REPORT})
+_WAITS = frozenset({CoordinatorKind.HELLO, CoordinatorKind.REPORT})
 """Requests whose time is the wait for other ranks or the driver, not for an exchange."""
 
 
@@ -144,7 +145,7 @@ class Session(Closing):
             meta["text"] = text
         if weights_bytes is not None:
             meta["weights_bytes"] = weights_bytes
-        reply = self.request(Message(Kind.HELLO, meta=dict(meta)), deferred=True)
+        reply = self.request(Message(CoordinatorKind.HELLO, meta=dict(meta)), deferred=True)
         known = reply.meta
         self.sequence = reply.sequence
         self.welcome = Welcome(
@@ -176,18 +177,18 @@ class Session(Closing):
 
     def finish(self) -> None:
         """Says that this rank's work is done, whatever happens to its process from now on."""
-        self.request(Message(Kind.FINISH))
+        self.request(Message(CoordinatorKind.FINISH))
 
     def fail(self, failure: Failure) -> None:
         """Says that this rank failed for good: every other rank's next request raises."""
-        self.request(Message(Kind.FAIL, meta=failure.to_wire()))
+        self.request(Message(CoordinatorKind.FAIL, meta=failure.to_wire()))
 
     def close(self) -> None:
         """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
         if self._ended.is_set():
             return
         self._ended.set()
-        self._connection.close(self._signed(Message(Kind.BYE)))
+        self._connection.close(self._signed(Message(CoordinatorKind.BYE)))
         if self._heartbeat is not None and self._heartbeat is not threading.current_thread():
             self._heartbeat.join(5)
 
@@ -212,7 +213,7 @@ class Session(Closing):
         The coordinator keeps the last whole one of the run; what it means is between worker and
         driver. With ``own`` it keeps one of each rank.
         """
-        self.send_blob(Kind.KEEP, state, epoch, own=own)
+        self.send_blob(CoordinatorKind.KEEP, state, epoch, own=own)
 
     def take_changes(self, count: int) -> list[VariableChanges]:
         """What the driver's callbacks wrote to the model since the last call. Overwrites ``raw``.
@@ -230,7 +231,7 @@ class Session(Closing):
     def _changes_at(self, offset: int) -> Message:
         """A chunk of the changes after those taken; of the number that the first chunk names."""
         number = self._changes_read if offset else self._changes_taken + 1
-        reply = self.request(Message(Kind.TAKE_CHANGES, sequence=number, offset=offset))
+        reply = self.request(Message(CoordinatorKind.TAKE_CHANGES, sequence=number, offset=offset))
         self._changes_read = reply.sequence
         return reply
 
@@ -245,7 +246,7 @@ class Session(Closing):
         for line in [*(line[:MAX_LINE_CHARS] for line in lines), None]:
             if batch and (line is None or size + len(line) >= MAX_LINES_BYTES // 4):
                 body = pack_lines(batch)
-                self.request(Message(Kind.LOG, content=Content.BLOB, total=body.size), body)
+                self.request(Message(CoordinatorKind.LOG, total=body.size), body)
                 batch, size = [], 0
             if line is not None:
                 batch.append(line)
@@ -299,7 +300,7 @@ class Session(Closing):
         return reply
 
     def send_blob(
-        self, kind: Kind, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
+        self, kind: FrameKind, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
         meta = {"own": True} if own else {}
@@ -358,7 +359,7 @@ class Session(Closing):
             meta["load"] = load.numbers()
         if len(self._lines):
             meta["lines"] = self._lines.take()
-        return Message(Kind.HEARTBEAT, meta=dict(meta))
+        return Message(CoordinatorKind.HEARTBEAT, meta=dict(meta))
 
 
 def open_session(

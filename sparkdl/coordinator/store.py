@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
-from sparkdl.transport.frames import FrameLimits, Kind, Message
+from sparkdl.transport.frames import FrameKind, FrameLimits, Message
 
 
 @dataclass(frozen=True)
@@ -45,25 +45,16 @@ class Store:
 
     limits = FrameLimits()
     """The bodies that it takes."""
-    kinds: frozenset[Kind] = frozenset()
+    kinds: frozenset[FrameKind] = frozenset()
     """The requests that it answers."""
     rounds = 0
     """Rounds that were completed."""
-
-    @property
-    def together(self) -> bool:
-        """Whether all ranks begin at the same moment."""
-        return True
-
-    @property
-    def in_step(self) -> bool:
-        """Whether the ranks train in step to the end, so that one that is done ends all."""
-        return True
-
-    @property
-    def latched(self) -> bool:
-        """Whether the driver's orders are told only between two rounds."""
-        return False
+    together = True
+    """Whether all ranks begin at the same moment."""
+    in_step = True
+    """Whether the ranks train in step to the end, so that one that is done ends all."""
+    latched = False
+    """Whether the driver's orders are told only between two rounds."""
 
     @property
     def name(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.status import EpochTotals
 from sparkdl.errors import ProtocolError
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
 from sparkdl.reports import EpochReport, MetricState
-from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Content, Flag, Kind, Message
+from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Message
 
 MAX_EPOCH = 1 << 31
 
@@ -43,12 +44,11 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
     if usage is not None:
         meta["usage"] = _usage_numbers(usage)
     return Message(
-        Kind.REPORT,
+        CoordinatorKind.REPORT,
         flags=Flag.WAIT if wait else Flag.NONE,
         epoch=report.epoch,
         batch=report.batches_done,
         rows=report.rows_done,
-        content=Content.BLOB if body.size else Content.NOTHING,
         total=body.nbytes,
         meta=dict(meta),
         body=body if body.size else None,

@@ -1,10 +1,12 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
 
 - ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
-- ``decode``, with ``images``, ``vectors`` and ``conform``: a record batch -> NumPy arrays.
+- ``decode``, with ``vectors``, ``conform`` and ``ragged``: a record batch -> NumPy arrays.
 - ``invalid``: rows that no model can take, told from those that it can.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
+- ``statistics``: what a fit asks of a partition's rows. ``shards``: files dealt to their readers.
+- ``feed``: the rows of ``run(fn, data=...)``. ``tfrecord``: files of TFRecord.
 - ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
 """
 

@@ -14,9 +14,16 @@ from sparkdl.data.columns import DataSpec
 from sparkdl.data.conform import empty_stored
 from sparkdl.data.decode import decode_stored, read_column
 from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
-from sparkdl.data.ragged_storage import GrowingRagged, RaggedSpill, SpilledRaggedStorage
 from sparkdl.data.rows import Rows
-from sparkdl.data.storage import GrowingArray, MemoryStorage, SpillWriter, Storage
+from sparkdl.data.storage import (
+    GrowingArray,
+    GrowingRagged,
+    MemoryStorage,
+    RaggedSpill,
+    SpilledRaggedStorage,
+    SpillWriter,
+    Storage,
+)
 from sparkdl.errors import DataError
 
 DEFAULT_BUDGET_BYTES = 1 << 30

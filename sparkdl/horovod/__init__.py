@@ -1,4 +1,7 @@
-"""Databricks' module path of what it has for Horovod: ``sparkdl.horovod.log_to_driver``."""
+"""Databricks' module path of what it has for Horovod: ``sparkdl.horovod.log_to_driver``.
+
+``runner_base``, ``tensorflow``: further modules that it has.
+"""
 
 from sparkdl.log_lines import log_to_driver
 

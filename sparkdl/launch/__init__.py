@@ -1,9 +1,10 @@
 """How ranks are started: one task, once per rank, as threads, processes or tasks of Spark.
 
-``task``: what a task and a launcher are. ``rank``: one rank, from its payload to its results.
+``task``: what a task and a launcher are. ``function``: the task of ``sparkdl.run``.
 ``threads``, ``processes``: two launchers (Spark's is in ``spark/runs/launcher.py``).
+``restarts``: ranks that are started again. ``thread_call``: a call that may be given up.
 ``child``: a rank in a process of its own, with other devices. ``devices``: which those are.
-``gathering``: the ranks exchange texts. ``results``, ``failures``: what comes back.
-``function``: the task of ``sparkdl.run``. ``capture``, ``line_sender``: what ranks print.
-``interrupts``: Ctrl-C on the driver.
+``gathering``, ``rank_session``, ``peers``: how ranks exchange texts, meet the coordinator, and are
+told of each other. ``results``: what comes back. ``capture``: what ranks print.
+``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C on the driver.
 """

@@ -28,12 +28,12 @@ from sparkdl.errors import DataError, WorkerError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
+from sparkdl.launch.feeds.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
+from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
 from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
 from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.log_lines import Sink, log_through, show
 from sparkdl.network import THIS_HOST, RankListening

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import secrets
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import cloudpickle
 
+import sparkdl
 from sparkdl import payload
 from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
@@ -18,15 +20,44 @@ from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.network import Network
+from sparkdl.network import THIS_HOST, Network, PortSpec, RankListening
 from sparkdl.program.needs import device_request, environments_of, refuse_restarts
 from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
-from sparkdl.program.surroundings import Surroundings
+from sparkdl.transport.address import Endpoint
 from sparkdl.values import require_name
+from sparkdl.wire.tls import Certificate
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """The place in which a program runs: it starts the nodes, and says how they are reached.
+
+    Args:
+        launcher: Starts them.
+        bind: Address that the launching process listens on.
+        advertised: Address that nodes connect to; None: the one that is listened on.
+        ports: Of the launching process, see :func:`sparkdl.network.ports_of`.
+        listening: Where the nodes listen for each other.
+        certificate: For TLS between hosts; None for no encryption.
+        endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
+        look: Is called again and again while the nodes run, and once when they have ended.
+    """
+
+    launcher: Launcher
+    bind: str = "127.0.0.1"
+    advertised: str | None = None
+    ports: PortSpec = 0
+    listening: RankListening = THIS_HOST
+    certificate: Certificate | None = None
+    endpoint: Endpoint | None = None
+    look: Callable[[], None] = lambda: None
+
 
 LaunchType = Literal["threads", "processes", "spark"]
+OpensSurroundings = Callable[[Program, Any, Network], AbstractContextManager[Surroundings]]
+"""Makes a place for a program's nodes, given the session (None: the active one)."""
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
 """Seconds that nodes have to end when the program stops, and seconds more for each: they may share
@@ -228,8 +259,8 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
-        stage = importlib.import_module("sparkdl.spark.runs.program_stage")
-        return LaunchedProgram(program, stage.surroundings(program, spark, network or Network()))
+        on_spark: OpensSurroundings = sparkdl.handed_in("launch_on_spark")
+        return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(
             "spark and network are for programs on Spark",

@@ -26,7 +26,7 @@ from typing import Any, Protocol, Self
 import cloudpickle
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.wire.exact import receive_exactly
+from sparkdl.wire.exact import Stream, receive_exactly
 from sparkdl.wire.listening import tune
 from sparkdl.wire.proving import prove
 from sparkdl.wire.tls import Certificate, require_name
@@ -34,14 +34,8 @@ from sparkdl.wire.tls import Certificate, require_name
 _CHUNK_BYTES = 1 << 18
 
 
-class Stream(Protocol):
+class CallStream(Stream, Protocol):
     """What messages need of a connection: a socket has it, and so has :class:`EncryptedStream`."""
-
-    def sendall(self, data: bytes | memoryview, /) -> None:
-        """Sends all bytes."""
-
-    def recv_into(self, memory: memoryview, /) -> int:
-        """Receives some bytes; 0 at the end."""
 
     def settimeout(self, timeout_s: float | None, /) -> None:
         """The longest wait of a call from now on."""
@@ -205,7 +199,7 @@ class MessageConnection:
         is_server: bool,
     ) -> None:
         self._sending = threading.Lock()
-        self._socket: Stream = connection
+        self._socket: CallStream = connection
         try:
             tune(connection)
             connection.settimeout(HANDSHAKE_S)

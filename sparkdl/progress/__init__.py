@@ -2,5 +2,4 @@
 
 ``run_progress``: what the workers have reported. ``monitor``: makes events of it.
 ``events``: the events, and what a sink is. ``bar``: the progress bar, a sink.
-``commands``: what is decided at an event, for the workers. ``speed``: rows per second.
 """

@@ -1,9 +1,10 @@
 """The parameter server: weights that all workers share, behind a coordinator.
 
-``store``: the weights, rounds and replies on the server. ``rules``: how a commit changes them.
-``codecs``, ``coder``: what travels instead of float32. ``server``: its process.
-``client``: a worker's pushes and pulls. ``shards``: several servers as one.
+``store``: the weights, rounds and replies on the server. ``server``: its process.
+``coder``: what travels instead of float32. ``way``: how a worker and its server exchange.
+``damping``: how much of a change counts where those of several workers are added.
+``client``: a worker's pushes and pulls.
 ``strategy``, ``synchronizer``, ``round_synchronizer``: what the training loop sees of it.
-``unwrapping``: errors out of a framework's call. ``pulling``: the driver's reads.
+``unwrapping``: errors out of a framework's call. ``kinds``: the frames of a store.
 ``choice``: from the user's arguments to a rule, a window and a codec.
 """

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,19 +24,17 @@ import numpy.typing as npt
 from sparkdl.closing import Closing
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import read_blob
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.coder import Coder
+from sparkdl.ps.kinds import WITHOUT_GRADIENT, StoreKind, limits_of
 from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import (
-    WITHOUT_GRADIENT,
     ByteArray,
-    Content,
     Flag,
-    FrameLimits,
-    Kind,
     Message,
 )
 from sparkdl.weights import FloatArray, Layout
@@ -60,53 +57,6 @@ class Progress:
     batches: int
     rows: int
     learning_rate: float = math.nan
-
-
-class StoreAccess(Protocol):
-    """The part of :class:`Client` that synchronizers use."""
-
-    round_rows: int
-    without_gradient: Sequence[int]
-    round_without_gradient: Sequence[int]
-    give_state: Callable[[], bytes] | None
-    round_slices: Sequence[Slices]
-
-    @property
-    def encodes(self) -> bool: ...
-
-    @property
-    def in_step(self) -> bool: ...
-
-    @property
-    def source(self) -> str: ...
-
-    @property
-    def num_workers(self) -> int: ...
-
-    @property
-    def buffer(self) -> FloatArray: ...
-
-    def sliced_buffer(self, size: int, places: int) -> FloatArray: ...
-
-    def pull(self, *, last: bool = False) -> FloatArray: ...
-
-    def push(self, progress: Progress) -> None: ...
-
-    def push_pull(self, progress: Progress) -> FloatArray: ...
-
-    def add_up(
-        self, numbers: npt.NDArray[np.float64], number: int, progress: Progress
-    ) -> npt.NDArray[np.float64]: ...
-
-    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None: ...
-
-    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool: ...
-
-    def snapshot(self, epoch: int, batch: int = 0) -> None: ...
-
-    def get_state(self) -> bytes: ...
-
-    def kept(self) -> bytearray: ...
 
 
 class Client(Closing):
@@ -164,11 +114,6 @@ class Client(Closing):
         return self._coder is not None
 
     @property
-    def in_step(self) -> bool:
-        """Whether the server waits for all workers in each round."""
-        return self.session.welcome is not None and self.session.welcome.in_step
-
-    @property
     def source(self) -> str:
         """The source of the weights to start from; see :class:`Welcome`."""
         return "" if self.session.welcome is None else self.session.welcome.source
@@ -201,7 +146,7 @@ class Client(Closing):
         Args:
             last: Wait until every member has made all of its commits and pulls so, or is gone.
         """
-        message = Message(Kind.PULL, flags=Flag.WAIT if last else Flag.NONE)
+        message = Message(StoreKind.PULL, flags=Flag.WAIT if last else Flag.NONE)
         self._ask_encoded(message)
         self._decode(self.session.request(message, deferred=last))
         return self.buffer
@@ -211,7 +156,7 @@ class Client(Closing):
         body: int | ByteArray = self.session.limits.dense_bytes
         if self._coder is not None:
             body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, Content.DENSE, body, Kind.PUSH))
+        self._answered(self._commit(progress, body, kind=StoreKind.PUSH))
 
     def push_pull(self, progress: Progress) -> FloatArray:
         """Commits what ``buffer`` holds, and fills it with what the server answers.
@@ -224,7 +169,7 @@ class Client(Closing):
         body: int | ByteArray = self.session.limits.dense_bytes
         if self._coder is not None:
             body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, Content.DENSE, body))
+        self._answered(self._commit(progress, body))
         return self.buffer
 
     def add_up(
@@ -237,7 +182,7 @@ class Client(Closing):
             number: Which sums of this round they are: all ranks number them alike.
             progress: That of the commit to come.
         """
-        message = Message(Kind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
+        message = Message(StoreKind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
         reply = self.session.request(message, deferred=True)
         while reply.flags & Flag.UPLOAD:
             self._upload(progress)
@@ -266,15 +211,17 @@ class Client(Closing):
             if payload is None:
                 payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
             whole = pack(payload, slices)
-            self.session.send_blob(Kind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch)
-            content, body = Content.NOTHING, np.empty(0, np.uint8)
-            self._answered(self._commit(progress, content, body, total=whole.size))
+            self.session.send_blob(
+                StoreKind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch
+            )
+            nothing = np.empty(0, np.uint8)
+            self._answered(self._commit(progress, nothing, Flag.SLICED, total=whole.size))
             return
         if payload is None:
             pack_around(self.session.raw, head, slices)
-            self._answered(self._commit(progress, Content.SLICES, size_bytes))
+            self._answered(self._commit(progress, size_bytes, Flag.SLICED))
         else:
-            self._answered(self._commit(progress, Content.SLICES, pack(payload, slices)))
+            self._answered(self._commit(progress, pack(payload, slices), Flag.SLICED))
 
     def _answered(self, reply: Message) -> None:
         """Takes the reply to a commit; its slices become ``round_slices``.
@@ -283,8 +230,10 @@ class Client(Closing):
         """
         self.round_slices = ()
         if reply.total:
-            reply.body = np.frombuffer(self._all_chunks(Kind.SLICES_GET, reply.flags), np.uint8)
-        elif reply.content is not Content.SLICES:
+            reply.body = np.frombuffer(
+                self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8
+            )
+        elif not reply.flags & Flag.SLICED:
             self._decode(reply)
             return
         assert reply.body is not None
@@ -302,21 +251,21 @@ class Client(Closing):
 
         Waits while another rank is sending them: False says that the server has them.
         """
-        message = Message(Kind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
+        message = Message(StoreKind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
         return bool(self.session.request(message, deferred=True).flags & Flag.UPLOAD)
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
         """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
-        message = Message(Kind.SNAPSHOT, epoch=epoch, batch=batch, content=Content.DENSE)
+        message = Message(StoreKind.SNAPSHOT, epoch=epoch, batch=batch)
         self.session.request(message, self.session.limits.dense_bytes)
 
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
         """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
-        self.session.send_blob(Kind.STATE_PUT, state, epoch, batch)
+        self.session.send_blob(StoreKind.STATE_PUT, state, epoch, batch)
 
     def get_state(self) -> bytes:
         """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
-        return bytes(self._all_chunks(Kind.STATE_GET))
+        return bytes(self._all_chunks(StoreKind.STATE_GET))
 
     def kept(self) -> bytearray:
         """The state that a worker left last for the driver; empty if none has."""
@@ -324,7 +273,7 @@ class Client(Closing):
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _all_chunks(self, kind: Kind, flags: Flag = Flag.NONE) -> bytearray:
+    def _all_chunks(self, kind: StoreKind, flags: Flag = Flag.NONE) -> bytearray:
         """The bytes that the server keeps for this rank, in as many requests as it takes."""
         return read_blob(
             lambda offset: self.session.request(
@@ -335,21 +284,21 @@ class Client(Closing):
     def _commit(
         self,
         progress: Progress,
-        content: Content,
         body: int | ByteArray,
-        kind: Kind = Kind.PUSH_PULL,
+        flags: Flag = Flag.NONE,
+        kind: StoreKind = StoreKind.PUSH_PULL,
         total: int = 0,
     ) -> Message:
         self.session.sequence += 1
         message = Message(
             kind,
+            flags=flags,
             sequence=self.session.sequence,
             epoch=progress.epoch,
             batch=progress.batch,
             batches=progress.batches,
             rows=progress.rows,
             learning_rate=progress.learning_rate,
-            content=content,
             total=total,
         )
         if self.without_gradient:
@@ -383,14 +332,8 @@ class Client(Closing):
             message.meta["held"] = self._coder.version
 
     def _decode(self, reply: Message) -> None:
-        if self._coder is not None and reply.kind is Kind.WEIGHTS:
+        if self._coder is not None and reply.kind is StoreKind.WEIGHTS:
             self._coder.decode(reply, self.buffer)
-
-
-def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:
-    """The bodies that travel between a worker and a store of this layout."""
-    encoded = 0 if compression is None else compression.max_bytes
-    return FrameLimits(dense_bytes=layout.size_bytes, encoded_bytes=encoded)
 
 
 def connect(
@@ -423,3 +366,16 @@ def connect(
         timeouts=timeouts,
     )  # fmt: skip
     return Client(session, compression)
+
+
+def pull_center(driver: DriverClient, out: FloatArray | None = None) -> FloatArray:
+    """A copy of the center (where the workers hold the weights: of the last snapshot).
+
+    Args:
+        driver: Connected with the limits of the store.
+        out: Where to; None for a new array.
+    """
+    driver.request(Message(StoreKind.PULL))
+    result = np.empty(driver.limits.dense_bytes // 4, np.float32) if out is None else out
+    np.copyto(result, driver.limits.dense(driver.raw))
+    return result

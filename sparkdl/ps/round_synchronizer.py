@@ -13,7 +13,7 @@ from sparkdl.changes import VariableChanges
 from sparkdl.finite import FiniteCheck, LossScaling
 from sparkdl.learning import BatchStack, InGraph, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.ps.client import Progress, StoreAccess
+from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
 from sparkdl.run_state import RunState
@@ -42,7 +42,7 @@ class RoundSynchronizer(Way):
 
     def __init__(
         self,
-        client: StoreAccess,
+        client: Client,
         layout: Layout,
         check: FiniteCheck | None = None,
         *,

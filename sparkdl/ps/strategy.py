@@ -14,7 +14,8 @@ from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
-from sparkdl.ps.client import Client, Progress, StoreAccess, connect, limits_of
+from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way
@@ -94,7 +95,7 @@ def _beside_weights(learner: SharedLearner, epoch: int) -> RunState:
 
 def way_of(
     rule: Rule,
-    client: StoreAccess,
+    client: Client,
     layout: Layout,
     check: FiniteCheck,
     *,

@@ -19,7 +19,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.finite import FiniteCheck, NotFiniteError, finite_state
 from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.phases import current_clock
-from sparkdl.ps.client import Progress, StoreAccess
+from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.damping import Damping
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
@@ -36,7 +36,7 @@ class _Peer:
     """A client as a rule's worker half sees it: the progress filled in, what is sent damped."""
 
     def __init__(
-        self, client: StoreAccess, progress: Progress, damping: Damping | None, base: FloatArray
+        self, client: Client, progress: Progress, damping: Damping | None, base: FloatArray
     ) -> None:
         self._client, self._progress = client, progress
         self._damping, self._base = damping, base
@@ -85,7 +85,7 @@ class WindowSynchronizer(Way):
     def __init__(
         self,
         rule: Rule,
-        client: StoreAccess,
+        client: Client,
         layout: Layout,
         *,
         overlap: bool | None = None,
@@ -356,9 +356,7 @@ class ServerGradientSynchronizer(Way):
         check: Looks at the gradients before they are sent; None: nobody does.
     """
 
-    def __init__(
-        self, client: StoreAccess, layout: Layout, check: FiniteCheck | None = None
-    ) -> None:
+    def __init__(self, client: Client, layout: Layout, check: FiniteCheck | None = None) -> None:
         self._client = client
         self._check = check or FiniteCheck("ignore", layout.trained_size)
 

@@ -8,13 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.registry import Registry
-from sparkdl.rules.adag import Adag
 from sparkdl.rules.adapted import adapt
 from sparkdl.rules.averaging import Averaging, Ensemble, SingleWorker
 from sparkdl.rules.bsp import BSP
 from sparkdl.rules.compensated import DCASGD, GapAware
 from sparkdl.rules.diloco import AsyncDiLoCo, DiLoCo
-from sparkdl.rules.downpour import Downpour, DownpourAdagrad
+from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad
 from sparkdl.rules.dynsgd import DynSGD, Experimental, StalenessAware
 from sparkdl.rules.elastic import AEASGD, EAMSGD
 from sparkdl.rules.geo import GeoSGD

@@ -1,4 +1,4 @@
-"""DOWNPOUR: every worker's change is added to the center, without waiting for anyone."""
+"""DOWNPOUR: every worker's change is added to the center, without waiting; ADAG: by the window."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
+from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_adagrad_step
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.values import require_bool, require_positive
@@ -94,3 +95,26 @@ class DownpourAdagrad(Rule):
             center, delta, state["sum_of_squares"], -self.gamma, out,
             gradient_per_sent=scale, beside_root=self.epsilon,
         )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Adag(Rule):
+    """Adds each change divided by its number of batches: ``center += delta / window``.
+
+    The window is the number of batches in this commit, so the shorter last window of an epoch is
+    divided by its own length. A window of 1 is DOWNPOUR. Of the steps that p workers take the
+    center keeps p / window. So the rule suits as many workers as a window has batches, or a
+    learning rate that is higher by window / p.
+
+    Reference: Hermans, Spanakis and Möckel, 2017, "Accumulated Gradient Normalization",
+    arXiv:1710.02368.
+    """
+
+    name: ClassVar[str] = "adag"
+    default_window: ClassVar[int] = 12
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        """``out = center + delta / batches``."""
+        add_scaled(center, delta, 1.0 / max(commit.batches, 1), out)

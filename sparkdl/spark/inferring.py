@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from sparkdl import payload
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.data.feed import Columns
-from sparkdl.data.feed_rows import to_numpy
+from sparkdl.data.feed import Columns, to_numpy
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.spark.executor.stage import MapInArrow
 from sparkdl.spark.runs.feeding import fed_frame

@@ -19,12 +19,12 @@ from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.steps import keras_learner
-from sparkdl.spark.columns.labels_apart import takes_labels_apart
-from sparkdl.spark.columns.local_data import are_arrays, as_frame, by_name, has_texts_or_sequences
-from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.columns.sources import Columns, open_source
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
 from sparkdl.spark.fit.trained_model import prepare_metrics
+from sparkdl.spark.forms.arrays import takes_labels_apart
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.shipped import removes_tables
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
@@ -124,14 +124,12 @@ class ModelInference(ModelSettings):
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
         with removes_tables():
-            data = as_frame(data)
-            if are_arrays(data, needs_labels=signature.needs_labels) and not has_texts_or_sequences(
-                data
-            ):
-                data = by_name(data, signature)
-                state = evaluate_arrays(self.model, data, signature, batch_size=batch_size)
+            form = form_of(data)
+            arrays = form.arrays(signature)
+            if arrays is not None:
+                state = evaluate_arrays(self.model, arrays, signature, batch_size=batch_size)
             else:
-                source = open_source(data, signature, columns)
+                source = form.open(signature, columns)
                 with held():
                     prepare_metrics(self.model, source, batch_size)
                     archive = encode_model(self.model, self.custom_objects)

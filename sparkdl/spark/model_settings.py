@@ -8,10 +8,10 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
-from sparkdl.spark.columns.sources import Columns
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training import StageSummary
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.values import shown
 

@@ -11,12 +11,13 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.spark.columns.local_data import as_frame, input_arrays
-from sparkdl.spark.columns.matching import Decoder, InputColumns
-from sparkdl.spark.columns.sequences import Pad
-from sparkdl.spark.columns.sources import Columns, read_by_spark
+from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
+from sparkdl.spark.forms.matching import Decoder, InputColumns
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.rdds import RddForm
+from sparkdl.spark.forms.sequences import Pad
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.predict import Names, PredictionChoice, predict_columns, predict_rdd
-from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import require_running_rdd
 from sparkdl.values import require_int, require_objects
 
@@ -116,8 +117,8 @@ def predict_data(
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
     """
-    data = read_by_spark(as_frame(data))
-    if not is_frame(data) and not choice.is_plain:
+    form = form_of(data)
+    if not form.has_columns and not choice.is_plain:
         raise ConfigError(
             "only a DataFrame can have several columns of predictions",
             expected="a DataFrame, or none of outputs, probability_column, class_column, layers, "
@@ -125,14 +126,14 @@ def predict_data(
             received=f"{type(data).__module__}.{type(data).__qualname__}",
         )
     signature = source.signature
-    if not (is_frame(data) or is_rdd(data)):
-        return _predict_arrays(source, input_arrays(data, signature.inputs), batch_size)
+    if isinstance(form, ArraysForm):
+        return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
-    if is_rdd(data):
-        require_running_rdd(data)
-        return predict_rdd(data, archive, batch_size=batch_size, use_gpu=use_gpu)
+    if isinstance(form, RddForm):
+        require_running_rdd(form.data)
+        return predict_rdd(form.data, archive, batch_size=batch_size, use_gpu=use_gpu)
     return predict_columns(
-        data, archive, inputs, choice.columns(archive, signature),
+        form.frame(), archive, inputs, choice.columns(archive, signature),
         batch_size=batch_size, use_gpu=use_gpu, handle_invalid=choice.invalid,
     )  # fmt: skip
 

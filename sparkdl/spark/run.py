@@ -17,17 +17,16 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
 from sparkdl.network import Network
-from sparkdl.spark.columns.fed_files import fed_files
-from sparkdl.spark.columns.files import is_path
-from sparkdl.spark.columns.local_data import plain_path
-from sparkdl.spark.columns.shipped import removes_tables
+from sparkdl.spark.forms.fed_files import fed_files
+from sparkdl.spark.forms.frames import PathForm
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.shipped import removes_tables
 from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.runs.feeding import (
     Feeding,
     check_streaming,
     fed_frame,
     feed_settings,
-    is_stream,
     stream_settings,
     stream_workers,
 )
@@ -158,9 +157,9 @@ def run(
     ps_on_driver = require_flag("ps_on_driver", ps_on_driver)
     num_workers = check_roles(roles, num_workers)
     peers = _peers(distributed, roles, ps_on_driver, is_fed=data is not None)
-    data = plain_path(data)
-    check_streaming(data, feeding)
-    streams = is_stream(data)
+    form = form_of(data)
+    check_streaming(form, feeding)
+    streams = form.endless
     uneven: Uneven = feeding.uneven or ("keep" if streams else "drop")
     frame, feed, stream = None, feed_settings(data, epochs, shuffle, feeding, limits, uneven), None
     fed = fed_ranks(roles) if data is not None else None
@@ -168,11 +167,11 @@ def run(
         stream = stream_settings(feed, fed)
     with removes_tables():
         if feed is not None:
-            frame, columns = fed_frame(data, spark, streams=streams)
+            frame, columns = fed_frame(form, spark, streams=streams)
             feed, spark = replace(feed, columns=columns, fed=fed), frame.sparkSession
-            if is_path(data):
+            if isinstance(form, PathForm):
                 num_workers = num_workers or default_parallelism(spark)
-                feed = replace(feed, files=fed_files(data, frame, columns, fed or num_workers))
+                feed = replace(feed, files=fed_files(form.data, frame, columns, fed or num_workers))
                 frame = None if feed.files is not None else frame
         beside = "" if data is None else "its feed before args"
         content = dump_function(fn, args, {} if kwargs is None else kwargs, beside)

@@ -15,11 +15,11 @@ from sparkdl.launch import interrupts
 from sparkdl.learner.callback_sink import at_least_one
 from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
-from sparkdl.spark.columns.local_data import as_frame
-from sparkdl.spark.columns.shipped import removes_tables
 from sparkdl.spark.fit.arguments import verbosity
 from sparkdl.spark.fit.telling import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.forms.opening import settled
+from sparkdl.spark.forms.shipped import removes_tables
 from sparkdl.spark.ml.training import TrainingStage
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.session import running
@@ -36,13 +36,12 @@ from sparkdl.spark.trial_recipes import (
 )
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.searchers import __all__ as searchers
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial, Value
 from sparkdl.user_warnings import warn_user
@@ -81,7 +80,7 @@ class FitTrainer:
         settings = {"num_workers": self._slots, "seed": self._seed, **made.settings}
         spark_model = SparkModel(made.model, **settings)
         alone = settings["num_workers"] == 1 and spark_model.repartition
-        data = self._data if alone else self._data.plain
+        data = self._data if alone else self._data.settled()
 
         def hear(event: Event) -> None:
             if isinstance(event, EpochEnded):
@@ -289,7 +288,7 @@ def search(
             hint="callbacks=lambda: [keras.callbacks.EarlyStopping(patience=3)]",
         )
     spark = running.session_of(data)
-    arguments = {"validation_data": as_frame(validation_data), **fit_arguments}
+    arguments = {"validation_data": settled(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
     temporary = None if checkpoint_dir else TemporaryFolder()
     folder = temporary.path if temporary is not None else str(checkpoint_dir)

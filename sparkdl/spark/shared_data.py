@@ -9,10 +9,10 @@ from typing import Any
 
 from sparkdl.data import ColumnSpec
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.fit_source import open_fit_source
-from sparkdl.spark.columns.local_data import as_frame
-from sparkdl.spark.columns.shared_rows import MOST_BYTES, SharedRows, share_rows
-from sparkdl.spark.columns.sources import Columns, Source
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.opening import form_of, open_fit_source, settled
+from sparkdl.spark.forms.shared_rows import MOST_BYTES, SharedRows, share_rows
+from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.runs.resources import megabytes
 from sparkdl.spark.session.running import is_connect
 
@@ -58,7 +58,7 @@ class _Opened:
     shared: SharedRows | None = None
 
 
-class SharedData:
+class SharedData(Form):
     """Data of fits that have one worker each and want the same rows, also at the same time.
 
     :meth:`SparkModel.fit` takes it as ``data``. The first fit collects and broadcasts the rows;
@@ -70,15 +70,18 @@ class SharedData:
     """
 
     def __init__(self, data: Any) -> None:
-        self._data = as_frame(data)
+        super().__init__(data)
+        self._form = form_of(settled(data))
         self._opening = threading.Lock()
         self._opened: list[_Opened] = []
         self._closed = False
 
-    @property
-    def plain(self) -> Any:
+    def settled(self) -> Any:
         """The data as ``fit`` takes them, to be read anew."""
-        return self._data
+        return self._form.settled()
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        return self._form.open(signature, columns)
 
     def source(
         self, validation: Any, signature: Signature, columns: Columns, *,
@@ -100,7 +103,7 @@ class SharedData:
             opened = next((o for o in self._opened if o.question.is_same_as(question)), None)
             if opened is None:
                 source = open_fit_source(
-                    self._data, validation, signature, columns, split=split, seed=seed
+                    self._form, validation, signature, columns, split=split, seed=seed
                 )
                 if len(self._opened) >= _MOST_QUESTIONS or self._closed:
                     return source
@@ -115,7 +118,7 @@ class SharedData:
     def _by_name(self, columns: Columns) -> bool:
         """Whether the names of a model's inputs and outputs decide what they get."""
         said = (columns.features, columns.label, columns.sample_weight, columns.decoder)
-        arrays = self._data if isinstance(self._data, (tuple, list)) else ()
+        arrays = self.data if isinstance(self.data, (tuple, list)) else ()
         return any(isinstance(part, Mapping) for part in (*said, columns.pad, *arrays))
 
     def close(self) -> None:

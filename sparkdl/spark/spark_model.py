@@ -16,13 +16,6 @@ from sparkdl.launch.interrupts import heard
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
 from sparkdl.network import Network, PortSpec, at_port
-from sparkdl.spark.columns.files import is_path
-from sparkdl.spark.columns.fit_source import open_fit_source
-from sparkdl.spark.columns.labels_apart import takes_labels_apart
-from sparkdl.spark.columns.local_data import as_frame
-from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.shipped import removes_tables
-from sparkdl.spark.columns.sources import Columns, Source
 from sparkdl.spark.fit.arguments import (
     FitArguments,
     check_callbacks,
@@ -32,9 +25,14 @@ from sparkdl.spark.fit.arguments import (
 from sparkdl.spark.fit.choice import choose_exchange, require_refusable
 from sparkdl.spark.fit.fitting import FitCall, Fitted
 from sparkdl.spark.fit.plan import prepare_model
+from sparkdl.spark.forms.arrays import takes_labels_apart
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.opening import form_of, open_fit_source
+from sparkdl.spark.forms.shipped import removes_tables
+from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.runs.capacity import default_parallelism
-from sparkdl.spark.session.frames import is_frame
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
@@ -221,7 +219,7 @@ class SparkModel(ModelInference):
         """
         began_at = time.time()
         with self._one_fit_at_a_time(), removes_tables():
-            data, validation_data = as_frame(data), as_frame(validation_data)
+            form = form_of(data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
@@ -236,9 +234,9 @@ class SparkModel(ModelInference):
                 ),
             )  # fmt: skip
             split = call.arguments.validation_split
-            source = self._open(data, validation_data, columns, split)
+            source = self._open(form, validation_data, columns, split)
             self._require_fitting(source, call.arguments)
-            if is_frame(data) or is_path(data):  # predict reads the same by default
+            if form.has_columns:  # predict reads the same by default
                 self._columns = Columns(columns.features, columns.label)
             return self._take(
                 call.train(
@@ -364,15 +362,15 @@ class SparkModel(ModelInference):
                 hint="spark_model.ensemble has the members; each can be trained further",
             )
 
-    def _open(self, data: Any, validation_data: Any, columns: Columns, split: float) -> Source:
+    def _open(self, form: Form, validation_data: Any, columns: Columns, split: float) -> Source:
         signature = model_signature(self.model)
-        if isinstance(data, SharedData):
-            return data.source(
+        if isinstance(form, SharedData):
+            return form.source(
                 validation_data, signature, columns, split=split, seed=self.seed,
                 limit_bytes=self.limits.memory_budget_mb << 20,
             )  # fmt: skip
         return open_fit_source(
-            data, validation_data, signature, columns, split=split, seed=self.seed
+            form, validation_data, signature, columns, split=split, seed=self.seed
         )
 
     def _require_fitting(self, source: Source, arguments: FitArguments) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.spark.fit.trained_model import TrainedModel
-from sparkdl.spark.session.frames import is_frame
-from sparkdl.spark.session.running import is_connect, require_running
+from sparkdl.spark.forms.frames import FrameForm
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.session.running import is_connect
 
 History = dict[str, list[Any]]
 OnBatch = Callable[[int, History], object]
@@ -191,14 +192,16 @@ def check_stream(stream: Any, trigger: Any) -> None:
         DataError: No streaming DataFrame.
         ConfigError: A Spark Connect session, or a trigger that is none.
     """
-    if not is_frame(stream) or not stream.isStreaming:
+    form = form_of(stream)
+    if not form.endless:
         raise DataError(
             "fit_stream trains on a stream of rows",
             expected="a streaming DataFrame (spark.readStream)",
-            received="a DataFrame whose rows end" if is_frame(stream) else type(stream).__name__,
+            received="a DataFrame whose rows end"
+            if type(form) is FrameForm
+            else type(stream).__name__,
             hint="spark_model.fit(df) trains on rows that end",
         )
-    require_running(stream.sparkSession)
     if is_connect(stream.sparkSession):
         raise ConfigError(
             "fit_stream cannot train over Spark Connect",

@@ -9,8 +9,8 @@ from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.prediction.model_source import open_model
-from sparkdl.spark.columns.matching import Decoder
-from sparkdl.spark.columns.sequences import Pad, mask_inputs, paddings_of
+from sparkdl.spark.forms.matching import Decoder
+from sparkdl.spark.forms.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.inference.function import (
     UdfTask,
     column_function,

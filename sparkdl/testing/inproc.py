@@ -9,10 +9,10 @@ from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import AuthenticationError
-from sparkdl.ps.client import Client, limits_of
+from sparkdl.ps.client import Client
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig
-from sparkdl.transport.channel import deliver_body
-from sparkdl.transport.connection import Opener, Timeouts
+from sparkdl.transport.connection import Opener, Timeouts, deliver_body
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,
@@ -74,7 +74,7 @@ class InprocChannel:
 def _carried(message: Message, limits: FrameLimits) -> Message:
     """What a receiver gets of ``message``, encoded and decoded again; its body stays in place."""
     frame = encode(message, max_meta_bytes=limits.max_meta_bytes)
-    received, meta_size, body_size = decode_header(frame[:HEADER_BYTES])
+    received, meta_size, body_size = decode_header(frame[:HEADER_BYTES], limits.kinds)
     limits.check(received, meta_size, body_size)
     received.meta = decode_meta(received.kind, frame[HEADER_BYTES:])
     received.body, received.reading = message.body, message.reading

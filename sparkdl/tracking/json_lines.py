@@ -21,7 +21,7 @@ from sparkdl.progress.events import (
     WorkersProgressed,
     as_json,
 )
-from sparkdl.tracking.thinning import Thinning
+from sparkdl.tracking.sinks import Thinning
 
 ENDING = ".jsonl"
 

@@ -39,8 +39,8 @@ from sparkdl.progress.events import (
     WorkerView,
 )
 from sparkdl.tracking import sinks
+from sparkdl.tracking.sinks import Thinning
 from sparkdl.tracking.tensorboard import numbers_of
-from sparkdl.tracking.thinning import Thinning
 from sparkdl.user_warnings import warn_user
 
 _STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}

@@ -35,7 +35,7 @@ from sparkdl.progress.events import (
     WorkersProgressed,
     WorkerView,
 )
-from sparkdl.tracking.thinning import Thinning
+from sparkdl.tracking.sinks import Thinning
 
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5
 _counter = itertools.count()

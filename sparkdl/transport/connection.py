@@ -19,12 +19,11 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from sparkdl.transport.channel import Channel
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
+    Body,
     ByteArray,
-    Content,
     FrameLimits,
     Kind,
     Message,
@@ -49,6 +48,54 @@ class Timeouts:
     reconnect_s: float = 10.0
     reply_s: float = 120.0
     heartbeat_s: float | None = None
+
+
+class Channel(Protocol):
+    """A client's end of one connection: one request at a time.
+
+    ``raw`` is the buffer that a body is sent from and received into (None on a control channel).
+    """
+
+    name: str
+
+    @property
+    def raw(self) -> ByteArray | None: ...
+
+    def request(self, message: Message, timeout_s: float | None) -> Message:
+        """Sends a frame and returns the reply; a reply's body lies in ``raw``."""
+        ...
+
+    def abort(self) -> None:
+        """Wakes up a ``request`` that another thread waits in, with an error."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def require_raw(raw: ByteArray | None) -> ByteArray:
+    """``raw``, or a ProtocolError on a channel that was opened without a buffer."""
+    if raw is None:
+        raise ProtocolError(
+            "a body came over a control channel",
+            expected="replies without a body",
+            received="a body",
+        )
+    return raw
+
+
+def deliver_body(reply: Message, raw: ByteArray) -> None:
+    """Makes ``reply.body`` the start of ``raw``, copied there unless it lies there already."""
+    if reply.reading is not None:
+        target = raw[: reply.reading.nbytes]
+        reply.reading.copy_into(target)
+        reply.reading = None
+    elif reply.body is not None:
+        target = raw[: reply.body.size]
+        if target.ctypes.data != reply.body.ctypes.data:
+            np.copyto(target, reply.body)
+    else:
+        return
+    reply.body = target
 
 
 class Opener(Protocol):
@@ -178,7 +225,7 @@ class Connection:
     def _body(self, message: Message, body: int | ByteArray) -> ByteArray | None:
         if isinstance(body, int):
             return self.raw[:body] if body else None
-        if message.content is Content.BLOB:  # ``raw`` may hold weights that another thread reads
+        if message.kind.body is Body.CHUNK:  # ``raw`` may hold weights that another thread reads
             return body
         target = self.raw[: body.size]
         np.copyto(target, body)

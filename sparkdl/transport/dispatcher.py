@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import HEADER_BYTES, Content, FrameLimits, Message
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message
 from sparkdl.transport.service import Replies, Service
 
 POLL_S = 0.2
 
 
 class _Slot:
-    def __init__(self, send: Callable[[Message], None] | None) -> None:
+    def __init__(self, send: Callable[[Message], None] | None, waits: bool) -> None:
+        self.waits = waits
         self.event = threading.Event()
         self.reply: Message | None = None
         self.send = send
@@ -45,15 +46,16 @@ class Dispatcher:
     def connections(self) -> int:
         return len(self._slots)
 
-    def open(self, send: Callable[[Message], None] | None = None) -> int:
+    def open(self, send: Callable[[Message], None] | None = None, *, waits: bool = True) -> int:
         """A new connection.
 
         Args:
             send: Sends a reply over it, from any thread. An OSError is dropped: the connection's
                 own thread sees that the peer is gone.
+            waits: Whether ``send`` may wait for the peer.
         """
         connection = next(self._ids)
-        self._slots[connection] = _Slot(send)
+        self._slots[connection] = _Slot(send, waits)
         return connection
 
     def close(self, connection: int) -> None:
@@ -119,7 +121,9 @@ class Dispatcher:
             if slot.send is None:
                 slot.reply = reply
                 slot.event.set()
-            elif connection == own or not (reply.meta or reply.content is Content.BLOB):
+            elif (
+                not slot.waits or connection == own or not (reply.meta or reply.kind is Kind.CHUNK)
+            ):
                 self._send(slot, reply)
             else:  # a stopped peer's socket might not take it: this thread waits for nobody
                 sender = threading.Thread(

@@ -2,9 +2,9 @@
 
 A frame is a fixed header, UTF-8 JSON meta and a raw body, all little-endian::
 
-    | header 96 B | meta (JSON object, bounded) | body (what it is: :class:`Content`) |
+    | header 96 B | meta (JSON object, bounded) | body (of the kind: :class:`Body`) |
 
-The header says what the body is, and the receiver checks its size against its own limit for that
+The kind says what the body is, and the receiver checks its size against its own limit for that
 *before* anything is allocated or read, so a hostile or broken peer costs at most a few kilobytes.
 Encoding and decoding are pure functions; the transports decide where the bytes come from. The body
 never passes through here: transports receive it straight into a connection's buffer and send it
@@ -14,12 +14,13 @@ straight from one.
 from __future__ import annotations
 
 import enum
+import itertools
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,8 @@ from sparkdl.weights import FloatArray
 ByteArray = npt.NDArray[np.uint8]
 
 MAGIC = b"SPDL"
-VERSION = 2
-HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBxxxIQ")
+VERSION = 3
+HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBb2xIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20
 MAX_FIRST_META_BYTES = (4 << 10) - HEADER_BYTES
@@ -39,53 +40,47 @@ BLOB_BYTES = 16 << 20
 """Bytes of a blob that travel in one frame (where weights are larger: as many as they have)."""
 
 
-class Kind(enum.IntEnum):
-    """The request that a frame makes, or (from 64 on) the answer that it gives."""
+class Body(enum.Enum):
+    """The body of a kind of frame; the receiver's limit for it follows from that."""
+
+    NONE = 0
+    DENSE = 1  # the whole flat buffer; a payload of it (Flag.ENCODED); with Flag.SLICED see there
+    CHUNK = 2  # a chunk of bytes: from Message.offset on, of Message.total
+
+
+class FrameKind(enum.IntEnum):
+    """Base of the enums of kinds: a number, which no other service has, and the body."""
+
+    body: Body
+
+    def __new__(cls, number: int, body: Body = Body.NONE) -> Self:
+        kind = int.__new__(cls, number)
+        kind._value_, kind.body = number, body
+        return kind
+
+
+class Kind(FrameKind):
+    """The kinds of frames that all services share; each service has an enum of its own beside it.
+
+    Requests have numbers below 64: 2 to 31 are a coordinator's, those from 32 on its services'.
+    """
 
     OPEN = 1  # first frame on a framed connection: the token
-    # -- the coordinator's
-    HELLO = 2  # a worker joins
-    HEARTBEAT = 3
-    REPORT = 4  # metrics of an epoch
-    KEEP = 5  # one chunk of a blob that the driver may read
-    LOG = 6  # lines that a rank printed
-    FAIL = 7
-    FINISH = 8
-    BYE = 9
-    STATUS = 10  # driver
-    CONTROL = 11  # driver: stop, learning_rate, release, changes
-    KEPT = 12  # driver: one chunk of the blob that a worker kept there
-    TAKE_LINES = 13  # driver: the lines that came since the last look
-    CHANGES = 14  # driver: one chunk of what its callbacks wrote to the model; see CONTROL
-    TAKE_CHANGES = 15  # one chunk of that, for a worker
-    # -- a store's
-    PULL = 32
-    PUSH = 33
-    PUSH_PULL = 34
-    SNAPSHOT = 35  # weights become the center (gradient rules)
-    STATE_PUT = 36  # one chunk of weights + optimizer state for a joiner
-    STATE_GET = 37
-    ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
-    SLICES_PUT = 39  # one chunk of a commit with slices that is larger than a connection's buffer
-    SLICES_GET = 40  # one chunk of such a round's result
-    # -- a stream's
-    NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
-    OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
-    ROWS = 50  # rows on their way to a rank
-    # -- replies
-    OK = 64
-    WEIGHTS = 65
-    CHUNK = 66
+    OK = 64, Body.CHUNK
+    CHUNK = 66, Body.CHUNK
     ERROR = 67
 
 
-class Content(enum.IntEnum):
-    """The content of the body of a frame; the receiver's limit for it follows from that."""
+Kinds = Mapping[int, FrameKind]
+"""Number of a kind -> the kind, of all frames that may travel over a connection."""
 
-    NOTHING = 0
-    DENSE = 1  # the whole flat buffer, float32; or a codec's payload of it (Flag.ENCODED)
-    BLOB = 2  # a chunk of bytes: from Message.offset on, of Message.total
-    SLICES = 3  # a part of the flat buffer (or a payload, Flag.ENCODED), and slices of gradients
+
+def kinds_of(*services: type[FrameKind]) -> Kinds:
+    """The kinds that all services share, and those of ``services``."""
+    return {int(kind): kind for kind in itertools.chain(Kind, *services)}
+
+
+SHARED_KINDS = kinds_of()
 
 
 class Flag(enum.IntFlag):
@@ -102,11 +97,8 @@ class Flag(enum.IntFlag):
     DUPLICATE = 64  # commit reply: this sequence had been applied before
     ENCODED = 128  # the body is a codec's payload; on a request: and the reply's may be
     CHANGE = 256  # WEIGHTS, encoded: a change of what the worker holds, not the values themselves
-
-
-COMMITS = frozenset({Kind.PUSH, Kind.PUSH_PULL})
-WITHOUT_GRADIENT = "without_gradient"
-"""In the meta of a commit to a round, and of its reply: numbers of the variables that have none."""
+    SLICED = 512  # a part of the flat buffer (or a payload of it), and slices of gradients; without
+    # a body: these have come in chunks before, or are read so
 
 
 class PiecewiseBody(Protocol):
@@ -137,13 +129,14 @@ class Message:
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
         offset: The byte of a blob at which the body begins.
         total: Bytes of the whole blob that the body is a chunk of.
-        content: What the body is.
+        lane: On a connection with several requests in flight: which of them this is.
+        priority: There the higher ones leave first, replies as well; from -128 to 127.
         meta: Small JSON object.
         body: Bytes that follow, as a view of some buffer; None for none.
         reading: Stands for ``body`` in replies with the center.
     """
 
-    kind: Kind
+    kind: FrameKind
     flags: Flag = Flag.NONE
     rank: int = -1
     attempt: int = 0
@@ -156,7 +149,8 @@ class Message:
     learning_rate: float = math.nan
     offset: int = 0
     total: int = 0
-    content: Content = Content.NOTHING
+    lane: int = 0
+    priority: int = 0
     meta: dict[str, Any] = field(default_factory=dict)
     body: ByteArray | None = None
     reading: PiecewiseBody | None = None
@@ -177,12 +171,14 @@ class FrameLimits:
         encoded_bytes: Bound of an encoded dense body; 0 without compression.
         blob_bytes: Bound of one chunk of a blob.
         max_meta_bytes: Bound of a frame's meta.
+        kinds: The frames that may travel; a service names its own.
     """
 
     dense_bytes: int = 0
     encoded_bytes: int = 0
     blob_bytes: int = BLOB_BYTES
     max_meta_bytes: int = MAX_META_BYTES
+    kinds: Kinds = field(default_factory=lambda: SHARED_KINDS, repr=False)
 
     @property
     def buffer_bytes(self) -> int:
@@ -228,22 +224,20 @@ class FrameLimits:
             raise ProtocolError(
                 f"the body of a {name} frame does not fit the receiver's limits",
                 expected=expected,
-                received=f"{body_size} bytes of {message.content.name}",
+                received=f"{body_size} bytes",
                 hint="the worker's model and the server's differ",
             )
 
     def _fits(self, message: Message, size: int) -> tuple[bool, str]:
-        content = message.content
-        if content is Content.DENSE and message.flags & Flag.ENCODED:
-            most = self.encoded_bytes
-            return 0 < most >= size, f"at most {most} bytes, encoded"
-        if content is Content.DENSE:
-            return size == self.dense_bytes, f"{self.dense_bytes} bytes"
-        if content is Content.SLICES:
-            return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
-        if content is Content.BLOB:
+        if size == 0 or message.kind.body is Body.NONE:
+            return size == 0, "no body"
+        if message.kind.body is Body.CHUNK:
             return size <= self.chunk_bytes, f"at most {self.chunk_bytes} bytes in a chunk"
-        return size == 0, "no body"
+        if message.flags & Flag.SLICED:
+            return size <= self.buffer_bytes, f"at most {self.buffer_bytes} bytes of slices"
+        if message.flags & Flag.ENCODED:
+            return size <= self.encoded_bytes, f"at most {self.encoded_bytes} bytes, encoded"
+        return size == self.dense_bytes, f"{self.dense_bytes} bytes"
 
 
 def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
@@ -285,7 +279,8 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             message.learning_rate,
             message.offset,
             message.total,
-            message.content,
+            message.lane,
+            message.priority,
             len(meta),
             message.body_bytes,
         )
@@ -298,8 +293,12 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
     return head + meta
 
 
-def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, int]:
+def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[Message, int, int]:
     """Returns the message without meta and body, the meta's size and the body's size.
+
+    Args:
+        head: The bytes.
+        kinds: The frames that the receiver takes.
 
     Raises:
         ProtocolError: These bytes are no header of this protocol and version.
@@ -310,7 +309,7 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             expected=f"{HEADER_BYTES} bytes",
             received=f"{len(head)} bytes",
         )
-    magic, version, kind, flags, *numbers, content, meta_len, body_len = HEADER.unpack(head)
+    magic, version, kind, flags, *numbers, meta_len, body_len = HEADER.unpack(head)
     if magic != MAGIC:
         raise ProtocolError(
             "these bytes are no sparkdl frame",
@@ -326,18 +325,18 @@ def decode_header(head: bytes | bytearray | memoryview) -> tuple[Message, int, i
             hint="install the same sparkdl on the driver and on all executors",
         )
     try:
-        message = Message(Kind(kind), Flag(flags), *numbers)
-        message.content = Content(content)
-    except ValueError as error:
+        message = Message(kinds[kind], Flag(flags), *numbers)
+    except (KeyError, ValueError) as error:
         raise ProtocolError(
-            "a frame of an unknown kind or with an unknown body",
-            expected="a kind and a content of this version",
-            received=str(error),
+            "a frame of an unknown kind",
+            expected="a kind that this end takes",
+            received=f"kind {kind}, flags {flags}",
+            hint="install the same sparkdl on the driver and on all executors",
         ) from error
     return message, meta_len, body_len
 
 
-def decode_meta(kind: Kind, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
+def decode_meta(kind: FrameKind, raw: bytes | bytearray | memoryview) -> dict[str, Any]:
     """The JSON object in ``raw``; an empty one for no bytes.
 
     Raises:

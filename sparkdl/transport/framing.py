@@ -11,8 +11,8 @@ import numpy as np
 
 from sparkdl.transport.frames import (
     HEADER_BYTES,
+    Body,
     ByteArray,
-    Content,
     FrameLimits,
     Message,
     PiecewiseBody,
@@ -20,50 +20,52 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.wire.exact import receive_into
+from sparkdl.wire.exact import ReceivesInto, Stream, receive_into
 
 _COPY_BYTES = 1 << 20
+Place = Callable[[Message, int], ByteArray]
+"""Where the body of a frame goes, from its header and the body's size."""
 
 
 def receive_frame(
-    connection: socket.socket,
+    connection: ReceivesInto,
     limits: FrameLimits,
-    buffer: Callable[[], ByteArray],
+    place: Place,
     *,
     inline_body: bool = True,
 ) -> Message:
-    """Reads one frame; its body goes straight into ``buffer()``.
+    """Reads one frame; its body goes straight to its place.
 
     Args:
         connection: A stream socket.
         limits: Checked before anything is allocated.
-        buffer: Called only for a frame with a body.
-        inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
+        place: Called only for a frame with a body.
+        inline_body: Whether the body follows on the stream; otherwise it is in its place
             already (shared memory). A blob always follows, and then gets memory of its own: the
             shared buffer may hold weights that another thread reads.
     """
     head = bytearray(HEADER_BYTES)
     receive_into(connection, memoryview(head))
-    message, meta_len, body_len = decode_header(head)
+    message, meta_len, body_len = decode_header(head, limits.kinds)
     limits.check(message, meta_len, body_len)
     if meta_len:
         meta = bytearray(meta_len)
         receive_into(connection, memoryview(meta))
         message.meta = decode_meta(message.kind, meta)
     if body_len:
-        apart = not inline_body and message.content is Content.BLOB
-        message.body = np.empty(body_len, np.uint8) if apart else buffer()[:body_len]
+        apart = not inline_body and message.kind.body is Body.CHUNK
+        message.body = np.empty(body_len, np.uint8) if apart else place(message, body_len)
         if inline_body or apart:
             receive_into(connection, message.body.data)
     return message
 
 
 def send_frame(
-    connection: socket.socket, message: Message, limits: FrameLimits, *, inline_body: bool = True
+    connection: Stream, message: Message, limits: FrameLimits, *, inline_body: bool = True
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
-    if not inline_body and message.content is not Content.BLOB:
+    if not inline_body and message.kind.body is not Body.CHUNK:
         return
     if message.reading is not None:
         send_reading(connection, message.reading)
@@ -75,7 +77,7 @@ def exchange(
     connection: socket.socket,
     message: Message,
     limits: FrameLimits,
-    buffer: Callable[[], ByteArray],
+    place: Place,
     *,
     inline_body: bool = True,
 ) -> Message:
@@ -93,20 +95,20 @@ def exchange(
     except (BrokenPipeError, ConnectionResetError) as error:
         broken = error
     try:
-        return receive_frame(connection, limits, buffer, inline_body=inline_body)
+        return receive_frame(connection, limits, place, inline_body=inline_body)
     except EOFError:
         if broken is not None:
             raise broken from None
         raise
 
 
-def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
+def send_reading(connection: Stream, reading: PiecewiseBody) -> None:
     """Writes a body that may change: never blocks while it holds a piece of it.
 
     Raises:
         TimeoutError: The peer took nothing for the socket's timeout.
     """
-    if isinstance(connection, ssl.SSLSocket):
+    if not isinstance(connection, socket.socket) or isinstance(connection, ssl.SSLSocket):
         _send_encrypted(connection, reading)
         return
     poller = select.poll()
@@ -126,7 +128,7 @@ def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
         done = reading.read(send)
 
 
-def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
+def _send_encrypted(connection: Stream, reading: PiecewiseBody) -> None:
     """The same over TLS, which cannot say beforehand how much it takes: pieces are copied."""
     copy = memoryview(bytearray(min(_COPY_BYTES, reading.nbytes)))
     copied = 0

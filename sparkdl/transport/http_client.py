@@ -9,12 +9,12 @@ from urllib.parse import urlsplit
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.channel import require_raw
+from sparkdl.transport.connection import require_raw
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
+    FrameKind,
     FrameLimits,
-    Kind,
     Message,
     decode_header,
     decode_meta,
@@ -36,12 +36,12 @@ def read_head(read: Reader, limits: FrameLimits) -> tuple[Message, int, int]:
     """Reads and checks a header; returns the message, the meta's size and the body's."""
     head = bytearray(HEADER_BYTES)
     read(memoryview(head))
-    message, meta_len, body_len = decode_header(head)
+    message, meta_len, body_len = decode_header(head, limits.kinds)
     limits.check(message, meta_len, body_len)
     return message, meta_len, body_len
 
 
-def read_meta(read: Reader, kind: Kind, meta_len: int) -> dict[str, Any]:
+def read_meta(read: Reader, kind: FrameKind, meta_len: int) -> dict[str, Any]:
     """Reads the meta that follows a header."""
     meta = bytearray(meta_len)
     read(memoryview(meta))

@@ -192,7 +192,7 @@ def make_app(
             return refuse(400, error)
         except BusyError as error:
             return refuse(503, error)
-        if message.kind is Kind.HEARTBEAT:  # may overtake the client's outstanding request
+        if message.kind in service.beside:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):
             return refuse(
@@ -211,7 +211,7 @@ def make_app(
         except BaseException:
             busy.release()
             raise
-        if message.kind is Kind.BYE:
+        if message.kind in service.parting:
             clients.forget(client)
         if reply is None:
             busy.release()

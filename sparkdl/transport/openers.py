@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.errors import AuthenticationError, TransportError, UnknownNameError
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.channel import Channel
-from sparkdl.transport.connection import BROKEN, Opener, Timeouts
+from sparkdl.transport.connection import BROKEN, Channel, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, FrameLimits
 from sparkdl.transport.shm import ShmChannel
 from sparkdl.transport.socket import SocketChannel

@@ -13,7 +13,7 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
-from sparkdl.transport.socket import SocketServer
+from sparkdl.transport.stream_server import StreamServer
 from sparkdl.wire.tls import Certificate, ServerEncryption
 
 
@@ -55,7 +55,7 @@ class Server(Closing):
         if "socket" in sockets:
             tcp, encryption = sockets.pop("socket"), self._encryption
             self._transports.append(
-                SocketServer(tcp, self.dispatcher, self._token, max_connections, encryption)
+                StreamServer(tcp, self.dispatcher, self._token, max_connections, encryption)
             )
         if "shm" in sockets:
             unix = sockets.pop("shm")

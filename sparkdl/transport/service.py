@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, Protocol
 
-from sparkdl.transport.frames import ByteArray, FrameLimits, Message
+from sparkdl.transport.frames import ByteArray, FrameKind, FrameLimits, Message
 
 Replies = list[tuple[int, Message]]
 """Connection and reply, for each reply that is due."""
@@ -27,6 +27,10 @@ class Service(Protocol):
     replies that became due. All methods are thread-safe.
     """
 
+    beside: frozenset[FrameKind]
+    """Requests that are never deferred, and may overtake one that waits."""
+    parting: frozenset[FrameKind]
+    """Requests after which a client that has no connection is forgotten."""
     bytes_in: int
     bytes_out: int
 

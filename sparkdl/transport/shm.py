@@ -13,8 +13,8 @@ import os
 import socket
 
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.channel import deliver_body, require_raw
-from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
+from sparkdl.transport.connection import deliver_body, require_raw
+from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import open_stream
 from sparkdl.transport.stream_server import StreamServer
@@ -30,6 +30,7 @@ class ShmServer(StreamServer):
     """Serves a Unix domain socket; one mailbox per connection that asks for one."""
 
     name = "shm"
+    has_lanes = False  # the mailbox has room for one body
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
         limits = self._dispatcher.limits
@@ -69,12 +70,12 @@ class ShmServer(StreamServer):
         return receive_frame(
             connection,
             self._dispatcher.limits,
-            lambda: service.buffer(number),
+            lambda _, size: service.buffer(number)[:size],
             inline_body=False,
         )
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        if reply.body_bytes and reply.content is not Content.BLOB:
+        if reply.body_bytes and reply.kind.body is not Body.CHUNK:
             deliver_body(reply, self._dispatcher.service.buffer(number))
         send_frame(connection, reply, self._dispatcher.limits, inline_body=False)
 
@@ -133,7 +134,11 @@ class ShmChannel:
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
         return exchange(
-            self._socket, message, self._limits, lambda: require_raw(self._raw), inline_body=False
+            self._socket,
+            message,
+            self._limits,
+            lambda _, size: require_raw(self._raw)[:size],
+            inline_body=False,
         )
 
     def abort(self) -> None:

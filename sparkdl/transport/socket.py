@@ -6,15 +6,12 @@ import socket
 
 from sparkdl.errors import AuthenticationError
 from sparkdl.transport.address import Endpoint
-from sparkdl.transport.channel import require_raw
+from sparkdl.transport.connection import require_raw
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange
-from sparkdl.transport.stream_server import StreamServer
 from sparkdl.wire.listening import shut_down, tune
 from sparkdl.wire.tls import connect_encrypted
-
-SocketServer = StreamServer
 
 
 class SocketChannel:
@@ -43,16 +40,7 @@ class SocketChannel:
     ) -> None:
         self._limits = limits
         self._raw = raw
-        address = endpoint.address
-        self._socket = socket.create_connection((address.host.strip("[]"), address.port), timeout_s)
-        try:
-            tune(self._socket)
-            if endpoint.fingerprint:
-                self._socket = connect_encrypted(self._socket, endpoint.token, endpoint.fingerprint)
-            open_stream(self._socket, endpoint.token, limits)
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket = connect_stream(endpoint, limits, timeout_s)
 
     @property
     def raw(self) -> ByteArray | None:
@@ -60,13 +48,32 @@ class SocketChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(self._socket, message, self._limits, lambda: require_raw(self._raw))
+        return exchange(
+            self._socket, message, self._limits, lambda _, size: require_raw(self._raw)[:size]
+        )
 
     def abort(self) -> None:
         shut_down(self._socket)
 
     def close(self) -> None:
         self._socket.close()
+
+
+def connect_stream(
+    endpoint: Endpoint, limits: FrameLimits, timeout_s: float, **meta: bool
+) -> socket.socket:
+    """A framed TCP connection whose server has accepted the token; errors as ``SocketChannel``."""
+    address = endpoint.address
+    connection = socket.create_connection((address.host.strip("[]"), address.port), timeout_s)
+    try:
+        tune(connection)
+        if endpoint.fingerprint:
+            connection = connect_encrypted(connection, endpoint.token, endpoint.fingerprint)
+        open_stream(connection, endpoint.token, limits, **meta)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **meta: bool) -> None:
@@ -79,7 +86,7 @@ def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **me
     """
     opening = Message(Kind.OPEN, meta={"token": token, **meta})
     try:
-        reply = exchange(connection, opening, limits, lambda: require_raw(None))
+        reply = exchange(connection, opening, limits, lambda _, size: require_raw(None))
     except EOFError as error:
         raise AuthenticationError(
             "the parameter server closed the connection at the sight of the token",

@@ -70,7 +70,7 @@ class FirstFrame:
         if not hear_bytes(self.connection, self._data, self._wanted):
             return False
         if self.opening is None:
-            self.opening, meta_size, body_size = decode_header(self._data)
+            self.opening, meta_size, body_size = decode_header(self._data, FIRST_FRAME.kinds)
             FIRST_FRAME.check(self.opening, meta_size, body_size)
             self._wanted += meta_size
             if not hear_bytes(self.connection, self._data, self._wanted):

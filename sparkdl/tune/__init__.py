@@ -10,9 +10,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
+import sparkdl
 from sparkdl.tune.keras_tuner import from_keras_tuner
 from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
@@ -26,7 +26,7 @@ from sparkdl.tune.searchers import (
     Searcher,
     Single,
 )
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial
 
@@ -56,4 +56,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "search":
         raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
-    return importlib.import_module("sparkdl.spark.search").search  # the one part that needs Spark
+    return sparkdl.handed_in(name)  # the one part that needs Spark

@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from sparkdl.errors import ConfigError
 from sparkdl.files import storage
-from sparkdl.tune.searchers.searcher import Searcher
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Searcher, Segment
 from sparkdl.tune.suggestions import Space, Value
 from sparkdl.values import is_number
 

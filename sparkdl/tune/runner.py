@@ -15,11 +15,9 @@ from typing import Literal, Protocol
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune.analysis import importances
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
-from sparkdl.tune.searchers.searcher import WORST, Searcher
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import WORST, Goal, Searcher, Segment
 from sparkdl.tune.study import dispensable
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
 

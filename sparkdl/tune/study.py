@@ -12,8 +12,8 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.tune import plots
 from sparkdl.tune.analysis import importances
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
+from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.suggestions import Value
 
 if TYPE_CHECKING:

@@ -14,6 +14,13 @@ class ReceivesInto(Protocol):
         """Receives some bytes; 0 at the end."""
 
 
+class Stream(ReceivesInto, Protocol):
+    """The two ways of a connection."""
+
+    def sendall(self, data: bytes | memoryview, /) -> None:
+        """Sends all bytes."""
+
+
 def receive_into(connection: ReceivesInto, view: memoryview) -> None:
     """Fills ``view``.
 

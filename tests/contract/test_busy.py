@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
@@ -29,7 +30,7 @@ from sparkdl.transport import framing
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, Content, FrameLimits, Kind, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
 from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
@@ -187,7 +188,7 @@ def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> Non
         with theirs:
             theirs.sendall(_BUSY)
         body = np.zeros(1 << 20, np.uint8)
-        message = Message(Kind.KEEP, content=Content.BLOB, total=body.size, body=body)
+        message = Message(CoordinatorKind.KEEP, total=body.size, body=body)
         reply = framing.exchange(ours, message, FrameLimits(), lambda: body)
         assert reply.meta["code"] == "busy"
         with pytest.raises(BrokenPipeError):
@@ -250,7 +251,7 @@ def test_a_member_over_http_waits_for_room_among_the_clients() -> None:
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         for client in range(ROOM):
-            tell(client, Kind.STATUS)
+            tell(client, CoordinatorKind.STATUS)
         hasty = Timeouts(reconnect_s=0.3)
         with (
             open_session(endpoint, mode="http", rank=0, timeouts=hasty) as session,
@@ -261,7 +262,7 @@ def test_a_member_over_http_waits_for_room_among_the_clients() -> None:
             joining = pool.submit(join)
             time.sleep(0.5)
             assert not joining.done()
-            tell(7, Kind.BYE)
+            tell(7, CoordinatorKind.BYE)
             assert joining.result(20) == "in"
 
 

@@ -14,13 +14,13 @@ from sparkdl.codecs import DGC, Codec, Compression, TopK, codec_names, make_code
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ProtocolError
-from sparkdl.ps.client import Client, connect, limits_of
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import Client, connect, pull_center
+from sparkdl.ps.kinds import StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import BSP, SSP, Downpour, Hogwild, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (300, 100), "float32")], [("m", (10,), "float32")])
@@ -168,7 +168,7 @@ def break_once(client: Client, when: str) -> None:
     request = channel.request
 
     def broken(message: Message, timeout_s: float | None) -> Message:
-        if message.kind is not Kind.PUSH_PULL:
+        if message.kind is not StoreKind.PUSH_PULL:
             return request(message, timeout_s)
         channel.request = request  # type: ignore[method-assign]
         if when == "after":
@@ -248,26 +248,26 @@ def test_a_new_attempt_holds_nothing_and_gets_the_whole_center() -> None:
 def test_encoded_bodies_are_bounded_before_they_are_read() -> None:
     compression = Compression(TopK(0.01), LAYOUT, 2)
     limits = limits_of(LAYOUT, compression)
-    limits.check(encoded(Kind.PUSH), 0, compression.max_bytes)
+    limits.check(encoded(StoreKind.PUSH), 0, compression.max_bytes)
     for size, message, bounds in (
-        (compression.max_bytes + 1, encoded(Kind.PUSH), limits),
-        (8, encoded(Kind.PUSH), limits_of(LAYOUT)),  # no compression in this run
-        (8, Message(Kind.PUSH, content=Content.DENSE), limits),
-        (8, Message(Kind.SNAPSHOT, content=Content.DENSE), limits),
+        (compression.max_bytes + 1, encoded(StoreKind.PUSH), limits),
+        (8, encoded(StoreKind.PUSH), limits_of(LAYOUT)),  # no compression in this run
+        (8, Message(StoreKind.PUSH), limits),
+        (8, Message(StoreKind.SNAPSHOT), limits),
     ):
         with pytest.raises(ProtocolError, match="does not fit"):
             bounds.check(message, 0, size)
 
 
 def encoded(kind: Kind) -> Message:
-    return Message(kind, Flag.ENCODED, content=Content.DENSE)
+    return Message(kind, Flag.ENCODED)
 
 
 def test_only_commits_come_encoded() -> None:
     with world("inproc", "topk", BSP()) as w, w.client() as client:
         client.join()
         with pytest.raises(ProtocolError, match="whole flat buffer"):
-            client.session.request(encoded(Kind.SNAPSHOT), np.zeros(8, np.uint8))
+            client.session.request(encoded(StoreKind.SNAPSHOT), np.zeros(8, np.uint8))
 
 
 @pytest.mark.parametrize("transport", ["http", "socket", "inproc"])
@@ -279,7 +279,7 @@ def test_a_payload_that_no_encoder_makes_is_refused(transport: str) -> None:
             np.zeros(43, np.uint8),  # no whole number of entries
             np.zeros(3, np.uint8),  # shorter than the averaged section
         ):
-            message = encoded(Kind.PUSH)
+            message = encoded(StoreKind.PUSH)
             message.sequence = message.rows = message.batches = 1
             message.rank, message.attempt = 0, 0
             with pytest.raises(ProtocolError, match="malformed"):

@@ -26,10 +26,12 @@ from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.communicator import make_communicator
 from sparkdl.coordinator.driver_client import open_driver
 from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import AuthenticationError, TransportError
-from sparkdl.ps.client import Client, Progress, connect, limits_of
+from sparkdl.ps.client import Client, Progress, connect
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import Downpour
 from sparkdl.transport.address import Endpoint
@@ -368,7 +370,7 @@ def test_what_is_open_to_all_needs_no_tls_and_frames_do(certificate: Certificate
         answer = web.getresponse()
         assert (answer.read(), answer.headers["Connection"]) == (b"ok\n", "close")
         shown = {"Authorization": f"Bearer {endpoint.token}", CLIENT_HEADER: "a-plain-client"}
-        web.request("POST", FRAME_PATH, encode(Message(Kind.STATUS)), shown)
+        web.request("POST", FRAME_PATH, encode(Message(CoordinatorKind.STATUS)), shown)
         assert web.getresponse().status == 401
         web.close()
 

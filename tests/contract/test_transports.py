@@ -22,6 +22,7 @@ from in_threads import STEP, in_thread
 
 from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import (
     AuthenticationError,
@@ -32,8 +33,8 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.failures import Failure
-from sparkdl.ps.client import Client, connect, limits_of
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import Client, connect, pull_center
+from sparkdl.ps.kinds import StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.reports import EpochReport
@@ -41,7 +42,7 @@ from sparkdl.rules import BSP, Downpour, Rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import BLOB_BYTES, MAX_META_BYTES, Kind, Message
+from sparkdl.transport.frames import BLOB_BYTES, MAX_META_BYTES, Message
 from sparkdl.transport.shm import SENT_BY_ANY_BYTES
 from sparkdl.weights import Layout
 
@@ -198,7 +199,7 @@ def test_frames_out_of_order_are_refused(transport: str) -> None:
         with pytest.raises(ProtocolError, match="rules that wait and take gradients"):
             client.snapshot(1)
         with pytest.raises(ProtocolError, match="too large"):
-            client.session.request(Message(Kind.REPORT, meta={"x": "y" * (5 << 20)}))
+            client.session.request(Message(CoordinatorKind.REPORT, meta={"x": "y" * (5 << 20)}))
         client.pull()  # the connection still works
 
 
@@ -236,7 +237,7 @@ def test_a_commit_sent_again_counts_once(transport: str, when: str) -> None:
 
             def lossy(message: Message, timeout_s: float | None) -> Message:
                 reply = original(message, timeout_s)
-                if message.kind is Kind.PUSH_PULL:
+                if message.kind is StoreKind.PUSH_PULL:
                     channel.abort()
                     raise ConnectionResetError("the reply was lost")
                 return reply

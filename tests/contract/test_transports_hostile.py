@@ -18,16 +18,18 @@ import numpy as np
 import psutil
 import pytest
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.network import ports_of
 from sparkdl.ps.client import connect
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import Downpour
 from sparkdl.transport.frames import (
     HEADER,
     HEADER_BYTES,
     VERSION,
-    Content,
+    Flag,
     Kind,
     Message,
     encode,
@@ -81,7 +83,7 @@ def gets_nothing(stream: socket.socket) -> bool:
 
 def header(
     kind: int,
-    content: int = Content.NOTHING,
+    flags: int = 0,
     *,
     offset: int = 0,
     total: int = 0,
@@ -91,8 +93,9 @@ def header(
 ) -> bytes:
     """A header of rank 0, whatever sizes it declares."""
     numbers = (0, 0, 1, 0, 0, 0, 0, 0, 0.0)  # rank, attempt, sequence, ... learning rate
+    lane = priority = 0
     return HEADER.pack(
-        b"SPDL", version, kind, 0, *numbers, offset, total, content, meta_size, body_size
+        b"SPDL", version, kind, flags, *numbers, offset, total, lane, priority, meta_size, body_size
     )
 
 
@@ -105,11 +108,11 @@ def header(
         encode(Message(Kind.OPEN, meta={"token": ["x"]})),
         encode(Message(Kind.OPEN, meta={"token": "\ud800"})),
         header(Kind.OPEN, meta_size=4) + b"\xff\xff\xff\xff",
-        encode(Message(Kind.PULL)),
+        encode(Message(StoreKind.PULL)),
         encode(Message(Kind.OPEN, meta={"token": "x" * 100_000})),
-        header(Kind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size),
-        header(Kind.OPEN, Content.NOTHING, meta_size=2**32 - 1, body_size=2**63),
-        header(Kind.OPEN, Content.BLOB, body_size=1),
+        header(StoreKind.PUSH, body_size=4 * LAYOUT.size),
+        header(Kind.OPEN, meta_size=2**32 - 1, body_size=2**63),
+        header(Kind.OPEN, body_size=1),
     ],
 )
 def test_a_stranger_gets_nothing_but_a_close(server: ServerProcess, first: bytes) -> None:
@@ -160,16 +163,16 @@ def test_a_connection_takes_four_kib_before_it_shows_the_token(
     "frame",
     [
         random.Random(0).randbytes(HEADER_BYTES),
-        header(Kind.PUSH, Content.DENSE, body_size=2**40),
-        header(Kind.PUSH, Content.NOTHING, body_size=4 * LAYOUT.size),
-        header(Kind.PUSH, Content.DENSE, body_size=4 * LAYOUT.size - 4),
-        header(Kind.PUSH, Content.SLICES, body_size=2**63),
-        header(Kind.KEEP, Content.BLOB, total=2**63, body_size=2**63),
-        header(Kind.REPORT, meta_size=2**31),
-        header(Kind.PULL, version=VERSION + 1),
-        header(Kind.PULL, 200),
+        header(StoreKind.PUSH, body_size=2**40),
+        header(StoreKind.PULL, body_size=4 * LAYOUT.size),
+        header(StoreKind.PUSH, body_size=4 * LAYOUT.size - 4),
+        header(StoreKind.PUSH, Flag.SLICED, body_size=2**63),
+        header(CoordinatorKind.KEEP, total=2**63, body_size=2**63),
+        header(CoordinatorKind.REPORT, meta_size=2**31),
+        header(StoreKind.PULL, version=VERSION + 1),
+        header(CoordinatorKind.HELLO, body_size=4),
         header(200),
-        header(Kind.REPORT, meta_size=5) + b"{{{{{",
+        header(CoordinatorKind.REPORT, meta_size=5) + b"{{{{{",
     ],
 )
 def test_a_malformed_frame_is_answered_and_closed(server: ServerProcess, frame: bytes) -> None:
@@ -187,10 +190,9 @@ def test_half_a_commit_changes_nothing(server: ServerProcess) -> None:
         client.join()
         head = encode(
             Message(
-                Kind.PUSH,
+                StoreKind.PUSH,
                 rank=1,
                 sequence=1,
-                content=Content.DENSE,
                 body=np.ones(LAYOUT.size_bytes, "u1"),
             )
         )
@@ -218,7 +220,7 @@ def post(server: ServerProcess, body: bytes, length: int | None = None, **header
 
 
 def test_http_refuses_before_it_reads(server: ServerProcess) -> None:
-    frame = encode(Message(Kind.STATUS))
+    frame = encode(Message(CoordinatorKind.STATUS))
     assert post(server, frame) == 200
     assert post(server, frame, Authorization="Bearer wrong") == 401
     assert post(server, frame, Authorization="") == 401

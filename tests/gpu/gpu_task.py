@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from sparkdl.launch.devices import DeviceRequest, Resources
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.executor.trainer import TrainTask
+from sparkdl.spark.forms.wire import wire_names
 
 
 @dataclass(frozen=True)

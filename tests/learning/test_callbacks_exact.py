@@ -22,7 +22,7 @@ from sparkdl.learner.state.model_weights import model_layout, read_model, write_
 from sparkdl.learner.state.optimizer_state import load_optimizer_state
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import progress_of
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, Downpour

@@ -11,7 +11,7 @@ from harness import run_workers, split
 
 from sparkdl.codecs import DGC, RandomK, TopK, codec_names, make_codec
 from sparkdl.config import EPOCH_WINDOW
-from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.state.model_weights import write_model
 from sparkdl.rules import EAMSGD, Averaging, make_rule, rule_names
 

@@ -368,7 +368,7 @@ class Meeting:
 
 def make_driver(kind: str) -> Any:
     """What a rank hears from the driver."""
-    from sparkdl.collective.control import NoControl
+    from sparkdl.collective.synchronizer import NoControl
 
     class Driver(NoControl):
         learning_rate = LATER_RATE if kind == "rate" else None

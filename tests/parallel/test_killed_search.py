@@ -19,7 +19,7 @@ import json, sys, time
 from pathlib import Path
 from sparkdl import tune
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.goal import Goal
+from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.runner import run_search
 
 folder, stop_at, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
@@ -87,7 +87,7 @@ STUDY = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.tune.goal import Goal
+from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.study import Study
 

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from sparkdl.coordinator.driver_client import open_driver
-from sparkdl.ps.client import Progress, connect, limits_of
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import Progress, connect, pull_center
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import make_rule
 from sparkdl.weights import Layout

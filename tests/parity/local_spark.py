@@ -34,9 +34,12 @@ from sparkdl.launch.results import Result, join
 from sparkdl.launch.task import Task
 from sparkdl.learner.signature import model_signature
 from sparkdl.ps.server.config import ServerConfig
-from sparkdl.spark.columns import fit_source, sources
-from sparkdl.spark.columns.local_data import by_name
-from sparkdl.spark.columns.sources import ROLE, Source
+from sparkdl.spark.forms import arrays, opening
+from sparkdl.spark.forms.arrays import by_name
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.sources import ROLE, Source
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.server import Server
@@ -262,17 +265,18 @@ class LocalSparkModel(SparkModel):
         """The class for one session."""
         return type("SessionSparkModel", (cls,), {"_session": session})
 
-    def _open(self, data: Any, validation_data: Any, columns: Any, split: float) -> Source:
+    def _open(self, form: Form, validation_data: Any, columns: Any, split: float) -> Source:
         """As the library's, but the rows of both roles are put together by Arrow, not by Spark."""
         signature = model_signature(self.model)
         if split:
-            data, validation_data = fit_source.split_arrays(by_name(data, signature), split)
-        source = sources.open_source(data, signature, columns)
+            parts = arrays.split_arrays(by_name(form.data, signature), split)
+            form, validation_data = form_of(parts[0]), parts[1]
+        source = form.open(signature, columns)
         if validation_data is None:
             return source
-        held_out = sources.open_source(validation_data, signature, columns)
+        held_out = form_of(validation_data).open(signature, columns)
         frames = [_weighted(source, held_out), _weighted(held_out, source)]
-        fit_source._check_alike(*frames)
+        opening._check_alike(*frames)
         tables = [
             f.frame.table.append_column(ROLE, pa.array([role] * f.frame.table.num_rows, pa.int8()))
             for role, f in enumerate(frames)
@@ -291,7 +295,7 @@ def _weighted(source: Source, other: Source) -> Source:
         return source
     table = source.frame.table
     have, want = len(source.spec.columns), len(other.spec.columns)
-    for name in sources.wire_names(want)[have:]:
+    for name in wire_names(want)[have:]:
         kind = other.frame.table.schema.field(name).type
         if pa.types.is_binary(kind):
             (weight, *_) = other.spec.weights.values()
@@ -307,8 +311,8 @@ def _weighted(source: Source, other: Source) -> Source:
 def without_spark(session: LocalSession) -> Iterator[None]:
     """Within, the driver finds this session, and starts ranks in its workers."""
     places = {
-        "sparkdl.spark.columns.sources.session_of": lambda *_: session,
-        "sparkdl.spark.columns.sources.dealt": lambda frame, *_, **__: frame,
+        "sparkdl.spark.forms.arrays.session_of": lambda *_: session,
+        "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
         "sparkdl.spark.fit.server_run.ServerProcess": ServerInThreads,

@@ -24,11 +24,12 @@ from sparkdl.files.model_file import read_model
 from sparkdl.learner.archives.archive import encode_model
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
-from sparkdl.spark.columns.local_data import by_name
-from sparkdl.spark.columns.sources import Columns, open_source
-from sparkdl.spark.columns.wire import named_batches
 from sparkdl.spark.fit.plan import _SEED_STEP
 from sparkdl.spark.fit.trained_model import prepare_metrics
+from sparkdl.spark.forms.arrays import by_name
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.inference.evaluate import evaluate_source
 from sparkdl.spark.loading import load_as
 
@@ -101,7 +102,7 @@ class Orders:
         signature = model_signature(model)
         with without_spark(session):
             data = by_name(as_keras(case, *every), signature)
-            source = open_source(data, signature, Columns())
+            source = form_of(data).open(signature, Columns())
         self._rows = []
         for stream in source.frame.partitions():
             with pa.ipc.open_stream(stream) as batches:
@@ -416,7 +417,7 @@ def evaluate_on_workers(
     model = spark_model.model
     with without_spark(session):
         signature = model_signature(model)
-        source = open_source(by_name(data, signature), signature, Columns())
+        source = form_of(by_name(data, signature)).open(signature, Columns())
         prepare_metrics(model, source, batch_size)
         archive = encode_model(model, spark_model.custom_objects)
         state = evaluate_source(source, archive, batch_size=batch_size, use_gpu="auto")

@@ -45,8 +45,8 @@ from sparkdl.errors import (
 )
 from sparkdl.learner.signature import model_signature
 from sparkdl.ml import KerasClassifier, KerasTransformer
-from sparkdl.spark.columns.pairs import pair_encoder
 from sparkdl.spark.fit import plan as module
+from sparkdl.spark.forms.rdds import pair_encoder
 
 
 def dense(inputs: int = 3, outputs: int = 1, loss: Any = "mse", build: bool = True) -> Any:

@@ -17,7 +17,7 @@ from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import Feeding, SparkModel
-from sparkdl.spark.columns import shipped
+from sparkdl.spark.forms import shipped
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from spark_models import make_mlp
 
 from sparkdl import SparkModel
-from sparkdl.spark.columns.sources import dealt
+from sparkdl.spark.forms.sources import dealt
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])

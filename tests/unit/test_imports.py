@@ -27,8 +27,6 @@ WITHOUT_IMPORTS = {"sparkdl", "sparkdl.ps", "sparkdl.collective"}
 """Packages whose modules are in several layers; their ``__init__`` imports nothing."""
 
 BY_NAME = {
-    ("sparkdl.tune", "sparkdl.spark.search"),
-    ("sparkdl.program.launching", "sparkdl.spark.runs.program_stage"),
     ("sparkdl.collective.communicator", "sparkdl.collective.horovod_connector"),
     ("sparkdl.collective.communicator", "sparkdl.collective.builtin"),
     ("sparkdl.collective.communicator", "sparkdl.collective.solo"),

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.spark.columns.fields import field_of
+from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.session.frames import require_frame
 
 

@@ -19,11 +19,10 @@ from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.runs.function_stage import check_callable
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import RandomSearch
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Trial
 from sparkdl.values import require_int, require_name
 

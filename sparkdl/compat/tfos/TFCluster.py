@@ -19,8 +19,8 @@ from sparkdl.compat.tfos.nodes import (
 )
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, WaitTimeoutError
+from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.run import run as run_ranks
-from sparkdl.spark.runs.feeding import is_stream
 from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.streaming_run import StreamingRun
@@ -121,7 +121,7 @@ class TFCluster:
                 received="a second one",
                 hint="the function runs as long as one call of train does: make another cluster",
             )
-        if is_stream(dataRDD):
+        if form_of(dataRDD).endless:
             return self._train_stream(dataRDD, num_epochs, feed_timeout)
         _check_rdd(dataRDD)
         self._trained = True

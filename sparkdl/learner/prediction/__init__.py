@@ -1,7 +1,7 @@
 """Models that only run forward: their sources, what is sent of them, and their outputs.
 
-- ``model_source``, ``archive_source``, ``saved_model``, ``applications``: where such models come
-  from. ``predictor_archive``: what the driver sends. ``predictor``: what runs.
-- ``forward_model``: the part of a model that a prediction needs. ``class_scores``: what the numbers
-  of a classifier's output mean. ``ensemble``: the mean of several. ``export``: other formats.
+- ``model_source``, ``archive_source``, ``saved_model``: where such models come from, and the part
+  of one that a prediction needs. ``predictor_archive``: what the driver sends. ``predictor``: what
+  runs. ``class_scores``: what the numbers of a classifier's output mean.
+  ``ensemble``: the mean of several. ``export``: other formats.
 """

@@ -10,7 +10,7 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
 from sparkdl.network import PortSpec
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.address import Mode
 from sparkdl.transport.listeners import ListenOptions
@@ -67,7 +67,7 @@ class ServerConfig:
 
     def service(self, center: FloatArray) -> Coordinator:
         """The coordinator with the store; ``center`` is taken over, not copied."""
-        store = ParameterStore(
+        store = make_store(
             self.layout, center, self.rule, self.compression(), together=self.together
         )
         return Coordinator(self.limits(), store)

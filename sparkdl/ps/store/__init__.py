@@ -1,12 +1,42 @@
-"""The parameter server's store: what plugs into a coordinator so that ranks share weights.
+"""The parameter server's stores: what plugs into a coordinator so that ranks share weights.
 
+``commit_store``, ``round_store``
+    A store for each kind of rule: each commit changes the center, or the mean of a round does.
 ``parameter_store``
-    :class:`ParameterStore`: pushes, pulls, rounds, snapshots and the state of a joiner.
-``center``, ``rounds``, ``transfer``, ``holdings``, ``reading``
-    Its parts: the weights and the rule; one round of a rule that waits; a member's state on its
-    way to a joiner; what each worker holds of the center; a reply that reads the center itself.
+    What both share: the center, pulls, replies that read the center.
+``rounds``, ``sliced_commits``, ``snapshot``, ``transfer``
+    Parts of a store of rounds.
+``center``, ``holdings``, ``reading``
+    The weights and the rule; what each worker holds of them; a reply that reads them piecewise.
 """
 
+from sparkdl.codecs import Compression
+from sparkdl.ps.store.commit_store import CommitStore
 from sparkdl.ps.store.parameter_store import ParameterStore
+from sparkdl.ps.store.round_store import RoundStore
+from sparkdl.rules.rule import Rule
+from sparkdl.weights import FloatArray, Layout
 
-__all__ = ["ParameterStore"]
+__all__ = ["CommitStore", "ParameterStore", "RoundStore", "make_store"]
+
+
+def make_store(
+    layout: Layout,
+    center: FloatArray,
+    rule: Rule,
+    compression: Compression | None = None,
+    *,
+    together: bool = False,
+) -> ParameterStore:
+    """The store that fits ``rule``.
+
+    Args:
+        layout: Of the flat buffer.
+        center: Initial weights; taken over, not copied.
+        rule: How commits change the center.
+        compression: What workers may send encoded; None refuses encoded commits.
+        together: All ranks begin at the same moment, whatever the rule is.
+    """
+    if rule.blocking:
+        return RoundStore(layout, center, rule, compression)
+    return CommitStore(layout, center, rule, compression, together=together)

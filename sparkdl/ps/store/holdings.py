@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.codecs import Compression
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Message
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray
 
 
@@ -51,7 +52,7 @@ class Holdings:
         """
         holding = self._held.get(request.rank)
         version = request.meta.get("held")
-        reply = Message(Kind.WEIGHTS, sequence=request.sequence, content=Content.DENSE)
+        reply = Message(StoreKind.WEIGHTS, sequence=request.sequence)
         if holding is None or version not in (holding.version, holding.version - 1):
             self._held[request.rank] = holding = _Holding(center.copy(), 0, np.empty(0, np.uint8))
             # Not the center itself: it may change while it is sent.

@@ -12,7 +12,7 @@ from sparkdl.coordinator.blobs import Assembly
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.store.rounds import Payload
 from sparkdl.slices import Slices, pack, unpack
-from sparkdl.transport.frames import ByteArray, Content, Flag, Message
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 MAX_BYTES = 1 << 30
@@ -69,7 +69,7 @@ class SlicedCommits:
         body = self._large.get(message.rank) if message.total else message.body
         if body is None or (message.total and body.size != message.total):
             raise _refused("a commit with slices", f"a body of {message.total} bytes", "another")
-        message = replace(message, content=Content.SLICES, body=body, total=0)
+        message = replace(message, body=body, total=0)
         if not message.flags & Flag.ENCODED:
             return message
         if self._compression is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparkdl.coordinator.blobs import Assembly, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.errors import ProtocolError
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.frames import ByteArray, Kind, Message
 
 
@@ -75,7 +76,7 @@ class StateTransfer:
     def receive(self, group: Group, connection: int, message: Message) -> None:
         """Answers a chunk that a member uploads, or a joiner that asks for one."""
         worker = group.identify(connection, message)
-        if message.kind is Kind.STATE_PUT:
+        if message.kind is StoreKind.STATE_PUT:
             if worker.member and self.uploader == worker.rank:
                 self.put(message)  # once it is whole, the store lets the joiners in
             group.answer(connection, Message(Kind.OK), worker)

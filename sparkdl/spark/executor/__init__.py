@@ -1,5 +1,5 @@
 """The parts that run on executors.
 
-``stage``: a task of Spark becomes a rank. ``barrier``: how the ranks of a barrier stage meet.
+``stage``: a task of Spark becomes a rank.
 ``trainer``: the task of ``fit``. ``barrier_strategy``: all-reduce among a barrier stage's tasks.
 """

@@ -16,7 +16,7 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.columns.shared_rows import batches_of, read_to_end
+from sparkdl.spark.forms.shared_rows import batches_of, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
@@ -161,7 +161,7 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInA
     Args:
         shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
-        rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.columns.shared_rows`; None
+        rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.forms.shared_rows`; None
             where the stage brings them.
     """
 

@@ -28,8 +28,8 @@ from sparkdl.log_lines import boxed_lines
 from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.reports import EpochReport, MetricState
 from sparkdl.run_state import RunState
-from sparkdl.spark.columns.files import FileInput
-from sparkdl.spark.columns.wire import named_batches
+from sparkdl.spark.forms.files import FileInput
+from sparkdl.spark.forms.wire import named_batches
 from sparkdl.syncing import RankIdentity, Strategy
 
 Key = tuple[str, int]

@@ -23,7 +23,6 @@ from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.rules.rule import Rule
-from sparkdl.spark.columns.sources import Source, warn_of_chance
 from sparkdl.spark.executor.trainer import TrainTask
 from sparkdl.spark.fit.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.fit.arguments import FitArguments, verbosity
@@ -53,6 +52,7 @@ from sparkdl.spark.fit.telling import (
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
 from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage
 from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile
 from sparkdl.tracking.profile import Facts, profile_of
@@ -208,7 +208,7 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     validates = plan.source.spec.role_column is not None
     if validates and not (plan.exchange.in_step or plan.exchange.independent):
         warn_of_mixed_validation(plan.num_workers, plan.at_once)
-    warn_of_chance(plan.source, repartition=plan.config.repartition)
+    plan.source.warn_of_chance(repartition=plan.config.repartition)
     with _slots(plan):
         summary = _run_fit(plan, monitor)
     model = plan.trained.model  # with use_ema: the averages become the weights, once, as in Keras

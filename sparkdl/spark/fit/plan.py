@@ -10,13 +10,13 @@ from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.checks.local_optimizer import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
-from sparkdl.spark.columns.sources import Source
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import (
     check_barrier,
     count_partitions,

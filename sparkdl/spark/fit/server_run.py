@@ -13,8 +13,8 @@ from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.client import limits_of
-from sparkdl.ps.pulling import pull_center
+from sparkdl.ps.client import pull_center
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.run_state import RunState

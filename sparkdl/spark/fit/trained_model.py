@@ -21,7 +21,7 @@ from sparkdl.learner.state.optimizer_state import (
     load_optimizer_state,
 )
 from sparkdl.run_state import RunState
-from sparkdl.spark.columns.sources import Source
+from sparkdl.spark.forms.sources import Source
 
 
 @dataclass

@@ -16,11 +16,11 @@ from sparkdl.launch.results import Result, failures_of
 from sparkdl.phases import Usage
 from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.run_state import RunState
-from sparkdl.spark.columns.shared_rows import SharedRows
-from sparkdl.spark.columns.sources import Source, dealt, spread
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 
@@ -142,7 +142,7 @@ def train_stage(
     )
     workers, in_order = task.num_workers, not task.settings.shuffle
     try:
-        return run_on(spread(source, workers, in_order=in_order) if spreads else source.frame)
+        return run_on(source.spread(workers, in_order=in_order) if spreads else source.frame)
     except PartitionsError:
         if not spreads:
             raise

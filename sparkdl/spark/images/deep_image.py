@@ -18,9 +18,8 @@ from pyspark.sql import types as T
 
 from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
-from sparkdl.learner.prediction.forward_model import LAYER
-from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, Pixels, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -79,7 +78,7 @@ def make_model(name: str, *, features: bool) -> Any:
     Raises:
         ResourceError: The weights cannot be downloaded.
     """
-    from sparkdl.learner.prediction.applications import pretrained
+    from sparkdl.learner.prediction.model_source import pretrained
 
     found = application(name)
     try:
@@ -99,7 +98,7 @@ def class_names(name: str) -> list[tuple[str, str]]:
     Raises:
         ResourceError: They cannot be downloaded.
     """
-    from sparkdl.learner.prediction.applications import imagenet_names
+    from sparkdl.learner.prediction.model_source import imagenet_names
 
     try:
         return imagenet_names(application(name).module)

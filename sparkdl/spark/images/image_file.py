@@ -17,7 +17,7 @@ from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.spark.columns.sources import Columns
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn

@@ -25,8 +25,9 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.learning import BatchStack, Learner
-from sparkdl.spark.columns.sources import Source, arrays_of, wanted_spec
-from sparkdl.spark.columns.wire import named_batches
+from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
+from sparkdl.spark.forms.sources import Source
+from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.runs.launcher import SparkLauncher
 
 Arrays = dict[str, npt.NDArray[Any]]

@@ -24,10 +24,10 @@ from sparkdl.data.vectors import is_vector
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.spark.columns.matching import Decoder, InputColumns, make_spec
-from sparkdl.spark.columns.sequences import Pad, few_lengths, mask_inputs
-from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.executor.stage import input_of, run_task
+from sparkdl.spark.forms.matching import Decoder, InputColumns, make_spec
+from sparkdl.spark.forms.sequences import Pad, few_lengths, mask_inputs
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.forward import (
     ForwardPass,
     ForwardTask,

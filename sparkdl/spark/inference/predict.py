@@ -19,14 +19,14 @@ from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 from sparkdl.launch.task import RankContext
-from sparkdl.learner.prediction.forward_model import LAYER
+from sparkdl.learner.prediction.model_source import LAYER
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.pairs import rdd_features, stack_inputs
-from sparkdl.spark.columns.sources import Columns
-from sparkdl.spark.columns.wire import wire_names
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.rdds import rdd_features, stack_inputs
+from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.forward import (
     HANDLE_INVALID,
     ForwardPass,

@@ -1,7 +1,8 @@
 """Stages for ``pyspark.ml`` pipelines; users import them from :mod:`sparkdl.ml`.
 
-``stage``: what all share. ``params``: their Params. ``parts``: what an estimator has beside its
-Params. ``training``: Params -> a trained model. ``head``: the model's output -> Spark's prediction
-columns. ``classifier``, ``regressor``, ``estimator``, ``transformer``: the stages. ``files``:
-saving and loading. ``trust``: whether code in files may run. ``summary``: how training went.
+``classifier``, ``regressor``, ``estimator``: the stages. ``stage``: what all share. ``params``:
+their Params. ``parts``: what an estimator has beside its Params. ``training``: Params -> a trained
+model. ``trained``: what the models share, and their prediction columns. ``checks``: labels and
+columns that a stage cannot take. ``summary``: how training went. ``files``, ``chunks``: saving and
+loading, and whether code in files may run.
 """

@@ -16,10 +16,9 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
 from sparkdl.spark.ml.checks import check_labels, check_thresholds, only_output, scores_of
-from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.params import LOGITS_PARAM
 from sparkdl.spark.ml.stage import has_params
-from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.ml.training import TrainingStage
 
 

@@ -19,11 +19,10 @@ from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl.errors import ParamTypeError, UnknownNameError
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.params import columns
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, has_params
-from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.ml.training import TrainingStage
 from sparkdl.values import require_name, shown
 
@@ -213,7 +212,7 @@ class KerasTransformer(
             )
         from sparkdl.files.model_file import read_model
         from sparkdl.learner.archives.archive import model_from_bytes
-        from sparkdl.spark.ml.trust import is_trusted
+        from sparkdl.spark.ml.files import is_trusted
 
         content = read_model(path).content
         model = model_from_bytes(content, self._objects, safe_mode=not is_trusted(), path=path)

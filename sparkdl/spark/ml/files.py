@@ -7,10 +7,12 @@ sparkdl adds below ``"sparkdl"``; ``model`` (parquet) with the Keras file in chu
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -22,7 +24,6 @@ from sparkdl.files.model_file import check_keras_file
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.model_source import ModelSource
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
-from sparkdl.spark.ml.trust import is_trusted
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import metadata_place
 
@@ -292,3 +293,31 @@ def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
             hint="set them to None before saving, and again after loading",
         ) from error
     return {"names": sorted(code), "pickled": base64.b64encode(content).decode()}
+
+
+_trusted: ContextVar[bool] = ContextVar("sparkdl_trusted", default=False)
+
+
+@contextlib.contextmanager
+def trusted() -> Iterator[None]:
+    """Within, stages are loaded with the code in their files, also those inside of a pipeline.
+
+    ::
+
+        with sparkdl.ml.trusted():
+            pipeline_model = PipelineModel.load('models/churn')
+
+    Code is what pickle holds and runs when it is loaded: layers, losses and callbacks of the
+    user's own, decoders, model builders. Only for files of people whom you trust. Holds for the
+    thread that enters it.
+    """
+    before = _trusted.set(True)
+    try:
+        yield
+    finally:
+        _trusted.reset(before)
+
+
+def is_trusted() -> bool:
+    """Whether the caller is inside of :func:`trusted`."""
+    return _trusted.get()

@@ -11,9 +11,8 @@ from pyspark.ml.util import MLReadable, MLWritable
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.checks import check_number, only_output
-from sparkdl.spark.ml.outputs import append_outputs, appended
 from sparkdl.spark.ml.stage import has_params
-from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.ml.training import TrainingStage
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
+from pyspark.sql import types as T
 
 from sparkdl import payload
 from sparkdl.errors import DataError, ModelError
@@ -15,9 +16,14 @@ from sparkdl.learner.archives.archive import ModelArchive, decode_model, making_
 from sparkdl.learner.prediction.model_source import KerasSource, ModelSource
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.inference.output_columns import OutputColumn
+from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
+from sparkdl.spark.session.frames import require_frame
 from sparkdl.values import shown
 
 F = TypeVar("F", bound="FittedStage")
@@ -194,3 +200,58 @@ class FittedStage(ColumnsStage):
         summary = None if saved is None else TrainingSummary.from_json(saved)
         decoder = loaded.code.get("decoder")
         self._with(Trained(archive, source, decoder, summary))
+
+
+def append_outputs(
+    stage: FittedStage, frame: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
+) -> Any:
+    """The frame with the columns of ``outputs``; rows keep their order, and nothing runs yet.
+
+    Args:
+        stage: Says what the model reads, and where and in which batches it runs.
+        frame: A DataFrame.
+        predictor: The model.
+        outputs: The columns to add.
+
+    Raises:
+        DataError: A column is missing, does not fit the model, or has the name of a new one.
+    """
+    require_frame(f"{type(stage).__name__}.transform", frame)
+    appended(stage, frame.schema, predictor, outputs)
+    if not outputs:
+        return frame
+    inputs = Columns(
+        stage.features, decoder=stage.trained.decoder, pad=stage.getOrDefault("pad")
+    )  # fmt: skip
+    return predict_columns(
+        frame, predictor, inputs, outputs,
+        batch_size=stage.getOrDefault("inferenceBatchSize"), use_gpu=stage.getOrDefault("useGpu"),
+        handle_invalid=stage.getOrDefault("handleInvalid"),
+    )  # fmt: skip
+
+
+def appended(
+    stage: FittedStage, schema: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
+) -> Any:
+    """The schema of :func:`append_outputs`' result.
+
+    Raises:
+        DataError: A column is missing, does not fit the model, or has the name of a new one.
+    """
+    make_spec(
+        schema, predictor.signature, stage.features, None, None, stage.trained.decoder,
+        pad=stage.getOrDefault("pad"),
+    )  # fmt: skip
+    fields = []
+    taken = {field.name.lower() for field in schema.fields}
+    for output in outputs:
+        if output.name.lower() in taken:
+            raise DataError(
+                f"the data already have a column {output.name!r}",
+                expected=f"a new name for a column of {type(stage).__name__}",
+                received=str(schema.names),
+                hint="another name, or '' to leave the column out",
+            )
+        taken.add(output.name.lower())
+        fields.append(output.field(predictor))
+    return T.StructType([*schema.fields, *fields])

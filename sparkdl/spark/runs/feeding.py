@@ -10,14 +10,13 @@ from typing import Any, get_args
 from sparkdl.config import Limits
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.launch.feeding import FeedSettings
-from sparkdl.launch.stream_feed import StreamSettings
-from sparkdl.spark.columns.files import frame_of_files, is_path
-from sparkdl.spark.columns.local_data import as_frame
-from sparkdl.spark.columns.wire import wire_names
+from sparkdl.launch.feeds.feeding import FeedSettings
+from sparkdl.launch.feeds.stream_feed import StreamSettings
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
-from sparkdl.spark.session.frames import is_frame, is_vector_column
-from sparkdl.spark.session.running import is_connect, require_running, session_of
+from sparkdl.spark.session.frames import is_vector_column
+from sparkdl.spark.session.running import is_connect
 from sparkdl.values import (
     PATH,
     UserSettings,
@@ -74,11 +73,6 @@ class Feeding(UserSettings):
     trigger: Mapping[str, Any] | None = setting(None, or_none(checked(_check_trigger)))
 
 
-def is_stream(data: Any) -> bool:
-    """Whether these are rows without an end."""
-    return is_frame(data) and bool(data.isStreaming)
-
-
 def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tuple[str, ...]]:
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
 
@@ -94,29 +88,23 @@ def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tup
     from pyspark.ml.functions import vector_to_array
     from pyspark.sql import functions as F
 
-    data = as_frame(data)
-    if is_path(data):
-        spark = spark if spark is not None else session_of()
-        require_running(spark)
-        data = frame_of_files(spark, data)
-    if is_frame(data):
-        require_running(data.sparkSession)
-    endless = is_stream(data) and not streams
-    if not is_frame(data) or endless or len(set(data.columns)) < len(data.columns):
+    form = form_of(data)
+    frame, endless = form.frame(spark), form.endless and not streams
+    if frame is None or endless or len(set(frame.columns)) < len(frame.columns):
         raise ConfigError(
             "data cannot be fed to the ranks",
             expected="a DataFrame whose rows end and whose columns have different names",
-            received="a stream" if endless else type(data).__name__,
+            received="a stream" if endless else type(form.data).__name__,
             hint="arrays: data=pandas.DataFrame({'x': list(x), 'y': list(y)}); what is too large "
             "for the driver: the path of Parquet or TFRecord files",
         )
     columns = []
-    for name, field in zip(wire_names(len(data.columns)), data.schema.fields, strict=True):
+    for name, field in zip(wire_names(len(frame.columns)), frame.schema.fields, strict=True):
         column = F.col("`" + field.name.replace("`", "``") + "`")
         if is_vector_column(field.dataType):
             column = vector_to_array(column)
         columns.append(column.alias(name))
-    return data.select(*columns), tuple(data.columns)
+    return frame.select(*columns), tuple(frame.columns)
 
 
 def feed_settings(
@@ -212,9 +200,8 @@ def check_streaming(data: Any, feeding: Feeding) -> None:
         ConfigError: No stream, or a Spark Connect session.
         ResourceError: The session of the data has been stopped.
     """
-    if is_frame(data):
-        require_running(data.sparkSession)
-    if not is_stream(data):
+    form = form_of(data)
+    if not form.endless:
         if feeding.checkpoint_dir is None and feeding.trigger is None:
             return
         raise ConfigError(

@@ -19,8 +19,7 @@ from sparkdl.errors import Cause, ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch import interrupts
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
-from sparkdl.launch.joined import JoinedLauncher
-from sparkdl.launch.processes import ProcessLauncher
+from sparkdl.launch.processes import JoinedLauncher, ProcessLauncher
 from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend

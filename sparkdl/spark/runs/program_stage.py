@@ -12,9 +12,9 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import SparkDLError
 from sparkdl.log_lines import show
 from sparkdl.network import Network
+from sparkdl.program.launching import Surroundings
 from sparkdl.program.needs import task_resources
 from sparkdl.program.nodes import Program
-from sparkdl.program.surroundings import Surroundings
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher

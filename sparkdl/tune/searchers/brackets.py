@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.tune.searchers.asha import Asha
-from sparkdl.tune.searchers.rungs import (
+from sparkdl.tune.searchers.asha import (
+    Asha,
     epochs_of_rungs,
     make_rungs,
     rungs_that_differ,
     trials_of_brackets,
 )
-from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
 from sparkdl.values import require, require_one_of, require_whole
 
 _MODES = ("aggressive", "standard", "conservative")

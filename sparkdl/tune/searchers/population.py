@@ -8,8 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.tune.searchers.searcher import WORST, Searcher, worst_to_best
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
 from sparkdl.tune.suggestions import Space, Value
 from sparkdl.values import require, require_share, require_whole
 

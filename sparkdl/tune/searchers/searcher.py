@@ -1,13 +1,32 @@
-"""``Searcher``: the pure state machine that decides which trial trains how long."""
+"""``Searcher``: the pure state machine that decides which trial trains how long, and by what."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from sparkdl.tune.segment import Segment
+from sparkdl.errors import ConfigError
 from sparkdl.tune.suggestions import Space, Value
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Epochs ``begin`` to ``end`` of a trial; pausing a trial is not to start its next segment.
+
+    Args:
+        trial: Number of the trial, from 0.
+        begin: Epochs that the trial has done before.
+        end: Epochs that it has done afterwards.
+        parent: The trial whose checkpoint at ``begin`` the segment starts from; None for its own.
+    """
+
+    trial: int
+    begin: int
+    end: int
+    parent: int | None = None
+
 
 WORST = -math.inf
 """The score of a trial that failed, or whose metric is not a number."""
@@ -62,3 +81,32 @@ class Searcher(ABC):
 def worst_to_best(score: float) -> float:
     """A key to sort scores by, for which NaN is the worst."""
     return WORST if math.isnan(score) else score
+
+
+@dataclass(frozen=True)
+class Goal:
+    """The metric that is searched for.
+
+    Args:
+        metric: Its name in the History.
+        maximize: Whether larger is better.
+    """
+
+    metric: str
+    maximize: bool
+
+    def score(self, metrics: Mapping[str, float]) -> float:
+        """The searcher's score: larger is better; that of NaN is the worst.
+
+        Raises:
+            ConfigError: The model has no such metric.
+        """
+        if self.metric not in metrics:
+            raise ConfigError(
+                f"the models have no metric {self.metric!r}",
+                expected=f"metric= one of {', '.join(metrics)}",
+                received=repr(self.metric),
+                hint="names that begin with val_ need validation_data or validation_split",
+            )
+        value = float(metrics[self.metric])
+        return WORST if math.isnan(value) else value if self.maximize else -value

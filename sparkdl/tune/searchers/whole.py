@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from sparkdl.call_arguments import lists_its_arguments
-from sparkdl.tune.searchers.searcher import WORST, Searcher
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment
 from sparkdl.tune.suggestions import Value
 from sparkdl.values import require, require_whole
 

@@ -15,8 +15,8 @@ import pytest
 
 from sparkdl import SparkModel, tune
 from sparkdl.spark import shared_data
-from sparkdl.spark.columns import sources
-from sparkdl.spark.columns.shared_rows import SharedRows, share_rows
+from sparkdl.spark.forms import sources
+from sparkdl.spark.forms.shared_rows import SharedRows, share_rows
 
 SEARCH: dict[str, Any] = {"metric": "loss", "verbose": 0}
 

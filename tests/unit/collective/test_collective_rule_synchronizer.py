@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from rank_threads import on_ranks
 
-from sparkdl.collective.control import NoControl
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import (
     EASGD,
@@ -23,7 +22,7 @@ from sparkdl.collective.rules import (
     make_rule,
     rule_names,
 )
-from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer, NoControl
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError

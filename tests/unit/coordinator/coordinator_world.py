@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
@@ -13,7 +14,7 @@ from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.phases import Usage
 from sparkdl.reports import EpochReport
-from sparkdl.transport.frames import ByteArray, Content, Kind, Message
+from sparkdl.transport.frames import ByteArray, Kind, Message
 
 DRIVER = 999
 """The driver's connection."""
@@ -64,10 +65,10 @@ class CoordinatorWorld:
         raw[: chunk.size] = chunk
         fields = {"total": chunk.size, **fields}
         body = raw[: chunk.size]
-        return self.send(connection, kind, content=Content.BLOB, body=body, **fields)
+        return self.send(connection, kind, body=body, **fields)
 
     def hello(self, connection: int, **fields: Any) -> Message | None:
-        return self.send(connection, Kind.HELLO, **fields)
+        return self.send(connection, CoordinatorKind.HELLO, **fields)
 
     def join(self, *connections: int, **fields: Any) -> None:
         for connection in connections:
@@ -91,7 +92,7 @@ class CoordinatorWorld:
         return self.deliver(connection, message)
 
     def control(self, **orders: Any) -> Message | None:
-        return self.send(DRIVER, Kind.CONTROL, rank=-1, meta=orders)
+        return self.send(DRIVER, CoordinatorKind.CONTROL, rank=-1, meta=orders)
 
     def drop(self, connection: int) -> None:
         self.take(self.coordinator.disconnect(connection, self.now))
@@ -107,7 +108,7 @@ class CoordinatorWorld:
         return self.replies[connection][-1]
 
     def status(self, since_epoch: int = 0) -> Status:
-        reply = self.send(DRIVER, Kind.STATUS, rank=-1, epoch=since_epoch)
+        reply = self.send(DRIVER, CoordinatorKind.STATUS, rank=-1, epoch=since_epoch)
         assert reply is not None
         assert reply.kind is Kind.OK, reply
         body = np.empty(0, np.uint8) if reply.body is None else reply.body

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 
 from sparkdl.coordinator.blobs import BlobReplacedError, chunk_reply, chunked, read_blob, read_kept
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.frames import Content, Kind, Message
+from sparkdl.transport.frames import Kind, Message
 
 BLOB = np.arange(10, dtype=np.uint8)
 
 
 def test_chunks_say_where_they_lie() -> None:
-    first = Message(Kind.KEEP, epoch=3, meta={"own": True})
+    first = Message(CoordinatorKind.KEEP, epoch=3, meta={"own": True})
     frames = list(chunked(first, BLOB, 4))
-    assert [(m.offset, m.total, m.epoch, m.content) for m, _ in frames] == [
-        (0, 10, 3, Content.BLOB), (4, 10, 3, Content.BLOB), (8, 10, 3, Content.BLOB),
+    assert [(m.offset, m.total, m.epoch) for m, _ in frames] == [
+        (0, 10, 3), (4, 10, 3), (8, 10, 3),
     ]  # fmt: skip
     assert [chunk.tolist() for _, chunk in frames] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert frames[0][0].meta is not frames[1][0].meta

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from coordinator_world import Apart, CoordinatorWorld, code
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import Flag, Kind
 
@@ -51,7 +53,7 @@ def test_a_malformed_hello_is_refused_and_joins_nobody(meta: dict[str, Any]) -> 
 def test_frames_of_another_kind_are_refused() -> None:
     world = apart()
     world.join(0)
-    for kind in (Kind.PULL, Kind.PUSH, Kind.STATE_GET, Kind.OK, Kind.OPEN):
+    for kind in (StoreKind.PULL, StoreKind.PUSH, StoreKind.STATE_GET, Kind.OK, Kind.OPEN):
         assert code(world.send(0, kind)) == "protocol"
 
 
@@ -112,7 +114,7 @@ def test_a_late_attempt_joins_at_once_and_resumes_where_the_former_was() -> None
 def test_nobody_joins_ranks_in_step_that_are_through() -> None:
     world = CoordinatorWorld(2)
     world.join(0, 1)
-    finished = world.send(0, Kind.FINISH)
+    finished = world.send(0, CoordinatorKind.FINISH)
     assert finished is not None
     assert finished.kind is Kind.OK
     world.drop(1)
@@ -158,7 +160,7 @@ def test_a_superseded_attempt_says_nothing_more() -> None:
     assert late is not None
     assert "superseded" in late.meta["what"]
     assert code(world.hello(0, attempt=0)) == "transport"
-    world.send(0, Kind.FAIL, attempt=0, meta={"error": "of no interest"})
+    world.send(0, CoordinatorKind.FAIL, attempt=0, meta={"error": "of no interest"})
     status = world.status()
     assert status.epochs == {}
     assert status.failure is None
@@ -172,7 +174,7 @@ def test_a_duplicate_attempt_waits_until_the_first_finishes() -> None:
     assert world.status().waiting == {0: "duplicate"}
     world.report(0, EpochReport(0, 1))
     assert world.answers(100) == 0
-    world.send(0, Kind.FINISH)
+    world.send(0, CoordinatorKind.FINISH)
     assert world.last(100).flags & Flag.DONE
     world.drop(0)
     assert world.status().workers[0].finished
@@ -192,7 +194,7 @@ def test_a_duplicate_attempt_takes_over_when_the_first_dies() -> None:
 def test_a_duplicate_of_a_finished_rank_is_done_at_once() -> None:
     world = apart()
     world.join(0)
-    world.send(0, Kind.FINISH)
+    world.send(0, CoordinatorKind.FINISH)
     reply = world.hello(100, attempt=3)
     assert reply is not None
     assert reply.flags & Flag.DONE
@@ -202,7 +204,7 @@ def test_finish_may_be_said_again() -> None:
     world = apart()
     world.join(0)
     for _ in range(2):  # the first reply may be lost
-        reply = world.send(0, Kind.FINISH)
+        reply = world.send(0, CoordinatorKind.FINISH)
         assert reply is not None
         assert reply.kind is Kind.OK
 
@@ -212,7 +214,7 @@ def test_a_silent_worker_loses_its_lease_to_a_retry() -> None:
     world.join(0)
     assert world.hello(100, attempt=1) is None
     world.wait(6)
-    world.send(0, Kind.HEARTBEAT)
+    world.send(0, CoordinatorKind.HEARTBEAT)
     world.wait(6)
     assert world.answers(100) == 0
     world.wait(11)
@@ -256,9 +258,9 @@ def test_a_request_over_a_newer_connection_ends_the_older_ones_wait() -> None:
 def test_bye_of_a_worker_that_has_not_finished_marks_it_dead() -> None:
     world = apart()
     world.join(0, 1)
-    world.send(1, Kind.FINISH)
+    world.send(1, CoordinatorKind.FINISH)
     for rank in (0, 1):
-        world.send(rank, Kind.BYE)
+        world.send(rank, CoordinatorKind.BYE)
     status = world.status()
     assert not status.workers[0].alive
     assert not status.workers[0].finished

@@ -10,6 +10,7 @@ import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
 from sparkdl.changes import VariableChanges
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import (
     KEPT_CHARS,
     KEPT_LINES,
@@ -24,12 +25,12 @@ from sparkdl.errors import DataError, SparkDLError, WorkerError, beats_of
 from sparkdl.failures import Failure
 from sparkdl.host_load import HostLoad
 from sparkdl.phases import PHASES, Usage
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.reports import EpochReport
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     MAX_META_BYTES,
-    Content,
     Flag,
     Kind,
     Message,
@@ -105,7 +106,9 @@ def test_malformed_telemetry_is_refused_and_not_counted(
     meta: dict[str, Any], body_bytes: int
 ) -> None:
     world = joined()
-    reply = world.blob(0, Kind.REPORT, np.zeros(body_bytes, np.uint8), meta=meta, rows=9, batch=1)
+    reply = world.blob(
+        0, CoordinatorKind.REPORT, np.zeros(body_bytes, np.uint8), meta=meta, rows=9, batch=1
+    )
     assert code(reply) == "protocol"
     assert world.status().epochs == {}
     assert world.status().workers[0].rows == 0
@@ -139,7 +142,7 @@ def test_metrics_that_no_frame_has_room_for_are_an_error_that_says_so() -> None:
     half = np.ones(BLOB_BYTES // 8 // 2 + 1)
     world.report(0, EpochReport(0, 1, half))
     world.report(1, EpochReport(0, 1, val_metrics=half))  # two vectors of that size in all
-    reply = world.send(DRIVER, Kind.STATUS, rank=-1)
+    reply = world.send(DRIVER, CoordinatorKind.STATUS, rank=-1)
     assert code(reply) == "protocol"
     assert reply is not None
     assert "metrics of epoch 0 cannot be sent" in reply.meta["what"]
@@ -170,7 +173,7 @@ def test_a_silent_driver_ends_the_wait_at_an_epochs_end() -> None:
     world.report(0, EpochReport(0, 1, ended=True), wait=True)
     world.wait(8)
     world.status()
-    world.send(0, Kind.HEARTBEAT)
+    world.send(0, CoordinatorKind.HEARTBEAT)
     world.wait(8)
     assert world.answers(0) == 2  # hello and the heartbeat
     world.wait(4)
@@ -180,7 +183,7 @@ def test_a_silent_driver_ends_the_wait_at_an_epochs_end() -> None:
 
 def test_workers_may_not_control() -> None:
     world = joined()
-    assert code(world.send(0, Kind.CONTROL, meta={"stop": True})) == "protocol"
+    assert code(world.send(0, CoordinatorKind.CONTROL, meta={"stop": True})) == "protocol"
     assert code(world.control(learning_rate="x")) == "protocol"
     world.report(0, EpochReport(0, 1))
     assert not world.last(0).flags & Flag.STOP
@@ -191,7 +194,7 @@ def test_ranks_that_exchange_among_themselves_hear_of_orders_at_once() -> None:
     world = CoordinatorWorld(2)
     world.join(0, 1)
     world.control(stop=True)
-    beat = world.send(1, Kind.HEARTBEAT)
+    beat = world.send(1, CoordinatorKind.HEARTBEAT)
     assert beat is not None
     assert beat.flags & Flag.STOP
 
@@ -199,14 +202,14 @@ def test_ranks_that_exchange_among_themselves_hear_of_orders_at_once() -> None:
 def written(world: CoordinatorWorld, number: int, **values: float) -> None:
     changes = VariableChanges({int(name[1:]): np.array(v) for name, v in values.items()})
     blob = np.frombuffer(changes.to_bytes(), np.uint8)
-    assert world.blob(DRIVER, Kind.CHANGES, blob, rank=-1) is not None
+    assert world.blob(DRIVER, CoordinatorKind.CHANGES, blob, rank=-1) is not None
     assert world.last(DRIVER).kind is Kind.OK
     world.control(changes=number)
 
 
 def taken(world: CoordinatorWorld, rank: int, number: int) -> tuple[int, dict[int, float]]:
     """The number of the changes that a rank is given, and their values."""
-    reply = world.send(rank, Kind.TAKE_CHANGES, sequence=number)
+    reply = world.send(rank, CoordinatorKind.TAKE_CHANGES, sequence=number)
     assert reply is not None
     assert reply.body is not None, reply
     changes = VariableChanges.from_bytes(reply.body.tobytes())
@@ -232,9 +235,11 @@ def test_every_rank_takes_what_callbacks_wrote_in_order_also_one_that_comes_late
 def test_changes_come_from_the_driver_alone_and_are_read_before_they_are_told() -> None:
     world = joined()
     blob = np.frombuffer(VariableChanges({0: np.ones(2)}).to_bytes(), np.uint8)
-    assert code(world.blob(0, Kind.CHANGES, blob)) == "protocol"
-    assert code(world.blob(DRIVER, Kind.CHANGES, blob[:-3].copy(), rank=-1)) == "protocol"
-    assert code(world.send(0, Kind.TAKE_CHANGES, sequence=1)) == "protocol"
+    assert code(world.blob(0, CoordinatorKind.CHANGES, blob)) == "protocol"
+    assert (
+        code(world.blob(DRIVER, CoordinatorKind.CHANGES, blob[:-3].copy(), rank=-1)) == "protocol"
+    )
+    assert code(world.send(0, CoordinatorKind.TAKE_CHANGES, sequence=1)) == "protocol"
     assert "changes" not in world.report(0, EpochReport(0, 1)).meta
 
 
@@ -244,12 +249,12 @@ def test_changes_come_from_the_driver_alone_and_are_read_before_they_are_told() 
 def test_one_failure_ends_all_waits() -> None:
     world = joined(3)
     world.report(0, EpochReport(0, 1, ended=True), wait=True)
-    world.send(2, Kind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
+    world.send(2, CoordinatorKind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
     assert code(world.last(0)) == "aborted"
     assert world.last(0).flags & Flag.ABORT
     assert code(world.report(1, EpochReport(0, 1))) == "aborted"
     assert world.last(1).meta["rank"] == 2
-    world.send(1, Kind.FAIL, meta={"error": "OSError: later"})  # the first failure stays
+    world.send(1, CoordinatorKind.FAIL, meta={"error": "OSError: later"})  # the first failure stays
     assert world.status().failure == Failure(2, "ValueError: bad", "tb")
     assert code(world.hello(102, attempt=1)) == "aborted"
 
@@ -259,7 +264,9 @@ def test_an_error_of_this_library_is_raised_as_itself_by_who_looks_at_the_run() 
     world = joined(2)
     error = DataError("column 'x'", expected="numbers", received="nan", hint="clean the column")
     beats = beats_of(error)
-    world.send(1, Kind.FAIL, meta={"error": "DataError: x", "traceback": "tb", "beats": beats})
+    world.send(
+        1, CoordinatorKind.FAIL, meta={"error": "DataError: x", "traceback": "tb", "beats": beats}
+    )
     failure = Status.from_wire(*world.status().to_wire()).failure
     assert failure is not None
     raised = failure.library_error()
@@ -272,7 +279,7 @@ def test_an_error_of_this_library_is_raised_as_itself_by_who_looks_at_the_run() 
 )
 def test_beats_of_no_error_are_left_out(beats: object) -> None:
     world = joined(1)
-    world.send(0, Kind.FAIL, meta={"error": "E: x", "traceback": "tb", "beats": beats})
+    world.send(0, CoordinatorKind.FAIL, meta={"error": "E: x", "traceback": "tb", "beats": beats})
     failure = world.status().failure
     assert failure is not None
     raised = failure.library_error()
@@ -283,7 +290,7 @@ def test_beats_of_no_error_are_left_out(beats: object) -> None:
 def test_a_failure_ends_the_wait_of_ranks_that_begin_together() -> None:
     world = CoordinatorWorld(2)
     assert world.hello(0) is None
-    world.send(1, Kind.FAIL, meta={"error": "MemoryError", "traceback": ""})
+    world.send(1, CoordinatorKind.FAIL, meta={"error": "MemoryError", "traceback": ""})
     assert code(world.last(0)) == "aborted"
     assert world.last(0).meta["rank"] == 1
 
@@ -296,7 +303,7 @@ def keep(world: CoordinatorWorld, connection: int, state: bytes, epoch: int, siz
     for offset in range(0, source.size, size):
         chunk = source[offset : offset + size]
         reply = world.blob(
-            connection, Kind.KEEP, chunk, offset=offset, total=source.size, epoch=epoch
+            connection, CoordinatorKind.KEEP, chunk, offset=offset, total=source.size, epoch=epoch
         )
         assert reply is not None
         assert reply.kind is Kind.OK, reply
@@ -306,7 +313,7 @@ def kept(world: CoordinatorWorld) -> tuple[int, bytes]:
     state, total = bytearray(), 1
     reply = None
     while len(state) < total:
-        reply = world.send(DRIVER, Kind.KEPT, rank=-1, offset=len(state))
+        reply = world.send(DRIVER, CoordinatorKind.KEPT, rank=-1, offset=len(state))
         assert reply is not None
         assert reply.kind is Kind.CHUNK
         total = reply.total
@@ -322,7 +329,7 @@ def test_the_last_whole_state_is_kept() -> None:
     keep(world, 0, b"the first", 1, 4)
     assert kept(world) == (1, b"the first")
     half = np.frombuffer(b"the sec", np.uint8)
-    world.blob(1, Kind.KEEP, half, offset=0, total=10, epoch=2)  # and dies in the middle
+    world.blob(1, CoordinatorKind.KEEP, half, offset=0, total=10, epoch=2)  # and dies in the middle
     assert kept(world) == (1, b"the first")
     keep(world, 0, b"another", 3, 100)
     assert kept(world) == (3, b"another")
@@ -330,7 +337,7 @@ def test_the_last_whole_state_is_kept() -> None:
 
 def test_a_state_larger_than_allowed_is_refused() -> None:
     world = joined(max_state_bytes=100)
-    reply = world.blob(0, Kind.KEEP, np.zeros(10, np.uint8), total=101)
+    reply = world.blob(0, CoordinatorKind.KEEP, np.zeros(10, np.uint8), total=101)
     assert code(reply) == "protocol"
     assert kept(world) == (0, b"")
 
@@ -338,14 +345,14 @@ def test_a_state_larger_than_allowed_is_refused() -> None:
 def test_a_read_outside_the_kept_state_is_refused() -> None:
     world = joined()
     keep(world, 0, b"state", 1, 100)
-    assert code(world.send(DRIVER, Kind.KEPT, rank=-1, offset=6)) == "protocol"
+    assert code(world.send(DRIVER, CoordinatorKind.KEPT, rank=-1, offset=6)) == "protocol"
 
 
 # ------------------------------------------------------------------ log lines
 
 
 def take_lines(world: CoordinatorWorld) -> list[tuple[int, str]]:
-    reply = world.send(DRIVER, Kind.TAKE_LINES, rank=-1)
+    reply = world.send(DRIVER, CoordinatorKind.TAKE_LINES, rank=-1)
     assert reply is not None
     lines = unpack_lines(np.empty(0, np.uint8) if reply.body is None else reply.body)
     return list(zip(reply.meta["ranks"], lines, strict=True))
@@ -353,8 +360,8 @@ def take_lines(world: CoordinatorWorld) -> list[tuple[int, str]]:
 
 def test_the_driver_takes_each_line_once_also_of_ranks_that_have_not_joined() -> None:
     world = CoordinatorWorld(2)
-    world.blob(1, Kind.LOG, pack_lines(["imported", "größer"]))
-    world.blob(0, Kind.LOG, pack_lines(["", "a\nb"]))
+    world.blob(1, CoordinatorKind.LOG, pack_lines(["imported", "größer"]))
+    world.blob(0, CoordinatorKind.LOG, pack_lines(["", "a\nb"]))
     assert take_lines(world) == [(1, "imported"), (1, "größer"), (0, ""), (0, "a b")]
     assert take_lines(world) == []
     assert world.status().workers == {}
@@ -362,11 +369,12 @@ def test_the_driver_takes_each_line_once_also_of_ranks_that_have_not_joined() ->
 
 def test_lines_of_no_rank_or_too_many_bytes_are_refused() -> None:
     world = joined()
-    assert code(world.blob(7, Kind.LOG, pack_lines(["x"]))) == "protocol"
-    assert code(world.blob(0, Kind.LOG, pack_lines(["x"]), rank=-1)) == "protocol"
-    assert code(world.blob(0, Kind.LOG, np.ones(MAX_LINES_BYTES + 1, np.uint8))) == "protocol"
-    wrong = Message(Kind.LOG, rank=0, content=Content.SLICES, body=np.ones(3, np.uint8))
-    assert code(world.deliver(0, wrong)) == "protocol"
+    assert code(world.blob(7, CoordinatorKind.LOG, pack_lines(["x"]))) == "protocol"
+    assert code(world.blob(0, CoordinatorKind.LOG, pack_lines(["x"]), rank=-1)) == "protocol"
+    assert (
+        code(world.blob(0, CoordinatorKind.LOG, np.ones(MAX_LINES_BYTES + 1, np.uint8)))
+        == "protocol"
+    )
     assert take_lines(world) == []
 
 
@@ -374,7 +382,7 @@ def test_a_driver_that_takes_no_lines_costs_a_bounded_memory() -> None:
     world = joined()
     some = [f"line {number}" for number in range(KEPT_LINES // 2)]
     for _ in range(5):
-        world.blob(0, Kind.LOG, pack_lines(some))
+        world.blob(0, CoordinatorKind.LOG, pack_lines(some))
     taken: list[tuple[int, str]] = []
     while more := take_lines(world):
         taken += more
@@ -386,8 +394,8 @@ def test_long_lines_cost_a_bounded_memory_too() -> None:
     world = joined()
     long = "x" * (MAX_LINES_BYTES - 1)
     for _ in range(2 * KEPT_CHARS // MAX_LINES_BYTES):
-        world.blob(0, Kind.LOG, pack_lines([long]))
-    world.blob(1, Kind.LOG, pack_lines(["the last"]))
+        world.blob(0, CoordinatorKind.LOG, pack_lines([long]))
+    world.blob(1, CoordinatorKind.LOG, pack_lines(["the last"]))
     taken: list[tuple[int, str]] = []
     while more := take_lines(world):
         taken += more
@@ -399,7 +407,7 @@ def test_long_lines_cost_a_bounded_memory_too() -> None:
 class _Undecodable(Store):
     """A store whose codec fails."""
 
-    kinds = frozenset({Kind.PUSH})
+    kinds = frozenset({StoreKind.PUSH})
     name = "'undecodable'"
 
     def decoded(self, connection: int, message: Message) -> Message:
@@ -408,7 +416,7 @@ class _Undecodable(Store):
 
 def test_a_store_that_cannot_decode_a_request_ends_the_run_with_its_traceback() -> None:
     world = CoordinatorWorld(2, _Undecodable())
-    reply = world.send(0, Kind.PUSH)
+    reply = world.send(0, StoreKind.PUSH)
     assert code(reply) == "aborted"
     assert reply is not None
     assert "ZeroDivisionError: in the codec" in reply.meta["error"]
@@ -431,7 +439,7 @@ class _LongRefusal(_Undecodable):
 
 def test_a_long_error_of_the_server_is_heard_by_ranks_and_driver() -> None:
     world = CoordinatorWorld(2, _LongError())
-    reply = world.send(0, Kind.PUSH)
+    reply = world.send(0, StoreKind.PUSH)
     assert reply is not None
     encode(reply)
     heard = error_from_meta(reply.meta)
@@ -447,7 +455,7 @@ def test_a_long_error_of_a_rank_is_heard_by_the_others_and_the_driver() -> None:
     """Also where the rank's own session has not shortened it."""
     world = joined(2)
     long = 3_000_000 * "x"
-    world.send(1, Kind.FAIL, meta={"error": "E: " + long, "traceback": long + "the end"})
+    world.send(1, CoordinatorKind.FAIL, meta={"error": "E: " + long, "traceback": long + "the end"})
     failure = world.status().failure
     assert failure is not None
     assert (failure.error[:5], len(failure.error)) == ("E: xx", 10_000)
@@ -461,7 +469,7 @@ def test_a_long_error_of_a_rank_is_heard_by_the_others_and_the_driver() -> None:
 
 def test_a_long_refusal_is_heard() -> None:
     world = CoordinatorWorld(2, _LongRefusal())
-    reply = world.send(0, Kind.PUSH)
+    reply = world.send(0, StoreKind.PUSH)
     assert reply is not None
     encode(reply)
     assert type(error_from_meta(reply.meta)) is SparkDLError  # the nearest that a frame tells
@@ -502,15 +510,19 @@ def test_malformed_numbers_of_use_are_refused(numbers: Any) -> None:
 def test_a_heartbeat_brings_the_hosts_load_and_lines() -> None:
     world = joined()
     assert world.status().workers[0].load is None
-    world.send(0, Kind.HEARTBEAT, meta={"load": [50.0, 25.0, 90.0, 10.0], "lines": ["a", "b\nc"]})
-    world.send(1, Kind.HEARTBEAT, meta={"lines": ["d"]})
-    world.send(0, Kind.HEARTBEAT)  # one that says nothing changes nothing
+    world.send(
+        0,
+        CoordinatorKind.HEARTBEAT,
+        meta={"load": [50.0, 25.0, 90.0, 10.0], "lines": ["a", "b\nc"]},
+    )
+    world.send(1, CoordinatorKind.HEARTBEAT, meta={"lines": ["d"]})
+    world.send(0, CoordinatorKind.HEARTBEAT)  # one that says nothing changes nothing
     workers = world.status().workers
     assert workers[0].load == HostLoad(50.0, 25.0, (90.0,), (10.0,))
     assert workers[1].load is None
     meta, body = world.status().to_wire()
     assert Status.from_wire(json.loads(json.dumps(meta)), body).workers == workers
-    reply = world.send(DRIVER, Kind.TAKE_LINES, rank=-1)
+    reply = world.send(DRIVER, CoordinatorKind.TAKE_LINES, rank=-1)
     assert reply is not None
     assert reply.body is not None
     assert reply.meta["ranks"] == [0, 0, 1]
@@ -522,7 +534,7 @@ def test_a_heartbeat_brings_the_hosts_load_and_lines() -> None:
 )
 def test_a_malformed_heartbeat_is_refused(meta: Any) -> None:
     world = joined()
-    assert code(world.send(0, Kind.HEARTBEAT, meta=meta)) == "protocol"
+    assert code(world.send(0, CoordinatorKind.HEARTBEAT, meta=meta)) == "protocol"
     assert world.status().workers[0].load is None
 
 

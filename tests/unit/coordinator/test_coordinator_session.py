@@ -13,6 +13,7 @@ from coordinator_world import Apart
 
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import MAX_LINES_BYTES
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session, open_session, report_failure
@@ -21,7 +22,7 @@ from sparkdl.errors import ProtocolError, TransportError, WaitTimeoutError, Work
 from sparkdl.failures import Failure
 from sparkdl.reports import EpochReport
 from sparkdl.testing.inproc import InprocServer
-from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Kind, Message
+from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Message
 from sparkdl.transport.listeners import ListenOptions
 
 
@@ -164,7 +165,7 @@ def test_a_chunk_whose_reply_is_lost_comes_twice_and_counts_once(
 
         def lossy(message: Message, timeout_s: float | None) -> Message:
             reply = request(message, timeout_s)
-            if message.kind is Kind.KEEP and message.offset not in broken:
+            if message.kind is CoordinatorKind.KEEP and message.offset not in broken:
                 broken.append(message.offset)
                 raise ConnectionResetError("the reply was lost")
             return reply

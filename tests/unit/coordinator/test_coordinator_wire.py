@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import RunOrders
 from sparkdl.coordinator.joining import introduction_of
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
 from sparkdl.coordinator.telemetry import Telemetry, report_message, report_of, sum_states
@@ -22,7 +23,6 @@ from sparkdl.failures import Failure
 from sparkdl.reports import EpochReport
 from sparkdl.transport.frames import (
     BLOB_BYTES,
-    Content,
     Flag,
     Kind,
     Message,
@@ -161,7 +161,7 @@ def test_a_count_that_no_rank_can_have_is_refused(name: str, number: object) -> 
     with pytest.raises(ProtocolError, match="telemetry of rank"):
         report_of(message)
     with pytest.raises(ProtocolError, match="malformed HELLO"):
-        introduction_of(Message(Kind.HELLO, meta={"rows": number}))
+        introduction_of(Message(CoordinatorKind.HELLO, meta={"rows": number}))
 
 
 def test_a_report_is_as_large_as_a_frame_can_be_or_an_error_that_says_so() -> None:
@@ -209,7 +209,7 @@ def test_each_epoch_has_a_duration_of_its_own_also_where_the_driver_looks_rarely
 
 def chunk(content: bytes, offset: int, total: int, rank: int = 0, attempt: int = 0) -> Message:
     return Message(
-        Kind.KEEP, rank=rank, attempt=attempt, offset=offset, total=total, content=Content.BLOB,
+        CoordinatorKind.KEEP, rank=rank, attempt=attempt, offset=offset, total=total,
         body=np.frombuffer(content, np.uint8),
     )  # fmt: skip
 
@@ -267,7 +267,6 @@ def test_a_blob_given_out_is_not_written_to_again() -> None:
         chunk(b"abcd", 0, 3),  # more than the total
         chunk(b"bc", 1, 9),  # another total
         chunk(b"bc", 1, 10, attempt=1),  # another sender
-        Message(Kind.KEEP, rank=0, total=10, content=Content.DENSE, body=np.zeros(3, np.uint8)),
     ],
 )
 def test_chunks_out_of_bounds_or_order_are_refused(message: Message) -> None:
@@ -308,9 +307,7 @@ def test_a_blob_is_read_in_chunks() -> None:
     blob = np.arange(10, dtype=np.uint8)
     replies = [chunk_reply(blob, offset, 4, epoch=3) for offset in (0, 4, 8, 10)]
     assert [reply.body_bytes for reply in replies] == [4, 4, 2, 0]
-    assert {(r.kind, r.total, r.epoch, r.content) for r in replies} == {
-        (Kind.CHUNK, 10, 3, Content.BLOB)
-    }
+    assert {(r.kind, r.total, r.epoch) for r in replies} == {(Kind.CHUNK, 10, 3)}
     with pytest.raises(ProtocolError, match="outside"):
         chunk_reply(blob, 11, 4)
 
@@ -381,7 +378,7 @@ def test_a_line_that_is_no_unicode_costs_only_itself() -> None:
 def test_lines_are_taken_in_the_order_of_arrival_and_in_bounded_parts() -> None:
     lines = LogLines()
     for rank in (1, 0):
-        lines.put(Message(Kind.LOG, rank=rank, content=Content.BLOB, body=pack_lines(["a", "bc"])))
+        lines.put(Message(CoordinatorKind.LOG, rank=rank, body=pack_lines(["a", "bc"])))
     assert lines.take(4) == ([1, 1], ["a", "bc"])
     assert lines.take(100) == ([0, 0], ["a", "bc"])
     assert lines.take(100) == ([], [])

@@ -10,8 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.feed import Feed, RowSpool, equal_rows
-from sparkdl.data.feed_rows import to_numpy
+from sparkdl.data.feed import Feed, RowSpool, equal_rows, to_numpy
 from sparkdl.errors import ConfigError, DataError, ResourceError
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.data.feed import Feed, RowSpool
-from sparkdl.launch.feeding import RereadRows, RowsKeptAsRead, RowsOfOneEpoch, read_ahead
+from sparkdl.launch.feeds.feeding import RereadRows, RowsKeptAsRead, RowsOfOneEpoch, read_ahead
 
 
 def source(counts: list[int], calls: list[int]) -> Callable[[], Iterator[pa.RecordBatch]]:

@@ -10,10 +10,12 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.launch.feeding import call_while_it_feeds
-from sparkdl.launch.stream_feed import StreamFeed, StreamSettings
-from sparkdl.launch.stream_intake import StreamIntake, send_rows
-from sparkdl.transport.frames import Content, Kind, Message
+from sparkdl.launch.feeds.feeding import call_while_it_feeds
+from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamSettings
+from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
+from sparkdl.launch.feeds.stream_store import StreamKind
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.wire.tls import Certificate
@@ -48,7 +50,7 @@ def sent(number: int, rows: pa.RecordBatch, intake: StreamIntake, attempt: int =
     body = np.frombuffer(sink.getvalue(), np.uint8)
     for _ in range(2):
         message = Message(
-            Kind.ROWS, attempt=attempt, sequence=1, total=body.size, content=Content.BLOB,
+            StreamKind.ROWS, attempt=attempt, sequence=1, total=body.size,
             meta={"number": number}, body=body,
         )  # fmt: skip
         [(_, reply)] = intake.receive(1, message, 0.0)
@@ -88,7 +90,7 @@ def test_a_function_that_ends_the_stream_says_whether_rows_were_left(rows: int, 
     assert desk.told[-1] == {"left": True, "done": done}
     assert feed.should_stop()
     assert feed.next_batch(1) == {}
-    message = Message(Kind.ROWS, attempt=1, sequence=1, meta={"number": 1})
+    message = Message(StreamKind.ROWS, attempt=1, sequence=1, meta={"number": 1})
     [(_, reply)] = intake.receive(1, message, 0.0)
     assert reply.meta == {"left": True}
 
@@ -133,9 +135,9 @@ def test_rows_go_over_a_socket(encrypted: bool) -> None:
 def test_other_frames_are_refused() -> None:
     intake = StreamIntake(1)
     for message in (
-        Message(Kind.PULL),
-        Message(Kind.ROWS),
-        Message(Kind.ROWS, meta={"number": "1"}),
+        Message(StoreKind.PULL),
+        Message(StreamKind.ROWS),
+        Message(StreamKind.ROWS, meta={"number": "1"}),
     ):
         [(_, reply)] = intake.receive(1, message, 0.0)
         assert reply.kind is Kind.ERROR

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from coordinator_world import CoordinatorWorld, code
 
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Content, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -48,20 +49,20 @@ class Bounded(Rule):
 
 
 class World(CoordinatorWorld):
-    """A coordinator with a :class:`ParameterStore`; remembers the weights of every reply."""
+    """A coordinator with a parameter store; remembers the weights of every reply."""
 
     def __init__(
         self, rule: Rule, workers: int = 2, trained: int = 4, averaged: int = 0, **limits: Any
     ) -> None:
         self.layout = Layout.of([("w", (trained,), "f")], [("m", (averaged,), "f")])
         self.center = np.zeros(self.layout.size, np.float32)
-        super().__init__(workers, ParameterStore(self.layout, self.center, rule), **limits)
+        super().__init__(workers, make_store(self.layout, self.center, rule), **limits)
         self.bodies: dict[int, FloatArray] = {}
 
     def take(self, replies: list[tuple[int, Message]]) -> None:
         super().take(replies)
         for connection, reply in replies:
-            if reply.body is not None and reply.content is Content.DENSE:
+            if reply.body is not None and reply.kind is StoreKind.WEIGHTS:
                 self.bodies[connection] = reply.body.view(np.float32)
 
     def send(self, connection: int, kind: Kind, value: Any = None, **fields: Any) -> Message | None:
@@ -69,12 +70,12 @@ class World(CoordinatorWorld):
         if value is not None:
             raw = self.coordinator.buffer(connection)
             self.coordinator.limits.dense(raw)[...] = value
-            fields = {"content": Content.DENSE, "body": raw[: self.layout.size_bytes], **fields}
+            fields = {"body": raw[: self.layout.size_bytes], **fields}
         return super().send(connection, kind, **fields)
 
     def commit(self, connection: int, value: Any, sequence: int, **fields: Any) -> Message | None:
         fields = {"rows": 1, "batches": 1, "batch": sequence, **fields}
-        return self.send(connection, Kind.PUSH_PULL, value, sequence=sequence, **fields)
+        return self.send(connection, StoreKind.PUSH_PULL, value, sequence=sequence, **fields)
 
     @property
     def clock(self) -> int:

@@ -26,7 +26,7 @@ from sparkdl.progress.events import (
     as_json,
 )
 from sparkdl.tracking import JsonLines, TensorBoard, Timeline
-from sparkdl.tracking.thinning import Thinning
+from sparkdl.tracking.sinks import Thinning
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:

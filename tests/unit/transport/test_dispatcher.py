@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ProtocolError
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.frames import ByteArray, Content, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.service import Metric, Replies
 
-REQUEST = Message(Kind.PUSH_PULL)
+REQUEST = Message(StoreKind.PUSH_PULL)
 
 
 class Pairs:
@@ -21,6 +22,7 @@ class Pairs:
 
     limits = FrameLimits()
     idle_s = 60.0
+    beside = parting = frozenset()
 
     def __init__(self, make_reply: Callable[[], Message]) -> None:
         self.bytes_in = self.bytes_out = 0
@@ -68,7 +70,7 @@ class Peer:
 
 
 def weights() -> Message:
-    return Message(Kind.WEIGHTS, content=Content.DENSE)
+    return Message(StoreKind.WEIGHTS)
 
 
 def error() -> Message:

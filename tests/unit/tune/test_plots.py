@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
+from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial
 

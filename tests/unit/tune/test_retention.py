@@ -18,10 +18,9 @@ from sparkdl.tune import (
     RandomSearch,
     Searcher,
 )
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study, dispensable
 from sparkdl.tune.suggestions import Trial
 

@@ -12,12 +12,11 @@ import pytest
 from sparkdl.errors import ConfigError
 from sparkdl.progress.events import Event, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune import Asha, OptunaSampler, RandomSearch, Trial
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers import Searcher
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Space, Value
 
 optuna = pytest.importorskip("optuna")

@@ -22,9 +22,9 @@ from sparkdl.tune import (
     Trial,
     runner,
 )
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.study import Study
 
 ACCURACY = Goal("accuracy", True)

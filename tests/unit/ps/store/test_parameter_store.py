@@ -11,13 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Bounded, Flag, Kind, Plain, Rounds, World, code
 
+from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.failures import Failure
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.store import make_store
 from sparkdl.reports import EpochReport
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Content, Message
+from sparkdl.transport.frames import Message
 from sparkdl.weights import Layout
 
 
@@ -29,7 +31,7 @@ def test_commits_add_up_and_replies_hold_the_center() -> None:
     assert reply is not None
     assert reply.clock == 2
     np.testing.assert_array_equal(world.bodies[1], np.full(4, 3.0))
-    push = world.send(0, Kind.PUSH, 1.0, sequence=2)
+    push = world.send(0, StoreKind.PUSH, 1.0, sequence=2)
     assert push is not None
     assert push.kind is Kind.OK
     np.testing.assert_array_equal(world.center, np.full(4, 4.0))
@@ -64,7 +66,7 @@ def test_a_reply_keeps_the_center_of_its_moment_while_it_is_read() -> None:
     world = World(Plain(), workers=2)
     world.join(0, 1)
     world.commit(0, 1.0, 1)
-    [(_, reply)] = world.coordinator.receive(0, Message(Kind.PULL, rank=0), 0.0)
+    [(_, reply)] = world.coordinator.receive(0, Message(StoreKind.PULL, rank=0), 0.0)
     reading = reply.reading
     assert reading is not None
     seen = bytearray()
@@ -90,8 +92,8 @@ def test_staleness_is_what_others_committed_since_the_pull() -> None:
 
     world = World(Watching())
     world.join(0, 1)
-    world.send(0, Kind.PULL)
-    world.send(1, Kind.PULL)
+    world.send(0, StoreKind.PULL)
+    world.send(1, StoreKind.PULL)
     world.commit(0, 0.0, 1)
     world.commit(0, 0.0, 2)
     world.commit(1, 0.0, 1)
@@ -181,8 +183,8 @@ def test_the_gate_opens_when_the_slowest_ends(end: str) -> None:
         assert world.answers(0) == 1
         world.wait(3)  # the grace
     else:
-        world.send(1, Kind.FINISH)
-    assert world.last(0).kind is Kind.WEIGHTS
+        world.send(1, CoordinatorKind.FINISH)
+    assert world.last(0).kind is StoreKind.WEIGHTS
 
 
 def test_the_gate_has_a_limit_and_names_the_slowest() -> None:
@@ -224,7 +226,7 @@ def test_reports_change_neither_the_center_nor_committed_progress() -> None:
 def test_malformed_telemetry_is_refused_and_not_applied() -> None:
     world = World(Plain())
     world.join(0)
-    reply = world.blob(0, Kind.REPORT, np.zeros(8, np.uint8), meta={"rows": "no"})
+    reply = world.blob(0, CoordinatorKind.REPORT, np.zeros(8, np.uint8), meta={"rows": "no"})
     assert code(reply) == "protocol"
     np.testing.assert_array_equal(world.center, np.zeros(4))
 
@@ -232,12 +234,12 @@ def test_malformed_telemetry_is_refused_and_not_applied() -> None:
 def test_a_malformed_commit_is_refused_and_not_applied() -> None:
     world = World(Plain())
     world.join(0)
-    assert code(world.send(0, Kind.PUSH, sequence=1, rows=1)) == "protocol"  # without a body
+    assert code(world.send(0, StoreKind.PUSH, sequence=1, rows=1)) == "protocol"  # without a body
     raw = world.coordinator.buffer(0)
-    part = {"content": Content.SLICES, "body": raw[:8]}
-    assert code(world.send(0, Kind.PUSH, sequence=1, rows=1, **part)) == "protocol"
-    encoded = {"flags": Flag.ENCODED, "content": Content.DENSE, "body": raw[:8]}
-    reply = world.send(0, Kind.PUSH, sequence=1, rows=1, **encoded)
+    part = {"flags": Flag.SLICED, "body": raw[:8]}
+    assert code(world.send(0, StoreKind.PUSH, sequence=1, rows=1, **part)) == "protocol"
+    encoded = {"flags": Flag.ENCODED, "body": raw[:8]}
+    reply = world.send(0, StoreKind.PUSH, sequence=1, rows=1, **encoded)
     assert code(reply) == "protocol"
     assert reply is not None
     assert "without compression" in reply.meta["what"]
@@ -249,9 +251,7 @@ def test_a_snapshot_that_comes_encoded_is_refused_and_ends_nobody() -> None:
     world = World(Rounds("gradient"), workers=1)
     world.join(0)
     part = world.coordinator.buffer(0)[:8]
-    reply = world.send(
-        0, Kind.SNAPSHOT, flags=Flag.ENCODED, content=Content.DENSE, body=part, epoch=1
-    )
+    reply = world.send(0, StoreKind.SNAPSHOT, flags=Flag.ENCODED, body=part, epoch=1)
     assert code(reply) == "protocol"
     assert world.status().failure is None
     np.testing.assert_array_equal(world.center, np.zeros(4))
@@ -271,14 +271,14 @@ def test_one_failure_ends_all_waits() -> None:
     world = World(Plain(), workers=3)
     world.join(0, 1, 2)
     world.report(0, EpochReport(0, 1, ended=True), wait=True)
-    world.send(2, Kind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
+    world.send(2, CoordinatorKind.FAIL, meta={"error": "ValueError: bad", "traceback": "tb"})
     assert code(world.last(0)) == "aborted"
     assert world.last(0).flags & Flag.ABORT
     assert code(world.commit(1, 1.0, 1)) == "aborted"
     assert world.last(1).meta["rank"] == 2
     assert world.status().failure == Failure(2, "ValueError: bad", "tb")
     np.testing.assert_array_equal(world.center, np.zeros(4))
-    assert world.send(999, Kind.PULL, rank=-1).kind is Kind.WEIGHTS  # type: ignore[union-attr]
+    assert world.send(999, StoreKind.PULL, rank=-1).kind is StoreKind.WEIGHTS  # type: ignore[union-attr]
 
 
 def test_a_rule_that_raises_ends_the_run_with_its_traceback() -> None:
@@ -298,7 +298,7 @@ def test_a_rule_that_raises_ends_the_run_with_its_traceback() -> None:
 
 def test_a_driver_that_only_looks_is_no_worker() -> None:
     world = World(Plain())
-    assert world.send(999, Kind.PULL, rank=-1) is not None
+    assert world.send(999, StoreKind.PULL, rank=-1) is not None
     world.drop(999)
     metrics = {metric.name: metric.value for metric in world.coordinator.metrics()}
     assert metrics["workers_alive"] == 0
@@ -323,8 +323,8 @@ def test_lock_free_rules_run_at_the_same_time() -> None:
         thread.start()
     for thread in threads:
         thread.join(10)
-    assert world.last(0).kind is Kind.WEIGHTS
-    assert world.last(1).kind is Kind.WEIGHTS
+    assert world.last(0).kind is StoreKind.WEIGHTS
+    assert world.last(1).kind is StoreKind.WEIGHTS
 
 
 def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
@@ -333,10 +333,12 @@ def test_workers_that_do_not_wait_begin_together_but_not_for_ever() -> None:
 
     def world() -> Coordinator:
         settings = Settings(3, gather=2, gather_s=5.0)
-        return Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
+        return Coordinator(settings, make_store(layout, np.zeros(3, np.float32), Rule()))
 
     def hello(rank: int) -> Message:
-        return Message(Kind.HELLO, rank=rank, attempt=rank, meta={"batches_per_epoch": 4})
+        return Message(
+            CoordinatorKind.HELLO, rank=rank, attempt=rank, meta={"batches_per_epoch": 4}
+        )
 
     state = world()
     assert state.receive(1, hello(0), now=0.0) == []
@@ -353,12 +355,12 @@ def begun_together() -> tuple[Coordinator, Message]:
     """Two of three workers that were let in, and what the first of them pushes."""
     layout = Layout.of([("w", (3,), "float32")])
     settings = Settings(3, gather=2, gather_s=5.0, grace_s=1.0)
-    state = Coordinator(settings, ParameterStore(layout, np.zeros(3, np.float32), Rule()))
+    state = Coordinator(settings, make_store(layout, np.zeros(3, np.float32), Rule()))
     for rank in (0, 1):
-        hello = Message(Kind.HELLO, rank=rank, attempt=0, meta={"batches_per_epoch": 4})
+        hello = Message(CoordinatorKind.HELLO, rank=rank, attempt=0, meta={"batches_per_epoch": 4})
         state.receive(rank, hello, now=0.0)
     push = Message(
-        Kind.PUSH_PULL, rank=0, sequence=1, batches=1, rows=1, content=Content.DENSE,
+        StoreKind.PUSH_PULL, rank=0, sequence=1, batches=1, rows=1,
         body=np.ones(3, np.float32).view(np.uint8),
     )  # fmt: skip
     return state, push
@@ -367,8 +369,8 @@ def begun_together() -> tuple[Coordinator, Message]:
 def test_workers_that_begin_together_get_the_same_center() -> None:
     """Else a slow one begins with what a fast one has trained of its whole, short epoch."""
     state, push = begun_together()
-    assert state.receive(0, Message(Kind.PULL, rank=0), now=1.0) == []
-    both = state.receive(1, Message(Kind.PULL, rank=1), now=2.0)
+    assert state.receive(0, Message(StoreKind.PULL, rank=0), now=1.0) == []
+    both = state.receive(1, Message(StoreKind.PULL, rank=1), now=2.0)
     assert sorted(connection for connection, _ in both) == [0, 1]
     state.receive(0, push, now=3.0)
     target = np.empty(3, np.float32)
@@ -376,7 +378,9 @@ def test_workers_that_begin_together_get_the_same_center() -> None:
         assert reply.reading is not None
         reply.reading.copy_into(target.view(np.uint8))
         assert target.tolist() == [0, 0, 0], connection
-    [(_, later)] = state.receive(1, Message(Kind.PULL, rank=1), now=4.0)  # no first pull any more
+    [(_, later)] = state.receive(
+        1, Message(StoreKind.PULL, rank=1), now=4.0
+    )  # no first pull any more
     assert later.reading is not None
     later.reading.copy_into(target.view(np.uint8))
     assert target.tolist() == [1, 1, 1]
@@ -386,13 +390,13 @@ def test_workers_that_begin_together_get_the_same_center() -> None:
 def test_a_first_pull_does_not_wait_for_ever(end: str) -> None:
     state, push = begun_together()
     if end == "comes late":
-        state.receive(0, Message(Kind.PULL, rank=0), now=1.0)
-        state.receive(1, Message(Kind.PULL, rank=1), now=1.0)
-        hello = Message(Kind.HELLO, rank=2, attempt=0, meta={"batches_per_epoch": 4})
+        state.receive(0, Message(StoreKind.PULL, rank=0), now=1.0)
+        state.receive(1, Message(StoreKind.PULL, rank=1), now=1.0)
+        hello = Message(CoordinatorKind.HELLO, rank=2, attempt=0, meta={"batches_per_epoch": 4})
         state.receive(2, hello, now=2.0)
-        assert [c for c, _ in state.receive(2, Message(Kind.PULL, rank=2), now=2.0)] == [2]
+        assert [c for c, _ in state.receive(2, Message(StoreKind.PULL, rank=2), now=2.0)] == [2]
         return
-    assert state.receive(1, Message(Kind.PULL, rank=1), now=1.0) == []
+    assert state.receive(1, Message(StoreKind.PULL, rank=1), now=1.0) == []
     if end == "commits":
         assert {c for c, _ in state.receive(0, push, now=2.0)} == {0, 1}
     elif end == "dies":
@@ -407,7 +411,7 @@ def test_a_first_pull_does_not_wait_for_ever(end: str) -> None:
 
 
 def pull_last(world: World, connection: int) -> Any:
-    return world.send(connection, Kind.PULL, flags=Flag.WAIT)
+    return world.send(connection, StoreKind.PULL, flags=Flag.WAIT)
 
 
 def test_a_last_pull_waits_for_the_last_commits_of_all_members() -> None:
@@ -433,12 +437,12 @@ def test_a_last_pull_does_not_wait_for_those_who_are_gone(end: str) -> None:
     world.join(1)
     assert pull_last(world, 0) is None
     if end == "finishes":
-        world.send(1, Kind.FINISH)
+        world.send(1, CoordinatorKind.FINISH)
     else:
         world.drop(1)
         assert world.answers(0) == 1
         world.wait(3)
-    assert world.last(0).kind is Kind.WEIGHTS
+    assert world.last(0).kind is StoreKind.WEIGHTS
 
 
 def test_a_gate_does_not_wait_for_a_worker_that_is_through() -> None:
@@ -447,7 +451,7 @@ def test_a_gate_does_not_wait_for_a_worker_that_is_through() -> None:
     world.commit(0, 1.0, 1)
     assert world.commit(0, 1.0, 2) is None  # two ahead of the other
     assert pull_last(world, 1) is None
-    assert world.last(0).kind is Kind.WEIGHTS  # which makes no commits any more
+    assert world.last(0).kind is StoreKind.WEIGHTS  # which makes no commits any more
     world.commit(0, 1.0, 3)
     assert pull_last(world, 0) is not None
     assert world.bodies[1].tolist() == [3.0] * 4

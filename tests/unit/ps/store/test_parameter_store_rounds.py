@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from ps_world import Flag, Kind, Rounds, World, code
 
+from sparkdl.coordinator.kinds import CoordinatorKind
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
 from sparkdl.reports import EpochReport
 from sparkdl.rules.bsp import BSP
-from sparkdl.transport.frames import Content, Message
+from sparkdl.transport.frames import Message
 
 GRADIENT = "gradient"
 
@@ -59,7 +61,7 @@ def test_gradients_leave_the_snapshot_alone() -> None:
     world.commit(1, 3.0, 1)
     np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
     np.testing.assert_array_equal(world.center, np.zeros(4))
-    world.send(0, Kind.SNAPSHOT, 9.0, epoch=1)
+    world.send(0, StoreKind.SNAPSHOT, 9.0, epoch=1)
     np.testing.assert_array_equal(world.center, np.full(4, 9.0))
 
 
@@ -86,7 +88,7 @@ def test_the_mean_equals_numpy(case: tuple[np.ndarray, list[int]]) -> None:
     values, rows = case
     round_ = Round()
     for rank, (row, weight) in enumerate(zip(values, rows, strict=True)):
-        round_.payloads[rank] = Payload(rank, row.copy(), Message(Kind.PUSH, rows=weight))
+        round_.payloads[rank] = Payload(rank, row.copy(), Message(StoreKind.PUSH, rows=weight))
     expected = np.average(values.astype(np.float64), axis=0, weights=rows)
     out = round_.payloads[0].values
     round_.mean(out)
@@ -98,7 +100,7 @@ def test_the_mean_goes_block_by_block() -> None:
     values = generator.normal(size=(2, 2 * BLOCK + 7)).astype(np.float32)
     round_ = Round()
     for rank in (0, 1):
-        round_.payloads[rank] = Payload(rank, values[rank].copy(), Message(Kind.PUSH, rows=1))
+        round_.payloads[rank] = Payload(rank, values[rank].copy(), Message(StoreKind.PUSH, rows=1))
     out = np.empty(values.shape[1], np.float32)
     round_.mean(out)
     np.testing.assert_allclose(out, values.mean(axis=0), rtol=1e-5, atol=1e-6)
@@ -149,7 +151,7 @@ def test_a_silent_rank_is_waited_for_and_goes_on_where_it_was() -> None:
     world.commit(0, 1.0, 1)
     for _ in range(5):
         world.wait(4)
-        world.send(0, Kind.HEARTBEAT, rank=0)
+        world.send(0, CoordinatorKind.HEARTBEAT, rank=0)
     assert not world.status().workers[1].alive
     assert world.answers(0) == 6  # of the HELLO and the heartbeats
     world.commit(1, 3.0, 1)
@@ -162,7 +164,7 @@ def test_a_silent_rank_that_has_sent_its_part_stops_nobody() -> None:
     world.commit(1, 3.0, 1)
     for _ in range(5):
         world.wait(4)
-        world.send(0, Kind.HEARTBEAT, rank=0)
+        world.send(0, CoordinatorKind.HEARTBEAT, rank=0)
     world.commit(0, 1.0, 1)
     np.testing.assert_array_equal(world.bodies[0], np.full(4, 2.0))
     assert world.clock == 1
@@ -174,7 +176,7 @@ def test_a_lost_rank_that_never_comes_back_is_named_in_one_error() -> None:
     world.commit(0, 1.0, 1)
     world.commit(1, 1.0, 1)
     world.wait(40)
-    world.send(2, Kind.HEARTBEAT)
+    world.send(2, CoordinatorKind.HEARTBEAT)
     world.drop(2)
     world.wait(49)
     assert world.answers(0) == 1
@@ -235,8 +237,8 @@ def test_finished_ranks_leave_the_rounds() -> None:
     world = started(workers=3)
     world.commit(0, 1.0, 1)
     world.commit(1, 1.0, 1)
-    world.send(2, Kind.FINISH)
-    assert world.last(0).kind is Kind.WEIGHTS
+    world.send(2, CoordinatorKind.FINISH)
+    assert world.last(0).kind is StoreKind.WEIGHTS
     reply = world.hello(102, attempt=1, rank=2)
     assert reply is not None
     assert reply.flags & Flag.DONE
@@ -254,7 +256,7 @@ def test_stop_and_learning_rate_arrive_at_one_step_for_all() -> None:
     world = started()
     world.commit(0, 1.0, 1)
     world.control(stop=True, learning_rate=0.1)
-    beat = world.send(1, Kind.HEARTBEAT)
+    beat = world.send(1, CoordinatorKind.HEARTBEAT)
     assert beat is not None
     assert not beat.flags & Flag.STOP
     world.commit(1, 1.0, 1)
@@ -265,7 +267,7 @@ def test_stop_and_learning_rate_arrive_at_one_step_for_all() -> None:
 def test_a_failure_answers_those_who_wait_in_a_round() -> None:
     world = started(workers=3)
     world.commit(0, 1.0, 1)
-    world.send(1, Kind.FAIL, meta={"error": "E", "traceback": "T"})
+    world.send(1, CoordinatorKind.FAIL, meta={"error": "E", "traceback": "T"})
     assert code(world.last(0)) == "aborted"
 
 
@@ -298,10 +300,12 @@ def test_a_joiner_of_gradient_rounds_gets_a_live_ranks_state() -> None:
     assert world.commit(1, 1.0, 2, epoch=0, batch=2) is None
     blob = np.arange(100, dtype=np.uint8)
     for part in (slice(0, 60), slice(60, 100)):
-        world.blob(0, Kind.STATE_PUT, blob[part], epoch=0, batch=1, offset=part.start, total=100)
+        world.blob(
+            0, StoreKind.STATE_PUT, blob[part], epoch=0, batch=1, offset=part.start, total=100
+        )
     welcome = world.last(102)
     assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (0, 1, "state")
-    state = world.send(102, Kind.STATE_GET, attempt=1, rank=2, offset=0)
+    state = world.send(102, StoreKind.STATE_GET, attempt=1, rank=2, offset=0)
     assert state is not None
     assert state.body is not None
     np.testing.assert_array_equal(state.body, blob)
@@ -346,19 +350,19 @@ def test_the_copy_of_a_live_rank_goes_on_in_its_place_where_a_rank_is_lost() -> 
     assert not world.last(0).flags & Flag.UPLOAD  # rank 1 itself may still come
     world.wait(2)
     assert world.last(0).flags & Flag.UPLOAD
-    world.blob(0, Kind.STATE_PUT, np.arange(9, dtype=np.uint8), epoch=0, batch=1, total=9)
+    world.blob(0, StoreKind.STATE_PUT, np.arange(9, dtype=np.uint8), epoch=0, batch=1, total=9)
     welcome = world.last(100)
     assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (0, 1, "state")
     world.commit(0, 5.0, 2, epoch=0, batch=2)  # the former attempt ends with an error
     assert "superseded" in world.last(0).meta["what"]
-    state = world.send(100, Kind.STATE_GET, attempt=1, rank=0, offset=0)
+    state = world.send(100, StoreKind.STATE_GET, attempt=1, rank=0, offset=0)
     assert state is not None
     np.testing.assert_array_equal(state.body, np.arange(9))
     assert world.commit(100, 5.0, 1, attempt=1, epoch=0, batch=2) is None
     assert world.hello(101, attempt=1, rank=1) is None  # in the slot that became free
     assert world.last(100).flags & Flag.UPLOAD
     world.blob(
-        100, Kind.STATE_PUT, np.arange(9, dtype=np.uint8), attempt=1, epoch=0, batch=1, total=9
+        100, StoreKind.STATE_PUT, np.arange(9, dtype=np.uint8), attempt=1, epoch=0, batch=1, total=9
     )
     assert world.last(101).batch == 1
     world.commit(100, 5.0, 1, attempt=1, epoch=0, batch=2)
@@ -391,14 +395,14 @@ def test_when_all_have_died_the_first_back_starts_from_the_snapshot() -> None:
     world = started(payload=GRADIENT)
     world.commit(0, 1.0, 1, epoch=0, batch=1)
     world.commit(1, 1.0, 1, epoch=0, batch=1)
-    world.send(0, Kind.SNAPSHOT, 7.0, epoch=1)
+    world.send(0, StoreKind.SNAPSHOT, 7.0, epoch=1)
     world.drop(0)
     world.drop(1)
     world.wait(3)
     welcome = world.hello(100, attempt=1, rank=0)
     assert welcome is not None
     assert (welcome.epoch, welcome.batch, welcome.meta["source"]) == (1, 0, "snapshot")
-    world.send(100, Kind.PULL, attempt=1, rank=0)
+    world.send(100, StoreKind.PULL, attempt=1, rank=0)
     np.testing.assert_array_equal(world.bodies[100], np.full(4, 7.0))
     assert world.hello(101, attempt=1, rank=1) is None  # gets the state of the first
     world.commit(100, 1.0, 1, attempt=1, rank=0)
@@ -418,7 +422,7 @@ def test_what_is_trained_again_from_the_snapshot_counts_once() -> None:
 
     for rank in (0, 1):
         report(rank, 0, 4, ended=True)
-    world.send(0, Kind.SNAPSHOT, 7.0, epoch=1)
+    world.send(0, StoreKind.SNAPSHOT, 7.0, epoch=1)
     for rank in (0, 1):
         world.commit(rank, 1.0, 1, epoch=1, batch=2, rows=2)
         report(rank, 1, 2)
@@ -468,7 +472,6 @@ def test_variables_without_gradient_that_are_none_are_refused(told: Any) -> None
         {"total": 0},
         {"offset": 0, "total": 10**12},
         {"offset": 5, "total": 50},
-        {"offset": 0, "total": 50, "content": Content.DENSE},
     ],
 )
 def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
@@ -477,8 +480,8 @@ def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
     world.hello(101, attempt=1, rank=1)
     world.commit(0, 1.0, 1)
     assert world.last(0).flags & Flag.UPLOAD
-    chunk = {"content": Content.BLOB, "body": world.coordinator.buffer(0)[:16], **fields}
-    assert code(world.send(0, Kind.STATE_PUT, **chunk)) == "protocol"
+    chunk = {"body": world.coordinator.buffer(0)[:16], **fields}
+    assert code(world.send(0, StoreKind.STATE_PUT, **chunk)) == "protocol"
     assert world.answers(101) == 0
 
 
@@ -487,7 +490,7 @@ def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
 
 def asks(world: World, connection: int, **fields: Any) -> Message | None:
     """A worker asks whether to send its weights of the end of the first epoch."""
-    return world.send(connection, Kind.SNAPSHOT, flags=Flag.WAIT, **{"epoch": 1, **fields})
+    return world.send(connection, StoreKind.SNAPSHOT, flags=Flag.WAIT, **{"epoch": 1, **fields})
 
 
 def test_the_first_worker_that_asks_sends_the_weights_and_the_others_wait_for_them() -> None:
@@ -496,7 +499,7 @@ def test_the_first_worker_that_asks_sends_the_weights_and_the_others_wait_for_th
     assert first is not None
     assert first.flags & Flag.UPLOAD
     assert asks(world, 0) is None
-    world.send(1, Kind.SNAPSHOT, 9.0, epoch=1)
+    world.send(1, StoreKind.SNAPSHOT, 9.0, epoch=1)
     late = asks(world, 2)
     assert late is not None
     assert not (world.last(0).flags | late.flags) & Flag.UPLOAD
@@ -515,7 +518,7 @@ def test_another_worker_sends_the_weights_if_the_first_dies(ended: str) -> None:
     else:
         world.hello(100, attempt=1, rank=0)
     assert world.last(1).flags & Flag.UPLOAD
-    world.send(1, Kind.SNAPSHOT, 7.0, epoch=1)
+    world.send(1, StoreKind.SNAPSHOT, 7.0, epoch=1)
     assert world.last(2).kind is Kind.OK
     assert not world.last(2).flags & Flag.UPLOAD
     np.testing.assert_array_equal(world.center, np.full(4, 7.0))
@@ -532,9 +535,9 @@ def test_a_lost_answer_on_who_sends_the_weights_is_given_again() -> None:
 
 def test_weights_of_the_past_change_nothing() -> None:
     world = started(payload=GRADIENT)
-    world.send(1, Kind.SNAPSHOT, 9.0, epoch=2)
+    world.send(1, StoreKind.SNAPSHOT, 9.0, epoch=2)
     for epoch in (1, 2):  # of a worker that was silent meanwhile, and sent again
-        reply = world.send(0, Kind.SNAPSHOT, 5.0, epoch=epoch)
+        reply = world.send(0, StoreKind.SNAPSHOT, 5.0, epoch=epoch)
         assert reply is not None
         assert reply.kind is Kind.OK
         answer = asks(world, 0, epoch=epoch)
@@ -557,7 +560,7 @@ def test_the_lowest_live_rank_leads() -> None:
     assert world.last(0).flags & Flag.LEAD
     world.drop(0)
     world.wait(3)
-    world.send(1, Kind.HEARTBEAT)
+    world.send(1, CoordinatorKind.HEARTBEAT)
     assert world.last(1).flags & Flag.LEAD
 
 
@@ -571,7 +574,7 @@ def test_the_mean_may_be_written_over_any_payload(place: int | None) -> None:
     def mean(values: list[Any], out: Any) -> Any:
         round_ = Round()
         for rank, (array, rows) in enumerate(zip(values, (3, 4, 5), strict=True)):
-            round_.payloads[rank] = Payload(rank, array, Message(Kind.PUSH_PULL, rows=rows))
+            round_.payloads[rank] = Payload(rank, array, Message(StoreKind.PUSH_PULL, rows=rows))
         round_.mean(out)
         return out.copy()
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from ps_world import Kind, Rounds, World
 
+from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.frames import Message
 
 
 def ask(world: World, rank: int, numbers: list[float], number: int = 1) -> Message | None:
-    return world.send(rank, Kind.ADD_UP, offset=number, meta={"numbers": numbers})
+    return world.send(rank, StoreKind.ADD_UP, offset=number, meta={"numbers": numbers})
 
 
 def started(workers: int = 2) -> World:
@@ -66,6 +67,6 @@ def test_the_next_round_has_sums_of_its_own() -> None:
 @pytest.mark.parametrize("numbers", [None, "1", [None], ["1"]])
 def test_what_is_no_list_of_numbers_is_refused(numbers: object) -> None:
     world = started()
-    reply = world.send(0, Kind.ADD_UP, offset=1, meta={"numbers": numbers})
+    reply = world.send(0, StoreKind.ADD_UP, offset=1, meta={"numbers": numbers})
     assert reply is not None
     assert reply.kind is Kind.ERROR

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ps_world import Plain
 
-from sparkdl.ps.store import ParameterStore
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.store import make_store
 from sparkdl.ps.store.sliced_commits import MAX_BYTES
 from sparkdl.rules import BSP
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices, pack, unpack
-from sparkdl.transport.frames import ByteArray, Content, Flag, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of(
@@ -31,14 +32,14 @@ class SlicedWorld(CoordinatorWorld):
 
     def __init__(self, rule: Rule | None = None, workers: int = 2) -> None:
         center = np.zeros(LAYOUT.size, np.float32)
-        super().__init__(workers, ParameterStore(LAYOUT, center, rule or BSP()))
+        super().__init__(workers, make_store(LAYOUT, center, rule or BSP()))
         self.join(*range(workers))
 
     def commit(
         self, rank: int, body: ByteArray, sequence: int = 1, **fields: Any
     ) -> Message | None:
-        fields = {"rows": 1, "batches": 1, "batch": sequence, "content": Content.SLICES, **fields}
-        return self.send(rank, Kind.PUSH_PULL, body=body.copy(), sequence=sequence, **fields)
+        fields = {"rows": 1, "batches": 1, "batch": sequence, "flags": Flag.SLICED, **fields}
+        return self.send(rank, StoreKind.PUSH_PULL, body=body.copy(), sequence=sequence, **fields)
 
 
 def table(ids: list[int], value: float, place: int = 0, width: int = 2) -> Slices:
@@ -60,7 +61,7 @@ def test_the_rows_of_all_ranks_follow_each_other_scaled() -> None:
     reply = world.commit(0, good(4.0), rows=3)
     for answer in (reply, world.last(1)):
         assert answer is not None
-        assert answer.content is Content.SLICES
+        assert answer.flags & Flag.SLICED
         assert answer.body is not None
         dense, (first, second) = unpack(answer.body)
         np.testing.assert_array_equal(dense.view(np.float32), DENSE)
@@ -73,16 +74,16 @@ def test_the_rows_of_all_ranks_follow_each_other_scaled() -> None:
 def test_a_rank_without_rows_sends_all_dense_and_is_told_the_slices() -> None:
     world = SlicedWorld()
     whole = np.full(LAYOUT.size, np.nan, np.float32).view(np.uint8)
-    world.commit(1, whole, rows=0, batches=0, content=Content.DENSE)
+    world.commit(1, whole, rows=0, batches=0, flags=Flag.NONE)
     reply = world.commit(0, good())
     assert reply is not None
-    assert world.last(1).content is Content.SLICES
+    assert world.last(1).flags & Flag.SLICED
     np.testing.assert_array_equal(world.last(1).body, reply.body)
 
 
 def chunks(world: SlicedWorld, rank: int, body: ByteArray, size: int) -> list[Message | None]:
     return [
-        world.blob(rank, Kind.SLICES_PUT, body[at : at + size], offset=at, total=body.size)
+        world.blob(rank, StoreKind.SLICES_PUT, body[at : at + size], offset=at, total=body.size)
         for at in range(0, body.size, size)
     ]
 
@@ -94,7 +95,7 @@ def test_a_commit_in_chunks_is_that_in_one_frame_in_each_round() -> None:
         body = good(float(sequence))
         replies = chunks(world, 0, body, 40)
         assert all(reply is not None and reply.kind is Kind.OK for reply in replies)
-        world.commit(0, nothing, sequence, content=Content.NOTHING, total=body.size)
+        world.commit(0, nothing, sequence, total=body.size)
         reply = world.commit(1, body, sequence)
         assert reply is not None
         assert reply.body is not None
@@ -142,26 +143,26 @@ def test_slices_where_others_are_dense_and_the_reverse_are_refused() -> None:
     world = SlicedWorld()
     whole = np.zeros(LAYOUT.size, np.float32).view(np.uint8)
     world.commit(0, good())
-    assert code(world.commit(1, whole, content=Content.DENSE)) == "protocol"
+    assert code(world.commit(1, whole, flags=Flag.NONE)) == "protocol"
     assert (
         code(world.commit(1, frame(table([1], 1.0), dense=np.zeros(8, np.float32)))) == "protocol"
     )
     world = SlicedWorld()
-    world.commit(0, whole, content=Content.DENSE)
+    world.commit(0, whole, flags=Flag.NONE)
     assert code(world.commit(1, good())) == "protocol"
 
 
 def test_a_size_that_is_claimed_allocates_nothing_beyond_the_bound() -> None:
     world = SlicedWorld()
     piece = np.zeros(8, np.uint8)
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, total=MAX_BYTES + 1)) == "protocol"
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, offset=8, total=16)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, total=MAX_BYTES + 1)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, offset=8, total=16)) == "protocol"
     # a commit whose chunks have not come, or are of another size
     nothing = np.empty(0, np.uint8)
-    assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
+    assert code(world.commit(1, nothing, total=99)) == "protocol"
     chunks(world, 1, good(), 1000)
-    assert code(world.commit(1, nothing, content=Content.NOTHING, total=99)) == "protocol"
-    assert code(world.send(1, Kind.SLICES_GET, offset=1 << 40)) == "protocol"
+    assert code(world.commit(1, nothing, total=99)) == "protocol"
+    assert code(world.send(1, StoreKind.SLICES_GET, offset=1 << 40)) == "protocol"
 
 
 def test_an_encoded_commit_in_a_run_without_a_codec_is_refused() -> None:
@@ -173,11 +174,11 @@ def test_an_encoded_commit_in_a_run_without_a_codec_is_refused() -> None:
 def test_a_rule_that_takes_no_slices_refuses_them(rule: Rule) -> None:
     world = SlicedWorld(rule)
     assert code(world.commit(1, good())) == "protocol"
-    assert code(world.blob(1, Kind.SLICES_PUT, np.zeros(8, np.uint8))) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, np.zeros(8, np.uint8))) == "protocol"
 
 
 def test_who_has_not_said_hello_puts_nothing() -> None:
     world = SlicedWorld()
     piece = np.zeros(8, np.uint8)
-    assert code(world.blob(1, Kind.SLICES_PUT, piece, rank=5)) == "protocol"
-    assert code(world.send(1, Kind.SLICES_GET, rank=5)) == "protocol"
+    assert code(world.blob(1, StoreKind.SLICES_PUT, piece, rank=5)) == "protocol"
+    assert code(world.send(1, StoreKind.SLICES_GET, rank=5)) == "protocol"

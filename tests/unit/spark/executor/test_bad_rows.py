@@ -19,9 +19,9 @@ from sparkdl.launch.devices import DeviceRequest, Placement
 from sparkdl.launch.results import failed, failures_of, join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
-from sparkdl.spark.columns import shared_rows
-from sparkdl.spark.columns.pairs import PairEncoder
 from sparkdl.spark.executor import stage, trainer
+from sparkdl.spark.forms import shared_rows
+from sparkdl.spark.forms.rdds import PairEncoder
 from sparkdl.spark.inference import evaluate
 
 SPEC = DataSpec({"x": ColumnSpec(("features",), (2,))}, {"y": ColumnSpec(("label",), ())})

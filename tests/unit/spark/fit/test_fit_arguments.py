@@ -11,9 +11,9 @@ from sparkdl.config import FitConfig
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.columns.local_data import are_arrays, has_texts_or_sequences
-from sparkdl.spark.columns.matching import make_spec
 from sparkdl.spark.fit.arguments import FitArguments, check_keras_arguments
+from sparkdl.spark.forms.arrays import are_arrays, has_texts_or_sequences
+from sparkdl.spark.forms.matching import make_spec
 
 ONE = ColumnSpec(("y",), (), "int32", "scalars", classes=3)
 SPEC = DataSpec({"x": ColumnSpec(("x",), (2,))}, {"out": ONE})

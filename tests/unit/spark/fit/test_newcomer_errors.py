@@ -28,13 +28,15 @@ from sparkdl.errors import (
 )
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.network import Network
-from sparkdl.spark.columns.matching import make_spec
-from sparkdl.spark.columns.sources import Columns, arrays_of, open_source
 from sparkdl.spark.fit.arguments import (
     check_callbacks,
     check_keras_arguments,
     refuse_labels_apart,
 )
+from sparkdl.spark.forms.arrays import arrays_of
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.feeding import Feeding, check_streaming, fed_frame
 from sparkdl.spark.runs.function_stage import run_stage
@@ -245,6 +247,10 @@ class Frame:
         self.sparkSession = SimpleNamespace(sparkContext=context)
 
     def mapInArrow(self) -> None: ...
+
+
+def open_source(data: Any, signature: Signature, columns: Columns) -> Source:
+    return form_of(data).open(signature, columns)
 
 
 def test_frames_that_cannot_be_read() -> None:

@@ -15,7 +15,7 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
 from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.client import limits_of
+from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.reports import EpochReport
 from sparkdl.rules import make_rule

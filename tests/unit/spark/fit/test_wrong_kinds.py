@@ -30,8 +30,9 @@ from sparkdl.errors import (
 from sparkdl.files.model_file import read_model
 from sparkdl.launch.peers import check_roles
 from sparkdl.ml import KerasClassifier
-from sparkdl.spark.columns.local_data import as_frame, unknown_data
 from sparkdl.spark.fit.arguments import FitArguments, check_callbacks, check_share, verbosity
+from sparkdl.spark.forms.arrays import unknown_data
+from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.inference.predict import PredictionChoice
 from sparkdl.spark.runs.feeding import Feeding, feed_settings
 from sparkdl.spark.runs.function_stage import dump_function
@@ -83,7 +84,7 @@ def test_numpy_numbers_become_plain_ones() -> None:
 
 
 def test_paths_of_pathlib() -> None:
-    assert as_frame(pathlib.Path("/data/rows.parquet")) == "/data/rows.parquet"
+    assert form_of(pathlib.Path("/data/rows.parquet")).data == "/data/rows.parquet"
     assert require_path("path", pathlib.Path("a") / "b") == "a/b"
     assert "a path of Parquet" in str(unknown_data(3))
 

@@ -11,7 +11,6 @@ from tune_simulation import counted, simulate
 
 from sparkdl.errors import ConfigError
 from sparkdl.tune import searchers
-from sparkdl.tune.goal import Goal
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -24,8 +23,8 @@ from sparkdl.tune.searchers import (
     Single,
     SuccessiveHalving,
 )
-from sparkdl.tune.searchers.rungs import make_rungs, rungs_that_differ, trials_of_brackets
-from sparkdl.tune.segment import Segment
+from sparkdl.tune.searchers.asha import make_rungs, rungs_that_differ, trials_of_brackets
+from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Space, Trial
 
 

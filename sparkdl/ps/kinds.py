@@ -1,0 +1,34 @@
+"""The frames of a parameter store: what workers ask it, and how it answers."""
+
+from __future__ import annotations
+
+from sparkdl.codecs import Compression
+from sparkdl.transport.frames import Body, FrameKind, FrameLimits, kinds_of
+from sparkdl.weights import Layout
+
+WITHOUT_GRADIENT = "without_gradient"
+"""In the meta of a commit to a round, and of its reply: numbers of the variables that have none."""
+
+
+class StoreKind(FrameKind):
+    """The requests that a store answers, and its own reply."""
+
+    PULL = 32
+    PUSH = 33, Body.DENSE
+    PUSH_PULL = 34, Body.DENSE
+    SNAPSHOT = 35, Body.DENSE  # weights become the center (gradient rules)
+    STATE_PUT = 36, Body.CHUNK  # one chunk of weights + optimizer state for a joiner
+    STATE_GET = 37
+    ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
+    SLICES_PUT = 39, Body.CHUNK  # one chunk of a commit with slices too large for one frame
+    SLICES_GET = 40  # one chunk of such a round's result
+    WEIGHTS = 65, Body.DENSE  # a reply
+
+
+COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
+
+
+def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:
+    """The bodies that travel between a worker and a store of this layout."""
+    encoded = 0 if compression is None else compression.max_bytes
+    return FrameLimits(layout.size_bytes, encoded, kinds=kinds_of(StoreKind))

@@ -1,0 +1,330 @@
+"""The store of a rule that waits: a round applies the mean of what all ranks sent."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparkdl.codecs import Compression
+from sparkdl.coordinator.blobs import chunk_reply
+from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.store import Entry, Work
+from sparkdl.coordinator.worker import Worker
+from sparkdl.errors import TransportError
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.store.parameter_store import ParameterStore
+from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
+from sparkdl.ps.store.sliced_commits import SlicedCommits
+from sparkdl.ps.store.snapshot import Snapshot
+from sparkdl.ps.store.transfer import StateTransfer
+from sparkdl.rules.rule import Rule
+from sparkdl.slices import Slices
+from sparkdl.transport.frames import Flag, Kind, Message
+from sparkdl.weights import FloatArray, Layout
+
+GIVE_WAY_S = 5.0
+"""A lost rank's own attempt has this long to come before a live rank leaves its slot to it."""
+
+
+class RoundStore(ParameterStore):
+    """Applies the row-weighted mean of a round when every rank has sent its part.
+
+    A round waits for the next attempt of a rank that was lost. Where the workers hold the weights
+    (rules that take gradients) that attempt gets the state of a member, or the last snapshot.
+    """
+
+    kinds = ParameterStore.kinds | {
+        StoreKind.STATE_PUT,
+        StoreKind.STATE_GET,
+        StoreKind.ADD_UP,
+        StoreKind.SLICES_PUT,
+        StoreKind.SLICES_GET,
+    }
+    latched = True  # with rounds, every rank must learn of an order at the same step
+
+    def __init__(
+        self,
+        layout: Layout,
+        center: FloatArray,
+        rule: Rule,
+        compression: Compression | None = None,
+    ) -> None:
+        super().__init__(layout, center, rule, compression)
+        self.rounds = 0
+        self._sliced = SlicedCommits(layout, compression)
+        self._num_trained = layout.num_trained
+        self._round = Round()
+        self._round_rows = 0
+        self._round_meta: dict[str, list[int]] = {}
+        self._position = (0, 0)
+        self._entered: dict[int, int | None] = {}
+
+    def attach(self, group: Group) -> None:
+        """Takes the run's group."""
+        super().attach(group)
+        self._snapshot = Snapshot(group)
+        self._sums = Sums(group)
+        most = group.settings.max_state_bytes
+        self._transfer = StateTransfer(
+            8 * self.limits.dense_bytes + (64 << 20) if most is None else most
+        )
+
+    # -- who takes part --------------------------------------------------------------------------
+
+    def enter(self, worker: Worker, *, late: bool) -> Entry | None:
+        """Lets a worker in; a late one goes on at the open round, where its rank is missing."""
+        entry = self._enter_late(worker) if late else Entry("center")
+        if entry is not None:
+            self._entered[worker.rank] = worker.attempt
+        return entry
+
+    def _enter_late(self, worker: Worker) -> Entry | None:
+        """The next attempt of a rank that was lost: it trains all that this rank has yet to."""
+        group = self._group
+        entry = Entry("center")
+        if self._center.on_workers and self._transfer.fresh:
+            self._transfer.readers.add(worker.rank)
+            entry = Entry("state")
+        elif self._center.on_workers and group.members():
+            return None  # a member that waits in the open round is asked for its state
+        elif self._center.on_workers:
+            self._go_back()
+            entry = Entry("snapshot")
+        worker.epoch, worker.batch = self._open_position()
+        self._round.payloads.pop(worker.rank, None)  # of the former attempt: it is trained again
+        return entry
+
+    def gives_way(self, since: float) -> bool:
+        """Whether the round that is open needs the slot of a live rank for one that was lost.
+
+        Spark runs a whole stage again where an executor took rows of it along: then the copy of a
+        rank that lives may hold the only free slot, and the lost rank waits for ever. The copy goes
+        on in the place of the live attempt, from its state, and that attempt's slot becomes free.
+        """
+        return self._needs_slot(since) and (self._transfer.fresh or not self._center.on_workers)
+
+    def _needs_slot(self, since: float) -> bool:
+        waited = self._group.now - since >= GIVE_WAY_S
+        return waited and any(not w.alive for w in self._of_a_round())
+
+    def _open_position(self) -> tuple[int, int]:
+        """The epoch and batch of the open round: those of the workers that wait in it."""
+        for _, payload in sorted(self._round.payloads.items()):
+            return payload.message.epoch, payload.message.batch - 1
+        return self._transfer.position if self._transfer.fresh else self._position
+
+    def _go_back(self) -> None:
+        """All that was trained since the snapshot is lost: it is trained again, and counts then.
+
+        A worker that was silent for long may come back with later weights: it is refused.
+        """
+        group = self._group
+        self._position = self._snapshot.position
+        group.telemetry.forget(self._position[0])
+        for worker in group.workers.values():
+            worker.epoch, worker.batch = self._position
+        self._entered.clear()
+        self._round, self._transfer.fresh = Round(), False
+        for connection, wait in group.waiting("round"):
+            group.refuse(connection, self._dropped(group.workers[wait.message.rank]))
+
+    def leave(self, worker: Worker) -> None:
+        """Forgets what is kept for a worker that is dead or done."""
+        super().leave(worker)
+        self._sliced.forget(worker.rank)
+        self._transfer.leave(worker.rank)
+        self._snapshot.leave(worker.rank)
+        if worker.finished:
+            self._round.payloads.pop(worker.rank, None)
+
+    def missing(self) -> list[int]:
+        """Ranks that the present round waits for."""
+        here = {w.message.rank for _, w in self._group.waiting("sums")} | {*self._round.payloads}
+        return [w.rank for w in self._of_a_round() if w.rank not in here]
+
+    def _of_a_round(self) -> list[Worker]:
+        """The ranks whose rows a round wants: a lost one's, too, whose next attempt brings them."""
+        found = [w for w in self._group.workers.values() if not w.finished]
+        return sorted(found, key=lambda worker: worker.rank)
+
+    def _dropped(self, worker: Worker) -> TransportError:
+        """The error for a worker whose run has gone back to a snapshot without it."""
+        limits = self._group.settings
+        return TransportError(
+            f"rank {worker.rank} was dropped from the rounds",
+            expected=f"a sign of life every {limits.lease_s:g} s, and a broken "
+            f"connection back within {limits.grace_s:g} s",
+            received=f"nothing from attempt {worker.attempt} for longer",
+            hint="the task's next attempt joins again",
+        )
+
+    def _enter_round(self, worker: Worker) -> None:
+        if self._entered.get(worker.rank, -1) != worker.attempt:
+            raise self._dropped(worker)
+        worker.member = True  # it was silent for long; the round has waited for it
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        """A commit with its values instead of their payload; slices stay beside them."""
+        if message.kind is StoreKind.PUSH_PULL and message.flags & Flag.SLICED:
+            raw = self._group.buffer(connection)[: self.limits.dense_bytes]
+            return self._sliced.decoded(message, self.limits.dense(raw))
+        return super().decoded(connection, message)
+
+    def receive(self, connection: int, message: Message) -> Work | None:
+        """Answers or defers a request."""
+        if message.kind in ParameterStore.kinds:
+            return super().receive(connection, message)
+        group, kind = self._group, message.kind
+        worker = group.identify(connection, message)
+        if kind is StoreKind.ADD_UP:
+            self._enter_round(worker)
+            self._sums.take(connection, message)
+        elif kind is StoreKind.SLICES_PUT:
+            self._sliced.put(message, wanted=self._rule.replies_mean)
+            group.answer(connection, Message(Kind.OK), worker)
+        elif kind is StoreKind.SLICES_GET:
+            whole = self._center.slices_for(message)
+            reply = chunk_reply(whole, message.offset, group.limits.chunk_bytes)
+            group.answer(connection, reply, worker)
+        else:
+            self._transfer.receive(group, connection, message)
+        return None
+
+    def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
+        slices: list[Slices] = []
+        others = [p for p in self._round.contributions if p.message.rank != message.rank]
+        if message.flags & Flag.SLICED and self._rule.replies_mean:
+            values, slices = self._sliced.values(message, others)
+        else:
+            values = self._values(message)
+            self._sliced.check_dense(message, others)
+        if message.sequence <= worker.applied:  # its first reply was lost
+            reply = self._result(message, self._round_rows)
+            reply.flags |= Flag.DUPLICATE
+            self._group.answer(connection, reply, worker)
+            return None
+        self._enter_round(worker)
+        without = numbers_without_gradient(message, self._num_trained)
+        self._round.payloads[worker.rank] = Payload(connection, values, message, slices, without)
+        self._group.defer(connection, "round", message)
+        return None
+
+    def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
+        if not self._center.on_workers:
+            super()._take_snapshot(connection, message, worker)
+        if message.flags & Flag.WAIT:  # whether to send them
+            self._group.defer(connection, "snapshot", message)
+            return
+        values = self._values(message)
+        if self._snapshot.take(message):
+            self._preserve()
+            np.copyto(self._center.weights, values)
+        self._group.answer(connection, Message(Kind.OK), worker)
+
+    # -- rounds ----------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Adds up, completes the round, brings the state to a joiner, takes a snapshot."""
+        if all(wait.reason == "round" for wait in self._group.waits):  # as after most commits
+            self._complete_round()
+            return
+        self._sums.settle([w.rank for w in self._of_a_round()], self._round.payloads)
+        self._complete_round()
+        self._ask_for_state()
+        self._snapshot.settle()
+
+    def expire(self) -> None:
+        """Ends the waits in rounds that passed their limit; each error names who was missing."""
+        self._snapshot.expire()
+        group, limits = self._group, self._group.settings
+        missing = self.missing()
+        lost = [rank for rank in missing if not group.workers[rank].alive]
+        limit_s = limits.start_timeout_s if lost else limits.round_timeout_s
+        for connection, wait in group.waiting("round", "sums"):
+            since = max([wait.since, *(group.workers[rank].last_seen for rank in lost)])
+            if group.now - since > limit_s:
+                group.time_out(
+                    connection, f"rank {wait.message.rank}'s turn after its commit", missing,
+                    limit_s,
+                    f"rank {lost[0]} was lost, and no new attempt has joined: are there free slots "
+                    "for it? start_timeout_s is how long the others wait" if lost
+                    else "raise round_timeout_s?",
+                )  # fmt: skip
+
+    def _complete_round(self) -> None:
+        group = self._group
+        payloads = self._round.payloads
+        if not payloads or any(w.rank not in payloads for w in self._of_a_round()):
+            return
+        finished, self._round = self._round, Round()
+        self._transfer.fresh = False
+        rows = self._round_rows = finished.rows
+        self._round_meta = finished.reply_meta
+        self._preserve()
+        self._center.apply_round(finished, group.clock)
+        group.clock += 1
+        self.rounds += 1
+        group.orders.latch()
+        for rank, payload in sorted(payloads.items()):
+            worker, message = group.workers[rank], payload.message
+            worker.advance(message)
+            worker.pulled_clock = group.clock
+            self._position = max(self._position, (message.epoch, message.batch))
+            wait = group.wait_of(payload.connection)
+            if wait is None or wait.message is not message:
+                continue  # its connection broke meanwhile; a resend gets the result
+            group.answer(payload.connection, self._result(message, rows), worker)
+
+    def _result(self, request: Message, rows: int) -> Message:
+        """The round's result, sent from where it lies: it cannot change before this rank's
+        next commit (or its death, and then nobody reads it)."""
+        if request.kind is StoreKind.PUSH:
+            return Message(Kind.OK, sequence=request.sequence, rows=rows)
+        reply = Message(StoreKind.WEIGHTS, sequence=request.sequence, rows=rows)
+        reply.meta = dict(self._round_meta)
+        if self._center.sliced is not None:
+            return self._sliced_result(request, reply)
+        if self._holdings is None or not request.flags & Flag.ENCODED:
+            reply.body = self._center.result.view(np.uint8)
+        elif self._center.on_workers:
+            reply.flags, reply.body = Flag.ENCODED, self._center.encoded
+        else:
+            reply = self._holdings.answer(request, self._center.weights)
+            reply.rows = rows
+        return reply
+
+    def _sliced_result(self, request: Message, reply: Message) -> Message:
+        """The result where gradients of some variables are slices; a large one is read in chunks.
+
+        It stays what it is for the same reason.
+        """
+        body = self._center.slices_for(request)
+        reply.flags = Flag.SLICED | request.flags & Flag.ENCODED
+        if body.size > self.limits.buffer_bytes:
+            reply.total = body.size
+        else:
+            reply.body = body
+        return reply
+
+    def _ask_for_state(self) -> None:
+        """Has a member of the open round send its state, if a joiner or a copy waits for one.
+
+        It is the state in which the round began, for no round passes a rank that is missing. The
+        member sends its commit again afterwards.
+        """
+        group, transfer = self._group, self._transfer
+        if not self._center.on_workers or transfer.fresh:
+            return
+        copies = [wait for _, wait in group.waiting("duplicate") if self._needs_slot(wait.since)]
+        if not copies and not group.waiting("join"):
+            return
+        for connection, wait in group.waiting("round", "sums"):
+            worker = group.workers[wait.message.rank]
+            asked = transfer.uploader in (None, worker.rank)
+            if not (asked and worker.member and worker.reachable):
+                continue
+            transfer.uploader = worker.rank
+            self._round.payloads.pop(worker.rank, None)  # its buffer is needed for the state
+            reply = Message(Kind.OK, flags=Flag.UPLOAD, sequence=worker.applied)
+            group.answer(connection, reply, worker)

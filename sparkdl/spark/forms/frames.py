@@ -1,0 +1,154 @@
+"""Forms of rows that have columns: DataFrames of Spark, streams, tables of this process, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from sparkdl.errors import DataError
+from sparkdl.spark.forms.files import FileSet, file_set, frame_of_files
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.shipped import plain_table, ship_table
+from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.session.running import require_running, session_of
+
+if TYPE_CHECKING:
+    from sparkdl.learner.signature import Signature
+
+
+class FrameForm(Form):
+    """A DataFrame of Spark whose rows end.
+
+    Args:
+        data: The frame.
+        origin: The user's own frame, if ``data`` has its partitions; None: ``data``.
+    """
+
+    words: ClassVar[str] = "a DataFrame"
+    has_columns: ClassVar[bool] = True
+
+    def __init__(self, data: Any, origin: Any = None) -> None:
+        super().__init__(data)
+        self._origin = origin
+
+    def frame(self, spark: Any = None) -> Any:
+        require_running(self.data.sparkSession)
+        return self.data
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        frame = self.frame()
+        if columns.label is None and signature.needs_labels:
+            raise DataError(
+                "label names no column",
+                expected="a column for the loss that the model was compiled with",
+                received="label=None",
+                hint="label='column'; only a model compiled without a loss does without",
+            )
+        spec = make_spec(
+            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
+            columns.decoder, pad=columns.pad,
+        )  # fmt: skip
+        names = wire_names(len(spec.columns))
+        origin = frame if self._origin is None else self._origin
+        return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)
+
+    def has_column(self, name: str) -> bool:
+        marks = ("/", ".parquet", ".tfrecord")
+        return name in self.frame().schema.names or not any(mark in name for mark in marks)
+
+    def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
+        from pyspark.sql import functions as F
+
+        origin, weight = self.frame(), columns.sample_weight
+        names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
+        frame, copies = origin, dict[str, str]()
+        for name in names:
+            if isinstance(name, str) and origin.columns.count(name) == 1:
+                copies[name] = f"{name} as sample_weight"
+                frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
+        if isinstance(weight, Mapping):
+            weight = {output: copies.get(name, name) for output, name in weight.items()}
+        elif isinstance(weight, str):
+            weight = copies.get(weight, weight)
+        return FrameForm(frame, origin), replace(columns, sample_weight=weight)
+
+
+class StreamForm(FrameForm):
+    """A streaming DataFrame: it can be predicted and fed, and not trained on in epochs."""
+
+    endless: ClassVar[bool] = True
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        raise DataError(
+            "a stream of rows cannot be trained on or evaluated",
+            expected="a DataFrame of spark.read, whose rows end",
+            received="a streaming DataFrame (spark.readStream)",
+            hint="spark_model.fit_stream(stream, checkpoint_dir=...) trains on each of its batches",
+        )
+
+
+class TableForm(FrameForm):
+    """A DataFrame of pandas or polars, or an Arrow table: shipped to Spark when it is needed."""
+
+    KINDS: ClassVar[Mapping[tuple[str, str], Callable[[Any], pa.Table]]] = {
+        ("pandas", "DataFrame"): lambda data: pa.Table.from_pandas(data, preserve_index=False),
+        ("polars", "DataFrame"): lambda data: pa.table(data.to_arrow()),
+        ("polars", "LazyFrame"): lambda data: pa.table(data.collect().to_arrow()),
+        ("pyarrow", "Table"): lambda data: data,
+        ("pyarrow", "RecordBatch"): lambda data: pa.Table.from_batches([data]),
+    }
+    """Package and class -> what makes an Arrow table of it."""
+
+    def frame(self, spark: Any = None) -> Any:
+        return self._shipped
+
+    def settled(self) -> Any:
+        return self._shipped
+
+    @cached_property
+    def _shipped(self) -> Any:
+        spark, (package, name) = session_of(), kind_of(self.data)
+        try:
+            return ship_table(spark, plain_table(self.KINDS[package, name](self.data)))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise DataError(
+                f"Spark cannot take this {package} {name}",
+                expected="columns of numbers, strings, or arrays of numbers of one depth",
+                received=f"{type(error).__name__}: {str(error)[:300]}",
+            ) from error
+
+
+class PathForm(FrameForm):
+    """The path of Parquet, Arrow or TFRecord files, as a text."""
+
+    def frame(self, spark: Any = None) -> Any:
+        if "_read" not in vars(self):
+            spark = session_of() if spark is None else spark
+            require_running(spark)
+            self._read = frame_of_files(spark, self.data)
+        return self._read
+
+    def has_column(self, name: str) -> bool:
+        return name in self.frame().schema.names
+
+    def files(self, role: int) -> FileSet:
+        """The files, for workers that read them by themselves.
+
+        Args:
+            role: 0 for rows to train on, 1 for rows to validate on.
+
+        Raises:
+            NoFileSystemError: Only Spark finds them.
+        """
+        return file_set(self.data, self.frame(), role)
+
+
+def kind_of(data: Any) -> tuple[str, str]:
+    """Package and class of what a user gave."""
+    return type(data).__module__.split(".")[0], type(data).__name__

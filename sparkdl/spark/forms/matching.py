@@ -1,0 +1,408 @@
+"""Matches columns of a DataFrame with a model's inputs and outputs.
+
+Runs on the driver, before a job starts: all that a schema can say is checked here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from pyspark.sql import Column
+from pyspark.sql import types as T
+
+from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
+from sparkdl.errors import DataError
+from sparkdl.learner.signature import Shape, Signature, TensorSpec
+from sparkdl.spark.forms.fields import (
+    check_vector_size,
+    element_of,
+    expression_error,
+    field_of,
+    is_number,
+    wrong_type,
+)
+from sparkdl.spark.forms.sequences import (
+    Pad,
+    mask_inputs,
+    mask_spec,
+    padded_spec,
+    paddings_of,
+)
+from sparkdl.spark.forms.wire import ONES, holds_vectors
+from sparkdl.values import shown
+
+Decoder = Callable[[Any], Any]
+
+
+def check_decoder(decoder: Any) -> Decoder:
+    """Returns the function from one value of a column to one array.
+
+    Raises:
+        DataError: It is no function.
+    """
+    if not callable(decoder):
+        raise DataError(
+            "a decoder must be a function",
+            expected="a function from one value to one array",
+            received=repr(decoder),
+        )
+    function: Decoder = decoder
+    return function
+
+
+ColumnNames = str | Iterable[str]
+"""One column, or several numeric ones that make up a row of an array."""
+InputColumns = ColumnNames | Mapping[str, ColumnNames]
+"""The columns of a model's only input (or output), or of each by its name."""
+
+_IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
+
+
+def make_spec(
+    schema: T.StructType,
+    signature: Signature,
+    features: InputColumns,
+    label: InputColumns | None,
+    sample_weight: str | Mapping[str, str] | None = None,
+    decoder: Decoder | Mapping[str, Decoder] | None = None,
+    role_column: str | None = None,
+    pad: Pad | None = None,
+) -> DataSpec:
+    """Matches columns with a model's inputs and outputs.
+
+    Args:
+        schema: The DataFrame's schema.
+        signature: The model's inputs and outputs.
+        features: A column, several numeric columns, or input name -> either.
+        label: A column, several numeric columns, output name -> either, or None (to predict).
+        sample_weight: A column of numbers, or of arrays with one for each position of an output's
+            sequence or image; or output name -> column. Outputs that are not named weigh all rows
+            alike, with a column of ones.
+        decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
+        role_column: See :class:`sparkdl.data.columns.DataSpec`.
+        pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
+
+    Raises:
+        DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
+        ConfigError: ``pad`` has no effect.
+    """
+    masks = mask_inputs(pad, features, signature.inputs)
+    wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    inputs = _match(features, wanted, "features", "input", signature.named_inputs)
+    if isinstance(decoder, Mapping):
+        strange = sorted(set(decoder) - set(inputs))
+        if strange:
+            raise DataError(
+                "a decoder for an unknown input",
+                expected=f"names among {sorted(inputs)}",
+                received=str(strange),
+            )
+        decoders = {name: check_decoder(function) for name, function in decoder.items()}
+    else:
+        decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
+    feature_specs = {
+        name: _feature(
+            schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
+        )
+        for name, columns in inputs.items()
+    }
+    for name, padding in paddings_of(pad, wanted).items():
+        if name in feature_specs:
+            feature_specs[name] = padded_spec(feature_specs[name], padding)
+    for mask, name in masks.items():
+        feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
+    label_specs: dict[str, ColumnSpec] = {}
+    if label is not None:
+        optional = signature.optional_labels
+        if isinstance(label, Mapping):  # what has no loss may be left out
+            optional -= set(label)
+        needed = {name: spec for name, spec in signature.outputs.items() if name not in optional}
+        outputs = _match(label, needed, "label", "output", True)
+        label_specs = {
+            name: replace(
+                _label(schema, _names(columns, "label"), signature, name),
+                bounds=signature.label_bounds(name),
+                ignored=signature.ignored_classes.get(name),
+            )
+            for name, columns in outputs.items()
+        }
+    weights: dict[str, ColumnSpec] | None = None
+    if sample_weight is not None:
+        by_output = (
+            dict(sample_weight)
+            if isinstance(sample_weight, Mapping)
+            else dict.fromkeys(label_specs, sample_weight)
+        )
+        if not by_output or not set(by_output) <= set(label_specs):
+            raise DataError(
+                "sample_weight names other outputs than label",
+                expected=f"a column for one or more of {sorted(label_specs)}",
+                received=str(sorted(by_output)),
+            )
+        ones = ColumnSpec((ONES,), (), "float32", "scalars")
+        weights = {
+            name: _weight(schema, by_output[name], signature.outputs[name].shape)
+            if name in by_output
+            else ones
+            for name in label_specs
+        }
+    return DataSpec(feature_specs, label_specs, weights, role_column)
+
+
+def _match(
+    given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
+) -> dict[str, Any]:
+    """What the user named for each of the model's inputs (or outputs).
+
+    Args:
+        given: One choice, for a model with one input, or input name -> choice.
+        wanted: The model's inputs.
+        argument: Of ``fit``, for messages.
+        what: ``'input'`` or ``'output'``, for messages.
+        strict: Whether the names in ``given`` must be those of ``wanted``.
+    """
+    if isinstance(given, Mapping):
+        names = dict(given)
+        if strict and set(names) != set(wanted):
+            raise DataError(
+                f"{argument} names other {what}s than the model has",
+                expected=f"{what}s {sorted(wanted)}",
+                received=str(sorted(names)),
+            )
+        return names
+    if len(wanted) > 1:
+        raise DataError(
+            f"the model has {len(wanted)} {what}s, and {argument} names one",
+            expected=f"{argument}={{{', '.join(f'{n!r}: column' for n in wanted)}}}",
+            received=repr(given),
+        )
+    return {next(iter(wanted)): given}
+
+
+def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
+    """One or several column names as a tuple."""
+    if isinstance(columns, str):
+        return (columns,)
+    if isinstance(columns, Column):
+        raise expression_error(columns, argument)
+    if not isinstance(columns, Iterable):
+        raise DataError(
+            f"{argument} must name columns",
+            expected="a name, or several",
+            received=f"{type(columns).__name__} {shown(columns)}",
+        )
+    return tuple(columns)
+
+
+def _feature(
+    schema: T.StructType,
+    columns: tuple[str, ...],
+    wanted: TensorSpec | None,
+    decoder: Decoder | None,
+) -> ColumnSpec:
+    """How to read the columns of one input."""
+    if not columns:
+        raise DataError("features names no column", expected="at least one", received="()")
+    fields = [field_of(schema, name, "features") for name in columns]
+    dtype = wanted.dtype if wanted is not None else "float32"
+    shape = wanted.shape if wanted is not None else None
+    if dtype == "string" and decoder is None:
+        return _text(fields, shape)
+    if len(fields) > 1:
+        for field in fields:
+            if not is_number(field.dataType):
+                raise wrong_type(field, "features", "numeric columns when several are named")
+        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+    field = fields[0]
+    kind = field.dataType
+    if decoder is not None:
+        if not isinstance(kind, (T.BinaryType, T.StructType, T.StringType)):
+            raise wrong_type(field, "features", "a binary, image or string column for a decoder")
+        return ColumnSpec(columns, _known(shape, field), dtype, "decoded", decoder=decoder)
+    if holds_vectors(kind):
+        check_vector_size(field, shape)
+        return ColumnSpec(columns, (None,) if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.ArrayType):
+        depth, element = element_of(kind)
+        if not is_number(element):
+            raise wrong_type(field, "features", "an array of numbers")
+        return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
+    if is_number(kind):
+        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+    if isinstance(kind, T.BinaryType):
+        return ColumnSpec(columns, _known(shape, field), dtype, "binary")
+    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+        return ColumnSpec(columns, (None, None, None) if shape is None else shape, dtype, "image")
+    raise wrong_type(
+        field, "features", "numbers, an array, an ML vector, an image, or bytes with a decoder"
+    )
+
+
+def _text(fields: list[T.StructField], shape: Shape | None) -> ColumnSpec:
+    """How to read the column of an input that takes text."""
+    if len(fields) > 1 or shape not in ((), (1,)):
+        raise DataError(
+            "an input of text takes one column, with one string per row",
+            expected="keras.Input((1,), dtype='string') and a column for it",
+            received=f"an input of shape {shape} and {len(fields)} columns",
+            hint="an input for each column: features={'input name': 'column', ...}",
+        )
+    if not isinstance(fields[0].dataType, T.StringType):
+        raise wrong_type(fields[0], "features", "a column of strings, for an input of text")
+    return ColumnSpec((fields[0].name,), shape, "string", "text")
+
+
+def _label(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    """How to read the columns of one output's labels."""
+    if len(columns) != 1:
+        return _several_labels(schema, columns, signature, output)
+    name = columns[0]
+    field = field_of(schema, name, "label")
+    wanted = signature.outputs[output]
+    shape, kind = wanted.shape, field.dataType
+    if signature.label_kinds.get(output) == "own":
+        return _own_label(field)
+    if signature.label_kinds.get(output) == "sparse":
+        classes = shape[-1] if shape else None
+        rest: Shape = () if shape is None else shape[:-1]
+        if is_number(kind):
+            if rest:
+                raise DataError(
+                    f"label {name!r} does not fit output {output!r}",
+                    expected=f"an array of class labels of shape {rest}",
+                    received=kind.simpleString(),
+                )
+            return ColumnSpec((name,), (), "int32", "scalars", classes=classes)
+        if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
+            return ColumnSpec((name,), rest or (1,), "int32", "array", classes=classes)
+        raise wrong_type(field, "label", "integer class labels")
+    dtype = "float32"
+    if is_number(kind):
+        if shape and math.prod(d or 0 for d in shape) > 1:
+            if output in signature.number_losses:
+                raise one_number_error(f"label {name!r}", output, signature)
+            if len(shape) == 1 and shape[0] is not None:
+                return ColumnSpec((name,), shape, dtype, "scalars", one_hot=shape[0])
+            raise DataError(
+                f"label {name!r} does not fit output {output!r}",
+                expected=f"an array of shape {shape}",
+                received=kind.simpleString(),
+            )
+        # Code of the user's own gets one number per row as (n,), which Keras would give it, too.
+        as_output = shape == (1,) and not signature.own_step
+        return ColumnSpec((name,), (1,) if as_output else (), dtype, "scalars")
+    if holds_vectors(kind):
+        check_vector_size(field, shape)
+        return ColumnSpec((name,), (None,) if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
+        depth = element_of(kind)[0]
+        return ColumnSpec((name,), (None,) * depth if shape is None else shape, dtype, "array")
+    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+        return ColumnSpec((name,), (None, None, None) if shape is None else shape, dtype, "image")
+    if isinstance(kind, T.BinaryType):
+        return ColumnSpec((name,), _known(shape, field), dtype, "binary")
+    raise wrong_type(field, "label", "numbers, an array or an ML vector")
+
+
+def one_number_error(what: str, output: str, signature: Signature) -> DataError:
+    """The error for one number where a loss compares as many as the output has units."""
+    shape, loss = signature.outputs[output].shape, signature.number_losses[output]
+    return DataError(
+        f"{what} does not fit output {output!r}",
+        expected=f"an array of shape {shape}: loss {loss} compares numbers, one for each unit",
+        received="one number per row",
+        hint="a last layer of one unit, Dense(1), for one number; for classes "
+        "loss='sparse_categorical_crossentropy' or 'categorical_crossentropy'",
+    )
+
+
+def _several_labels(
+    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+) -> ColumnSpec:
+    """Numeric columns as the values of one output."""
+    fields = [field_of(schema, name, "label") for name in columns]
+    for field in fields:
+        if not is_number(field.dataType):
+            raise wrong_type(field, "label", "numeric columns when several are named")
+    kind = signature.label_kinds.get(output)
+    shape = signature.outputs[output].shape
+    if not columns or kind == "sparse":
+        raise DataError(
+            f"label does not fit output {output!r}",
+            expected="one column of class labels" if columns else "at least one column",
+            received=repr(columns),
+        )
+    shape = _scalars_shape(columns, None if kind == "own" else shape, "label", "output")
+    return ColumnSpec(columns, shape, "float32", "scalars")
+
+
+def _own_label(field: T.StructField) -> ColumnSpec:
+    """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
+    kind = field.dataType
+    depth, element = element_of(kind) if isinstance(kind, T.ArrayType) else (0, kind)
+    if holds_vectors(kind):
+        return ColumnSpec((field.name,), (None,), "float32", "array")
+    if not is_number(element):
+        raise wrong_type(field, "label", "numbers, an array or an ML vector")
+    dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
+    spec_kind: ColumnKind = "array" if depth else "scalars"
+    return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
+
+
+def _weight(schema: T.StructType, name: str, output: Shape | None) -> ColumnSpec:
+    """How to read a column of sample weights: one of a row, or an array of its positions'."""
+    field = field_of(schema, name, "sample_weight")
+    if is_number(field.dataType):
+        return ColumnSpec((name,), (), "float32", "scalars")
+    if not isinstance(field.dataType, T.ArrayType) or not is_number(element_of(field.dataType)[1]):
+        raise wrong_type(field, "sample_weight", "numbers, or an array of one for each position")
+    depth = element_of(field.dataType)[0]
+    if output is None:
+        return ColumnSpec((name,), (None,) * depth, "float32", "array")
+    if depth > len(output):
+        raise DataError(
+            f"sample_weight {name!r} does not fit the model",
+            expected="one number per row"
+            if len(output) < 2
+            else f"one number per row, or an array of shape {output[:-1]}",
+            received=field.dataType.simpleString(),
+        )
+    positions = output[:depth] if depth < len(output) else (*output[:-1], 1)
+    return ColumnSpec((name,), positions, "float32", "array")
+
+
+def _scalars_shape(
+    columns: tuple[str, ...],
+    shape: Shape | None,
+    argument: str = "feature",
+    side: str = "input",
+) -> Shape:
+    """The shape of a row made of numeric columns: the model's, if they are as many values."""
+    count = len(columns)
+    if shape is None:
+        return (count,)
+    size = math.prod(d if d is not None else count for d in shape)
+    if size != count:
+        raise DataError(
+            f"the number of {argument} columns does not fit the model's {side}",
+            expected=f"{size} values per row, for an {side} of shape {shape}",
+            received=f"{count}: {', '.join(map(repr, columns))}",
+        )
+    return shape
+
+
+def _known(shape: Shape | None, field: T.StructField) -> Shape:
+    """``shape``, if the model has one: bytes do not tell theirs."""
+    if shape is None:
+        raise DataError(
+            f"the shape of column {field.name!r} cannot be known",
+            expected="a model whose input shape is fixed",
+            received="a subclassed model that has not been built on an input shape",
+            hint="call the model once on an example batch, or start it with keras.Input",
+        )
+    return shape

@@ -1,0 +1,296 @@
+"""The form of what a user gives; the rows that ``fit`` trains and validates on, as one frame.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pyspark.sql import Column
+
+from sparkdl.data import ColumnSpec, DataSpec
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.learner.signature import Signature
+from sparkdl.spark.forms.arrays import ArraysForm
+from sparkdl.spark.forms.fields import expression_error
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
+from sparkdl.spark.forms.rdds import RddForm
+from sparkdl.spark.forms.sources import ROLE, Columns, Source
+from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.running import require_running
+from sparkdl.user_warnings import warn_user
+
+
+def form_of(data: Any) -> Form:
+    """The form of the rows that a user gives; a form itself as it is.
+
+    Raises:
+        ResourceError: The session of a DataFrame has been stopped.
+    """
+    if isinstance(data, Form):
+        return data
+    if is_frame(data):
+        require_running(data.sparkSession)
+        return StreamForm(data) if data.isStreaming else FrameForm(data)
+    if is_rdd(data):
+        return RddForm(data)
+    if kind_of(data) in TableForm.KINDS:
+        return TableForm(data)
+    if isinstance(data, (str, os.PathLike)):
+        return PathForm(os.fspath(data))
+    return ArraysForm(data)
+
+
+def settled(data: Any) -> Any:
+    """Data, or None, as ``fit`` takes them, for several calls; see :meth:`Form.settled`."""
+    return None if data is None else form_of(data).settled()
+
+
+def open_fit_source(
+    data: Any,
+    validation_data: Any,
+    signature: Signature,
+    columns: Columns,
+    *,
+    split: float,
+    seed: int,
+) -> Source:
+    """The rows to train and those to validate on, which travel to the executors in one stage.
+
+    Args:
+        data: See :func:`form_of`.
+        validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
+            for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
+            Or the name of a boolean column of ``data``, true in the rows to validate on.
+        signature: The model's.
+        columns: Which columns mean what.
+        split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
+            the last rows, as in Keras, otherwise a random share.
+        seed: Of the choice of these rows.
+
+    Raises:
+        DataError: The data do not fit the model, or each other.
+        ConfigError: Not a form of data that is known.
+    """
+    form = form_of(data)
+    if isinstance(validation_data, Column):
+        raise expression_error(validation_data, "validation_data")
+    if isinstance(validation_data, str) and form.has_column(validation_data):
+        return _validated_by_column(form, validation_data, signature, columns, split)
+    held_out = None if validation_data is None else form_of(validation_data)
+    parts = form.cut(split, signature) if split and held_out is None else None
+    if parts is not None:
+        (form, held_out), split = parts, 0.0
+    if isinstance(form, PathForm) and (held_out is None or isinstance(held_out, PathForm)):
+        try:
+            return _open_files(form, held_out, signature, columns, split, seed)
+        except NoFileSystemError as error:
+            warn_user(
+                f"the workers cannot read the files by themselves, so Spark does: {error.what}"
+            )
+    if held_out is None:
+        return _add_validation(form.open(signature, columns), None, split, seed)
+    held_out.refuse_frames("validation_data")
+    words = form.words, held_out.words
+    validation = held_out.like(form, signature, columns).open(
+        signature, replace(columns, sample_weight=None)
+    )
+    form, columns = form.weights_apart(columns)
+    source = form.open(signature, columns)
+    if words[0] != words[1]:
+        _check_forms(words, source.spec, validation.spec)
+    return _add_validation(source, validation, split, seed)
+
+
+def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec) -> None:
+    """Refuses arrays beside a DataFrame, say, where that makes them other columns."""
+    if (training.features, training.labels) == (held_out.features, held_out.labels):
+        return
+    raise ConfigError(
+        "validation_data is of another form than the data",
+        expected=f"{forms[0]}, as the data",
+        received=forms[1],
+        hint="validation_split=0.2 takes rows of the data"
+        if forms[1] != "arrays"
+        else "spark.createDataFrame(pandas.DataFrame({...})) makes a DataFrame of arrays",
+    )
+
+
+def _open_files(
+    form: PathForm,
+    held_out: PathForm | None,
+    signature: Signature,
+    columns: Columns,
+    split: float,
+    seed: int,
+) -> Source:
+    """Files that the workers read by themselves; Spark is asked for their schema alone.
+
+    Raises:
+        NoFileSystemError: Only Spark finds them.
+    """
+    sets = [form.files(0)] if held_out is None else [form.files(0), held_out.files(1)]
+    validation = None
+    if held_out is not None:
+        validation = held_out.open(signature, replace(columns, sample_weight=None))
+        if sets[0].kind != sets[1].kind:
+            raise DataError(
+                "validation_data are files of another kind than the training data",
+                expected=sets[0].kind,
+                received=sets[1].kind,
+            )
+    source = form.open(signature, columns)
+    if validation is not None and source.spec.weights:
+        raise DataError(
+            "files to validate on have no sample weights",
+            expected="sample_weight=None, or validation_split",
+            received=f"sample_weight={columns.sample_weight!r}",
+            hint="fit(spark.read.parquet(...), validation_data=...) takes both",
+        )
+    marked = _add_validation(source, validation, split, seed)
+    share = 0.0 if validation is not None else split
+    return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
+
+
+def _validated_by_column(
+    form: Form, name: str, signature: Signature, columns: Columns, split: float
+) -> Source:
+    """Marks the rows in which a boolean column is true (null is false); one pass over the rows."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    data = form.frame()
+    if data is None or split:
+        raise ConfigError(
+            "validation_data names a column that chooses the rows to validate on",
+            expected="a DataFrame, and validation_split=0",
+            received=f"validation_split={split}" if split else type(form.data).__name__,
+        )
+    field = next((f for f in data.schema.fields if f.name == name), None)
+    if field is None or not isinstance(field.dataType, T.BooleanType):
+        raise DataError(
+            f"validation_data names no column of booleans: {name!r}",
+            expected="rows like data, or a boolean column of data, true in those to validate on",
+            received="no such column among " + ", ".join(map(repr, data.schema.names))
+            if field is None
+            else f"a column of type {field.dataType.simpleString()}",
+            hint="F.col(...).cast('boolean')",
+        )
+    source = form.open(signature, columns)
+    held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
+    chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
+    frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
+    spec = replace(source.spec, role_column=ROLE)
+    return Source(frame, spec, source.origin, validates="may")
+
+
+def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
+    """Marks the rows to validate on."""
+    from pyspark.sql import functions as F
+
+    origin = source.origin
+    if validation is not None:
+        origin = None
+        source, validation = _with_weights(source, validation), _with_weights(validation, source)
+        _check_alike(source, validation)
+        frame = _union(
+            source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
+            validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
+        )
+    elif split > 0:
+        role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
+        frame = source.frame.withColumn(ROLE, role)
+    else:
+        return source
+    return Source(frame, replace(source.spec, role_column=ROLE), origin, validates="must")
+
+
+def _with_weights(source: Source, other: Source) -> Source:
+    """The rows with weights of 1, where only the ``other`` rows have weights."""
+    if source.spec.weights or not other.spec.weights:
+        return source
+    frame = source.frame
+    weights = {spec.columns[0]: spec for spec in other.spec.weights.values()}
+    names = dict(zip(wire_names(len(other.spec.columns)), other.spec.columns, strict=True))
+    for name, column in [*names.items()][len(source.spec.columns) :]:
+        kind = other.frame.schema[name].dataType
+        frame = frame.withColumn(name, _ones(weights[column], kind))
+    return replace(
+        source, frame=frame, spec=replace(source.spec, sample_weight=other.spec.sample_weight)
+    )
+
+
+def _ones(weight: ColumnSpec, kind: Any) -> Any:
+    """A column in which each number of a weight is 1."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    if None in weight.shape:
+        raise DataError(
+            "some rows have weights for each position, and the others have none",
+            expected="weights of the same kind for the rows to train and to validate on",
+            received=f"sample_weight {weight.label}, whose length the model does not fix",
+            hint="validation_data=(x, y, sample_weight), or a validation column of data",
+        )
+    shape = [size or 1 for size in weight.shape]
+    if isinstance(kind, T.BinaryType):
+        return F.lit(bytearray(np.ones(shape, weight.source_dtype or weight.dtype).tobytes()))
+    ones = F.lit(1.0)
+    if isinstance(kind, T.ArrayType):
+        for size in reversed(shape):
+            ones = F.array_repeat(ones, size)
+    return ones.cast(kind)
+
+
+def _union(training: Any, validation: Any) -> Any:
+    """The rows of both frames."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        both = training.unionByName(validation)
+        both.schema  # noqa: B018  (Connect finds out only now)
+    except AnalysisException as error:
+        raise DataError(
+            "validation_data has columns of other types than the training data",
+            expected=training.schema.simpleString(),
+            received=validation.schema.simpleString(),
+        ) from error
+    return both
+
+
+def _check_alike(source: Source, validation: Source) -> None:
+    """Refuses validation rows that the training rows' spec would misread."""
+    training, held_out = source.spec, validation.spec
+    if training == held_out:
+        return
+    pairs = list(itertools.zip_longest(training.entries, held_out.entries))
+    other = [(mine, yours) for mine, yours in pairs if mine != yours]
+    one_hot = any(
+        mine and yours and (mine.one_hot is None) != (yours.one_hot is None)
+        for mine, yours in other
+    )
+    raise DataError(
+        "validation_data has other columns than the training data",
+        expected=", ".join(_described(mine) for mine, _ in other),
+        received=", ".join(_described(yours) for _, yours in other),
+        hint="keras.utils.to_categorical(y, classes) makes one-hot vectors of class numbers"
+        if one_hot
+        else "the same kind of data, columns and sample weights for both",
+    )
+
+
+def _described(spec: ColumnSpec | None) -> str:
+    """A column and all that may differ in how it is read."""
+    if spec is None:
+        return "no such column"
+    of = f" of {spec.source_dtype or spec.dtype}"
+    form = "class numbers" if spec.one_hot is not None else spec.kind + of
+    return f"{spec.label} as {form}, shape {spec.shape}"

@@ -1,0 +1,228 @@
+"""RDDs: their elements, ``(x, y)`` or ``LabeledPoint``, as the bytes of arrays.
+
+The driver makes a :class:`PairEncoder` from the model's shapes; executors call it. To predict,
+executors stack inputs with :func:`stack_inputs`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparkdl.data import ColumnSpec, DataSpec
+from sparkdl.errors import DataError
+from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.spark.forms.form import Form
+from sparkdl.spark.forms.matching import one_number_error
+from sparkdl.spark.forms.shared_rows import read_to_end
+from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
+from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.running import require_running_rdd, session_of
+
+
+class RddForm(Form):
+    """An RDD of ``(x, y)`` pairs or ``LabeledPoint``; for ``predict`` one of inputs."""
+
+    words: ClassVar[str] = "an RDD"
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        """A frame of the bytes that executors make of the RDD's elements."""
+        require_running_rdd(self.data)
+        spark = session_of()
+        encoder = pair_encoder(signature)
+        spec = DataSpec(encoder.features, encoder.labels)
+        fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
+        schema = ", ".join([*fields, f"{PROBLEM} string"])
+        with this_interpreter(self.data.context):
+            frame = spark.createDataFrame(self.data.mapPartitions(encoder), schema)
+        return Source(frame, spec)
+
+
+def pair_encoder(signature: Signature) -> PairEncoder:
+    """What turns an RDD's elements into rows of bytes, by the model's own, fixed shapes.
+
+    Raises:
+        DataError: A shape of the model is free.
+    """
+    labels: dict[str, ColumnSpec] = {}
+    for name, spec in signature.outputs.items():
+        if name in signature.optional_labels:
+            continue
+        kind = signature.label_kinds.get(name)
+        if kind == "sparse":
+            shape = spec.shape or (None,)
+            labels[name] = ColumnSpec(
+                (f"label {name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
+                classes=shape[-1], ignored=signature.ignored_classes.get(name),
+            )  # fmt: skip
+        elif kind == "own":
+            labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
+        else:
+            labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
+    return PairEncoder(rdd_features(signature), labels, signature)
+
+
+def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
+    """How an RDD's inputs become arrays: by the model's own, fixed shapes."""
+    return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+
+
+def stack_inputs(
+    rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int
+) -> dict[str, Any]:
+    """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
+    raw: dict[str, list[bytes]] = {name: [] for name in specs}
+    for number, row in enumerate(rows, first_row):
+        x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
+        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
+            x = x[0]
+        for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
+            raw[name].append(content)
+    return {
+        name: np.frombuffer(b"".join(raw[name]), np.dtype(s.dtype)).reshape(len(rows), *s.shape)
+        for name, s in specs.items()
+    }
+
+
+def _fits(x: Any, specs: Mapping[str, ColumnSpec]) -> bool:
+    """Whether ``x`` has the sizes that the inputs want."""
+    if isinstance(x, Mapping):
+        return set(x) == set(specs)
+    parts = x if len(specs) > 1 else [x]
+    if not isinstance(parts, (list, tuple)) or len(parts) != len(specs):
+        return False
+    try:
+        sizes = [int(p.size) if hasattr(p, "size") else int(np.size(p)) for p in parts]
+    except ValueError:
+        return False
+    wanted = [math.prod(d or 0 for d in spec.shape) for spec in specs.values()]
+    return sizes == wanted
+
+
+def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
+    if spec.shape is None or any(d is None for d in spec.shape):
+        raise DataError(
+            f"an RDD needs a model whose {what} shapes are fixed",
+            expected=f"a fixed shape for {what} {spec.name!r}",
+            received=f"shape {spec.shape}",
+            hint="build the model with keras.Input(shape), or use a DataFrame",
+        )
+    prefix = "x" if what == "input" else "label"
+    dtype = spec.dtype if what == "input" else "float32"
+    return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
+
+
+class PairEncoder:
+    """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor).
+
+    The last field is None, or an error that ends the partition: raised here, it would be an
+    error of Spark's, retried and without its beats.
+    """
+
+    def __init__(
+        self,
+        features: dict[str, ColumnSpec],
+        labels: dict[str, ColumnSpec],
+        signature: Signature | None = None,
+    ) -> None:
+        self.features, self.labels, self._signature = features, labels, signature
+
+    def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
+        rows = iter(rows)
+        for number, row in enumerate(rows):
+            try:
+                values = self._encode_row(row, number)
+            except DataError as error:
+                count = len(self.features) + len(self.labels)
+                yield (*[None] * count, pack_problem(error))
+                read_to_end(rows)
+                return
+            yield (*values, None)
+
+    def _encode_row(self, row: Any, number: int) -> list[bytes]:
+        if hasattr(row, "features") and hasattr(row, "label"):
+            x, y = row.features, row.label
+        elif isinstance(row, (tuple, list)) and len(row) == 2:
+            x, y = row
+        else:
+            raise DataError(
+                f"row {number} of a partition is no example",
+                expected="a pair (x, y) or a LabeledPoint",
+                received=f"{type(row).__qualname__}",
+            )
+        return [*_encode(x, self.features, number, "x"), *self._encode_labels(y, number)]
+
+    def _encode_labels(self, y: Any, number: int) -> Iterator[bytes]:
+        if self._signature is not None and np.ndim(y) == 0:
+            for name, spec in self.labels.items():
+                several = math.prod(d or 0 for d in spec.shape) > 1
+                if several and name in self._signature.number_losses:
+                    raise one_number_error(f"y of row {number}", name, self._signature)
+        return _encode(y, self.labels, number, "y")
+
+
+def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:
+    parts = value if isinstance(value, Mapping) else None
+    if parts is None:
+        listed = isinstance(value, (list, tuple)) and len(specs) > 1
+        parts = dict(zip(specs, value if listed else [value], strict=False))
+    if set(parts) != set(specs):
+        raise DataError(
+            f"{side} of row {number} does not fit the model",
+            expected=f"{len(specs)} parts, for {list(specs)}",
+            received=f"{len(parts)}",
+        )
+    for name, spec in specs.items():
+        yield encode_value(parts[name], spec, number)
+
+
+def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
+    """One value as the bytes of the array that the model wants."""
+    try:
+        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # lists of unequal length
+        array = np.asarray(None)
+    if array.dtype.kind not in "biuf":
+        raise DataError(
+            f"row {number}: {spec.label} is no array of numbers",
+            expected=f"numbers of shape {spec.shape}",
+            received=f"{type(value).__qualname__} {str(value)[:60]}",
+        )
+    if None not in spec.shape:
+        size = math.prod(d or 0 for d in spec.shape)
+        if array.size == 1 and size > 1 and spec.label.startswith("'label "):
+            return _one_hot(array, size, spec, number)
+        if array.size != size:
+            raise DataError(
+                f"row {number}: {spec.label} does not fit the model",
+                expected=f"shape {spec.shape}",
+                received=f"shape {array.shape}",
+            )
+    dtype = np.dtype(spec.dtype).newbyteorder("<")
+    with np.errstate(invalid="ignore", over="ignore"):
+        encoded = array.astype(dtype)
+    if dtype.kind in "iu" and not np.array_equal(encoded, array):
+        raise DataError(
+            f"row {number}: {spec.label} is not made of whole numbers",
+            expected=f"values that {spec.dtype} can hold",
+            received=str(array.ravel()[np.flatnonzero(encoded.ravel() != array.ravel())[0]]),
+        )
+    return encoded.tobytes()
+
+
+def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
+    label = float(array.reshape(-1)[0])
+    if not 0 <= label < size or label != int(label):
+        raise DataError(
+            f"row {number}: a label is out of range",
+            expected=f"a class in [0, {size})",
+            received=str(label),
+        )
+    row = np.zeros(size, np.dtype(spec.dtype).newbyteorder("<"))
+    row[int(label)] = 1
+    return row.tobytes()

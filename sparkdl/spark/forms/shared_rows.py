@@ -1,0 +1,139 @@
+"""Rows that the tasks of several fits read from one broadcast; Spark computes them once.
+
+The driver collects the selected columns as Arrow and broadcasts them (:func:`share_rows`). An
+executor gets them once, and a task reads them without a shuffle and without the JVM's rows
+(:func:`batches_of`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.versions import whole_batches
+
+_READ_ON_S = 5.0
+"""Seconds that a task that has ended reads on: a new worker would take longer to come up."""
+
+MOST_BYTES = 256 << 20
+"""Larger data are not broadcast: the driver holds them while it collects them."""
+_SCHEMA = "number int, size long, content binary"
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """Rows that several fits read.
+
+    Args:
+        key: Of these rows, these columns and these roles; no others have it.
+        content: Spark's broadcast of a list of Arrow streams; None for rows that workers read from
+            files by themselves.
+    """
+
+    key: str
+    content: Any = None
+
+    @classmethod
+    def make(cls, content: Any = None) -> SharedRows:
+        """Shared rows under a new key."""
+        return cls(uuid.uuid4().hex, content)
+
+    def destroy(self) -> None:
+        """Frees the broadcast on the driver and on all executors."""
+        if self.content is not None:
+            with contextlib.suppress(Exception):  # the session has ended, and all with it
+                self.content.destroy()
+
+
+def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
+    """Broadcasts the rows of a frame in the order of its partitions; None if they are too large.
+
+    The executors keep the Arrow bytes on their disks until the driver knows how large they are
+    together, and has taken one partition after another: neither the driver nor its JVM ever holds
+    more than the limit.
+
+    Args:
+        frame: Of a classic session.
+        limit_bytes: Of all rows as Arrow.
+    """
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as F
+
+    context = frame.sparkSession.sparkContext
+    with this_interpreter(context):
+        encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA).persist(StorageLevel.DISK_ONLY)
+    try:
+        size = encoded.agg(F.sum("size")).collect()[0][0] or 0
+        if size > limit_bytes:
+            return None
+        streams = [bytes(row.content) for row in encoded.select("content").toLocalIterator()]
+    finally:
+        encoded.unpersist()
+    return SharedRows.make(context.broadcast(streams))
+
+
+def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
+    """On the executor: the rows in a broadcast of :func:`share_rows`."""
+    for stream in content.value:
+        with pa.ipc.open_stream(stream) as reader:
+            yield from reader
+
+
+def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: each batch as bytes; none once a partition is too large."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from sparkdl.spark.forms.shared_rows import encode
+
+        yield from encode(batches, limit_bytes)
+
+    return run
+
+
+def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.RecordBatch]:
+    """On the executor: a partition's batches as Arrow streams, a row each.
+
+    Beyond the limit there is one last row, whose size says so and which has no content; the rest
+    of the partition is not computed.
+    """
+    size = 0
+    for number, batch in enumerate(whole_batches(batches)):
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        content = sink.getvalue().to_pybytes()
+        size += len(content)
+        fits = size <= limit_bytes
+        yield _row(number, len(content) if fits else limit_bytes + 1, content if fits else b"")
+        if not fits:
+            return
+
+
+def _row(number: int, size: int, content: bytes) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([number], pa.int32()),
+            pa.array([size], pa.int64()),
+            pa.array([content], pa.binary()),
+        ],
+        names=["number", "size", "content"],
+    )
+
+
+def read_to_end(rows: Iterator[object]) -> None:
+    """Reads what is left of a task's input, for some seconds at most.
+
+    Spark ends a Python worker that leaves input unread, and with it the framework that the worker
+    has imported. A task that found data that do not fit does leave some.
+    """
+    give_up_at = time.monotonic() + _READ_ON_S
+    for _ in rows:
+        if time.monotonic() > give_up_at:
+            break

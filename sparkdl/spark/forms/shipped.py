@@ -1,0 +1,180 @@
+"""Tables of the driver's process as DataFrames: through its JVM, large ones through files.
+
+The driver's JVM holds the rows of such a frame, and has 1 GiB of memory unless it was given more.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparkdl.data.conform import is_text
+from sparkdl.errors import ResourceError
+from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.launch import interrupts
+from sparkdl.spark.session.running import is_connect, is_local
+from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
+
+_LIMIT_BYTES = 64 << 20
+"""Bytes of tables that may stay in the driver's JVM when nobody uses them any more."""
+_SMALL_BYTES = 32 << 20
+"""A table of this size fits in any JVM."""
+_FILES_SHARE = 0.2
+"""Tables above this share of the JVM's memory go through files, where executors see them."""
+_JVM_SHARE = 0.8
+"""Tables above this share of the JVM's memory do not fit into it beside what works on them."""
+_GROUP_BYTES = 16 << 20
+"""Bytes of a row group in such files: Spark's reader holds the rows of one at a time."""
+_lock = threading.Lock()
+_shipped_bytes = 0
+"""Bytes that were shipped since this module collected garbage last."""
+
+
+class _Folders(threading.local):
+    """Folders of the tables that the call of this thread has written; None outside of a call."""
+
+    def __init__(self) -> None:
+        self.of_call: list[TemporaryFolder] | None = None
+
+
+_folders = _Folders()
+
+
+def ship_table(spark: Any, table: pa.Table) -> Any:
+    """``spark.createDataFrame(table)``; large tables go through files of this machine.
+
+    The driver's JVM holds the rows of such a frame as long as Python has its objects. Those are
+    in reference cycles (py4j's), and nothing tells Python's collector how much the JVM holds, so
+    it would come too late: a fit of 94 MB of arrays, repeated in a notebook, filled the JVM's
+    gigabyte after some ten times. So rows of frames that are gone are given back here.
+
+    Files are removed at the end of the :func:`removes_tables` around the call, else at that of
+    this process.
+
+    Args:
+        spark: A SparkSession.
+        table: The rows.
+
+    Raises:
+        ResourceError: The rows do not fit into the JVM, and there is no way around it.
+    """
+    if table.nbytes > _SMALL_BYTES and not is_connect(spark):
+        memory = _jvm_memory(spark)
+        if table.nbytes > _FILES_SHARE * memory and is_local(spark) and _fits_files(table.schema):
+            return _frame_of_file(spark, table)
+        if table.nbytes > _JVM_SHARE * memory:
+            raise ResourceError(
+                "these rows are too large for the driver's JVM, which has to hold them",
+                expected=f"at most {_JVM_SHARE * memory / 1e6:,.0f} MB, {_JVM_SHARE:.0%} of its "
+                f"memory (spark.driver.memory: {memory / 1e6:,.0f} MB)",
+                received=f"{table.nbytes / 1e6:,.0f} MB in {table.num_rows:,} rows",
+                hint="write them as Parquet files where the executors can read, and give the path "
+                "('hdfs:///data/x.parquet'); or start the session with spark.driver.memory="
+                f"{2 + int(2 * table.nbytes / 2**30)}g",
+            )
+    _give_back(table.nbytes)
+    return frame_of_table(spark, table)
+
+
+@contextlib.contextmanager
+def removes_tables() -> Iterator[None]:
+    """Removes at its end the files of tables that this thread ships inside.
+
+    For calls that leave nobody with a frame of the rows.
+    """
+    outer, _folders.of_call = _folders.of_call, []
+    try:
+        yield
+    finally:
+        inner, _folders.of_call = _folders.of_call, outer
+        for folder in inner or ():
+            folder.close()
+
+
+def _give_back(new_bytes: int) -> None:
+    """Collects garbage if the JVM may hold much of it."""
+    global _shipped_bytes
+    with _lock:
+        full = _shipped_bytes > 0 and _shipped_bytes + new_bytes > _LIMIT_BYTES
+        _shipped_bytes = new_bytes + (0 if full else _shipped_bytes)
+    if full:
+        gc.collect()
+
+
+def _jvm_memory(spark: Any) -> int:
+    """Bytes that the driver's JVM may take for its objects."""
+    with interrupts.held():
+        return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())
+
+
+def _fits_files(schema: pa.Schema) -> bool:
+    """Whether Spark reads the columns from Parquet as it takes them from Arrow."""
+
+    def fits(kind: pa.DataType) -> bool:
+        if pa.types.is_list(kind):
+            return fits(kind.value_type)
+        plain = (
+            pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_string,
+            pa.types.is_binary,
+        )  # fmt: skip
+        return any(is_kind(kind) for is_kind in plain)
+
+    return all(fits(field.type) for field in schema)
+
+
+def _frame_of_file(spark: Any, table: pa.Table) -> Any:
+    """The table as a Parquet file of this machine, and a frame that reads it."""
+    folder = TemporaryFolder()
+    if _folders.of_call is None:
+        atexit.register(folder.close)
+    else:
+        _folders.of_call.append(folder)
+    rows = max(1, _GROUP_BYTES * table.num_rows // table.nbytes)
+    names = table.column_names  # files cannot have all that a frame can: 'a' beside 'A'
+    table = table.rename_columns([f"c{number}" for number in range(len(names))])
+    try:
+        pq.write_table(
+            table, f"{folder.path}/rows.parquet", row_group_size=rows, compression="none",
+            use_dictionary=False, write_statistics=False,
+        )  # fmt: skip
+    except OSError as error:
+        folder.close()
+        raise ResourceError(
+            "rows that are too large for the driver's JVM cannot be written to this machine's disk",
+            expected=f"room for {table.nbytes / 1e6:,.0f} MB in {tempfile.gettempdir()}",
+            received=str(error),
+            hint="set TMPDIR to another folder, or start the session with spark.driver.memory="
+            f"{2 + int(4 * table.nbytes / 2**30)}g or more",
+        ) from error
+    reader = spark.read.schema(spark_schema_of(table.schema))
+    return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)
+
+
+def plain_table(table: pa.Table) -> pa.Table:
+    """A table without Arrow's types of views, dictionaries and half floats."""
+    fields = [field.with_type(_plain_type(field.type)) for field in table.schema]
+    return table.cast(pa.schema(fields))
+
+
+def _plain_type(kind: Any) -> Any:
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if is_text(kind):
+        return pa.string()
+    if str(kind) in ("large_binary", "binary_view"):  # views have a name from pyarrow 16 on
+        return pa.binary()
+    if kind == pa.float16():
+        return pa.float32()
+    if pa.types.is_unsigned_integer(kind):
+        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}[kind.bit_width]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_type(kind.value_type))
+    return kind

@@ -1,0 +1,167 @@
+"""``Source``: a user's rows once they are opened, as a DataFrame and how to read it.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pyspark.sql import Column
+
+from sparkdl.data import DataSpec
+from sparkdl.errors import DataError
+from sparkdl.spark.forms.files import FileInput, FileSet
+from sparkdl.spark.forms.matching import Decoder, InputColumns
+from sparkdl.spark.forms.sequences import Pad
+from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.session.running import is_connect
+from sparkdl.user_warnings import warn_user
+
+ROLE = "__sparkdl_role"
+"""A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
+_PLACE = "__sparkdl_place"
+_SORTS = "spark.sql.execution.sortBeforeRepartition"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns mean what, as the user said it in ``fit`` or ``evaluate``.
+
+    Several names become a list, in whatever form they came, and names by input a dict of these:
+    they are read more than once, and written to model files.
+
+    Raises:
+        DataError: Names of columns in a set.
+    """
+
+    features: InputColumns = "features"
+    label: InputColumns | None = "label"
+    sample_weight: str | Mapping[str, str] | None = None
+    decoder: Decoder | Mapping[str, Decoder] | None = None
+    pad: Pad | None = None
+
+    def __post_init__(self) -> None:
+        for argument in ("features", "label"):
+            object.__setattr__(self, argument, _listed(getattr(self, argument), argument))
+
+
+def _listed(names: Any, argument: str) -> Any:
+    """Several names as a list, also by input; what is no such thing is left to ``make_spec``."""
+    if isinstance(names, Mapping):
+        return {key: _listed(value, argument) for key, value in names.items()}
+    if isinstance(names, (set, frozenset)):
+        raise DataError(
+            f"{argument} names columns in no order",
+            expected="a name, or several in the order in which the model takes them",
+            received=f"a {type(names).__name__}",
+            hint=f"{argument}={sorted(map(str, names))}",
+        )
+    if isinstance(names, (str, Column)) or not isinstance(names, Iterable):
+        return names
+    return [str(name) if isinstance(name, str) else name for name in names]  # np.str_ is a str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Selected columns of the user's data under their wire names, and how to read them.
+
+    Args:
+        frame: The selected columns.
+        spec: How to read them.
+        origin: The user's own frame, if ``frame`` has its partitions.
+        files: From which the workers read the rows by themselves; then nobody reads ``frame``.
+        split: Share of the files' rows to validate on.
+        seed: Of the choice of these rows.
+        shared: The rows for several fits with one worker each, which then do not read ``frame``.
+        validates: Whether there must be rows to validate on, or may be (where a column chooses
+            them); None without.
+    """
+
+    frame: Any
+    spec: DataSpec
+    origin: Any = None
+    files: tuple[FileSet, ...] = ()
+    split: float = 0.0
+    seed: int = 0
+    shared: SharedRows | None = None
+    validates: Literal["must", "may"] | None = None
+
+    @property
+    def spark(self) -> Any:
+        """The session."""
+        return self.frame.sparkSession
+
+    def dealt(self, num_workers: int) -> FileInput | None:
+        """The parts of the files that each worker reads; None for rows that come from Spark."""
+        if not self.files:
+            return None
+        return FileInput.dealt(self.files, num_workers, self.split, self.seed)
+
+    def spread(self, num_workers: int, *, in_order: bool = False) -> Any:
+        """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
+
+        Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that
+        read files or shared rows by themselves get a partition each that says nothing.
+
+        Args:
+            num_workers: How many partitions.
+            in_order: See :func:`dealt`.
+        """
+        if self.files or self.shared is not None:
+            return self.spark.range(0, num_workers, 1, num_workers)
+        if self.origin is not None and not is_connect(self.spark):
+            level = self.origin.storageLevel
+            cached = level.useMemory or level.useDisk
+            # The user's frame keeps its plan between fits; that of our selection is new each time.
+            if cached and self.origin.rdd.getNumPartitions() == num_workers:
+                return self.frame
+        return dealt(self.frame, num_workers, in_order=in_order)
+
+    def warn_of_chance(self, *, repartition: bool) -> None:
+        """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
+
+        Spark Connect does not say.
+
+        Args:
+            repartition: Whether they are to be dealt to the workers.
+        """
+        frame = self.origin
+        if self.files or frame is None or is_connect(self.spark):
+            return
+        level = frame.storageLevel
+        kept = level.useMemory or level.useDisk  # its plan may be from before
+        if not (kept or frame._jdf.queryExecution().withCachedData().deterministic()):
+            warn_user(
+                "the rows are computed by chance (rand(), uuid(), a non-deterministic function, or "
+                "an aggregate such as first() or collect_list()): another fit, and a worker that "
+                "is started again, may see other rows. Write them to files first, or cache them: "
+                "df.cache()"
+            )
+        elif repartition and self.spark.conf.get(_SORTS, "true").lower() == "false":
+            warn_user(
+                f"{_SORTS} is false: Spark deals the rows to the workers by the order in which "
+                "they arrive, so another fit, and a worker that is started again, may see other "
+                "rows"
+            )
+
+
+def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
+    """The rows dealt in turn to ``num_workers`` partitions.
+
+    Which rows a partition gets is decided by what the rows hold (Spark sorts them by their hash
+    before it deals them), in which order they arrive there by chance.
+
+    Args:
+        frame: Of the rows.
+        num_workers: How many partitions.
+        in_order: Whether the rows of each partition have the order that they have in the frame.
+    """
+    if not in_order:
+        return frame.repartition(num_workers)
+    from pyspark.sql import functions as F
+
+    numbered = frame.withColumn(_PLACE, F.monotonically_increasing_id())
+    return numbered.repartition(num_workers).sortWithinPartitions(_PLACE).drop(_PLACE)

@@ -1,0 +1,141 @@
+"""Files that workers read by themselves: every row once, roles, folders, broken files."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyarrow import feather
+
+from sparkdl.data import ColumnSpec, DataSpec, read_partition
+from sparkdl.data.shards import deal
+from sparkdl.data.tfrecord.encoding import encode_batch
+from sparkdl.errors import ConfigError, DataError, ResourceError
+from sparkdl.files.streams import find_files
+from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
+from sparkdl.spark.forms.wire import ONES
+
+SPEC = DataSpec(
+    {"x": ColumnSpec(("features",), (4,))},
+    {"y": ColumnSpec(("label",), (), "int64", "scalars", classes=1000)},
+)
+
+
+def rows(first: int, count: int) -> pa.RecordBatch:
+    labels = np.arange(first, first + count)
+    values = np.repeat(labels[:, None], 4, 1).astype(np.float32)
+    column = pa.FixedSizeListArray.from_arrays(pa.array(values.ravel()), 4)
+    return pa.RecordBatch.from_pydict(
+        {"extra": pa.array(["x"] * count), "label": pa.array(labels),
+         "features": column.cast(pa.list_(pa.float32()))}
+    )  # fmt: skip
+
+
+def write(folder: Path, kind: str, counts: list[int]) -> FileSet:
+    first, schema = 0, pa.schema([])
+    for number, count in enumerate(counts):
+        batch = rows(first, count)
+        path = folder / f"part-{number}.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_batches([batch]), path, row_group_size=10)
+        elif kind == "arrow":
+            feather.write_feather(pa.Table.from_batches([batch]), str(path), chunksize=10)
+        else:
+            path.write_bytes(encode_batch(batch, "Example"))
+            schema = batch.schema
+        first += count
+    assert kind_of_path(str(folder)) == kind
+    return FileSet(kind, tuple(find_files(f"{folder}/*.{kind}")), schema)  # type: ignore[arg-type]
+
+
+def labels_of(files: FileInput, rank: int, spec: DataSpec = SPEC) -> list[int]:
+    return [label for b in files.batches(rank, spec) for label in b.column("label").to_pylist()]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_every_row_goes_to_one_worker(tmp_path: Path, kind: str, workers: int) -> None:
+    files = FileInput.dealt([write(tmp_path, kind, [35, 3, 80, 0, 40])], workers, 0.0, 0)
+    found = [labels_of(files, rank) for rank in range(workers)]
+    assert sorted(chain.from_iterable(found)) == list(range(158))
+    if kind != "tfrecord" and workers < 7:
+        assert max(map(len, found)) - min(map(len, found)) <= 20
+
+
+def test_shards_are_dealt_by_size() -> None:
+    sizes = [7, 1, 9, 3, 3, 8, 2, 1, 6]
+    hands = deal(list(range(9)), sizes, 3)
+    loads = [sum(sizes[i] for i in hand) for hand in hands]
+    assert sorted(chain.from_iterable(hands)) == list(range(9))
+    assert max(loads) - min(loads) <= 2
+    assert deal(["a"], [1], 3) == [["a"], [], []]
+
+
+def test_roles_do_not_depend_on_the_dealing(tmp_path: Path) -> None:
+    import dataclasses
+
+    spec = dataclasses.replace(SPEC, role_column="role")
+    files = write(tmp_path, "tfrecord", [200, 100, 50])
+    validated = []
+    for workers in (1, 3):
+        dealt = FileInput.dealt([files], workers, 0.25, 7)
+        held = set()
+        for rank in range(workers):
+            for batch in dealt.batches(rank, spec):
+                table = pa.Table.from_batches([batch]).to_pydict()
+                held |= {n for n, r in zip(table["label"], table["role"], strict=True) if r}
+        validated.append(held)
+    assert validated[0] == validated[1]
+    assert 50 < len(validated[0]) < 130
+    other = FileSet("tfrecord", files.files[:1], files.schema, role=1)
+    dealt = FileInput.dealt([files, other], 2, 0.0, 0)
+    roles = [b.column("role").to_pylist() for rank in (0, 1) for b in dealt.batches(rank, spec)]
+    assert sorted(chain.from_iterable(roles)) == [0] * 350 + [1] * 200
+
+
+def test_folders_and_weights_of_one(tmp_path: Path) -> None:
+    folder = tmp_path / "label=7"
+    folder.mkdir()
+    batch = rows(0, 5).select(["features"])
+    pq.write_table(pa.Table.from_batches([batch]), folder / "a.parquet")
+    files = FileSet("parquet", tuple(find_files(str(tmp_path))), rows(0, 1).schema)
+    spec = DataSpec(SPEC.features, SPEC.labels, ColumnSpec((ONES,), (), kind="scalars"))
+    batch = next(FileInput.dealt([files], 1, 0.0, 0).batches(0, spec))
+    assert batch.column("label").to_pylist() == [7] * 5
+    assert batch.column(ONES).to_pylist() == [1.0] * 5
+    folder.rename(tmp_path / "label=__HIVE_DEFAULT_PARTITION__")  # Spark's folder for nulls
+    files = FileSet("parquet", tuple(find_files(f"file://{tmp_path}")), rows(0, 1).schema)
+    batch = next(FileInput.dealt([files], 1, 0.0, 0).batches(0, spec))
+    assert batch.column("label").to_pylist() == [None] * 5
+    with pytest.raises(ResourceError, match="names the machine"):
+        find_files("file://elsewhere/a.parquet")
+
+
+def test_more_rows_than_the_budget_are_spilled_in_blocks(tmp_path: Path) -> None:
+    files = FileInput.dealt([write(tmp_path, "parquet", [900])], 1, 0.0, 0)
+    with read_partition(files.batches(0, SPEC), SPEC, 2000, str(tmp_path)) as partition:
+        assert partition.train.storage.block_rows is not None
+        batch = partition.train.take(np.arange(900))
+        assert batch.y["y"].tolist() == list(range(900))
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    files = write(tmp_path, "parquet", [20])
+    Path(files.files[0].path).write_bytes(b"PAR1 and no more")
+    with pytest.raises(DataError, match=r"part-0\.parquet cannot be read"):
+        FileInput.dealt([files], 1, 0.0, 0)
+    with pytest.raises(ResourceError, match="no files at"):
+        find_files(str(tmp_path / "*.orc"))
+    (tmp_path / "a.csv").write_text("a")
+    with pytest.raises(ConfigError, match="cannot be seen what the files"):
+        kind_of_path(str(tmp_path / "a.csv"))
+    other = tmp_path / "other"
+    other.mkdir()
+    pq.write_table(pa.table({"label": [1]}), other / "b.parquet")
+    wrong = FileSet("parquet", tuple(find_files(str(other))), pa.schema([]))
+    with pytest.raises(DataError, match="'features'"):
+        labels_of(FileInput.dealt([wrong], 1, 0.0, 0), 0)
