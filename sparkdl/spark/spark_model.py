@@ -226,7 +226,8 @@ class SparkModel(ModelInference):
             self._require_first_of_ensemble(checkpoint_dir)
             validates = validation_data is not None or bool(validation_split)
             call = FitCall(
-                check_callbacks(callbacks, validates=validates), require_flag("profile", profile), sinks,
+                check_callbacks(callbacks, validates=validates),
+                require_flag("profile", profile), sinks,
                 None if timeline is None else require_path("timeline", timeline), began_at,
                 FitArguments(
                     epochs, batch_size, verbose, validation_split, shuffle, checkpoint_dir, resume,
