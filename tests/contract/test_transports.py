@@ -580,16 +580,16 @@ def test_a_client_keeps_its_id_over_many_reconnects() -> None:
             quick = replace(QUICK, heartbeat_s=0.02)  # each beat is one more connection
             with connect(endpoint, "http", rank=0, layout=LAYOUT, timeouts=quick) as client:
                 client.join()
-                for _ in range(100):
+                for _ in range(60):
                     client.buffer[...] = 1
                     client.push_pull(STEP)
-                np.testing.assert_array_equal(client.buffer[:3], 100.0)
-                assert proxy.connections > 100
+                np.testing.assert_array_equal(client.buffer[:3], 60.0)
+                assert proxy.connections > 60
                 with server.driver() as driver:  # is not locked out
-                    assert driver.status().commits == 100
+                    assert driver.status().commits == 60
                 with open_driver(endpoint, limits_of(LAYOUT), mode="http") as driver:
-                    for _ in range(100):
-                        assert driver.status().commits == 100
+                    for _ in range(60):
+                        assert driver.status().commits == 60
                 client.session.finish()
 
 

@@ -109,6 +109,7 @@ def test_two_optimizers_in_one_step(found: list[dict[str, Any]]):
         assert max(apart.values(), default=0.0) <= 1e-5, apart
 
 
+@pytest.mark.slow  # unit/learner/test_distributed_optimizer.py is a world of one in this process
 def test_a_world_of_one_takes_the_same_path():
     (told,) = run_ranks(
         1,

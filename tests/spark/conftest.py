@@ -24,7 +24,7 @@ def spark() -> Iterator[Any]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.executorEnv.PYTHONPATH", f"{root}:{root}/tests")
+        .config("spark.executorEnv.PYTHONPATH", f"{root}:{root}/tests:{root}/tests/start")
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
         .config("spark.task.reaper.enabled", "true")
         .getOrCreate()

@@ -11,8 +11,8 @@ from scripted import run_script
 @pytest.mark.parametrize(
     ("backend", "modes"),
     [
-        ("torch", ("synchronous", "allreduce")),
-        pytest.param("torch", ("asynchronous",), marks=pytest.mark.slow),
+        ("torch", ("allreduce",)),
+        pytest.param("torch", ("asynchronous", "synchronous"), marks=pytest.mark.slow),
         pytest.param("jax", ("asynchronous", "synchronous", "allreduce"), marks=pytest.mark.slow),
     ],
 )

@@ -31,11 +31,14 @@ def classes(count: int, n: int = N) -> np.ndarray:
 
 
 def frame(spark: Any, rows: list[Any], schema: Any) -> Any:
-    """A DataFrame of two uneven partitions."""
+    """A DataFrame of two uneven partitions; cached: else a second Python worker for each task
+    makes the rows, and in turn imports the framework."""
     rdd = spark.sparkContext.parallelize(rows[:30], 1).union(
         spark.sparkContext.parallelize(rows[30:], 1)
     )
-    return spark.createDataFrame(rdd, schema)
+    made = spark.createDataFrame(rdd, schema).cache()
+    made.count()
+    return made
 
 
 def compiled(model: Any, loss: Any = "mse", **options: Any) -> Any:
@@ -359,7 +362,10 @@ def test_sample_weights(spark: Any) -> None:
     check(lambda: dense(4, weighted_metrics=["mae"]), df, x, y, weight, fit=True, sample_weight="w")
 
 
-@pytest.mark.parametrize("weights", ["w", {"price": "w"}, "f0"])
+@pytest.mark.parametrize(
+    "weights",
+    [{"price": "w"}, *(pytest.param(name, marks=pytest.mark.slow) for name in ("w", "f0"))],
+)
 def test_sample_weights_are_not_for_validation_data(spark: Any, weights: Any) -> None:
     """As in Keras; also for one output of two, and where the weight is a feature, too."""
     x, w = np.abs(arrays(2)), np.abs(arrays(seed=4))
@@ -647,10 +653,15 @@ def classifier(name: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "mode"),
     [
-        ("subclassed", "asynchronous"), ("subclassed list", "asynchronous"),
-        ("custom", "asynchronous"), ("convolution", "asynchronous"), ("lstm", "asynchronous"),
-        ("embedding", "asynchronous"), ("two inputs", "asynchronous"),
-        ("custom", "synchronous"), ("subclassed", "hogwild"),
+        ("subclassed", "asynchronous"), ("two inputs", "asynchronous"), ("custom", "synchronous"),
+        *(  # tests/parity draws such models, without a JVM
+            pytest.param(name, mode, marks=pytest.mark.slow)
+            for name, mode in (
+                ("subclassed list", "asynchronous"), ("custom", "asynchronous"),
+                ("convolution", "asynchronous"), ("lstm", "asynchronous"),
+                ("embedding", "asynchronous"), ("subclassed", "hogwild"),
+            )
+        ),
     ],
 )  # fmt: skip
 def test_models_of_every_kind_train(spark: Any, name: str, mode: str) -> None:

@@ -48,7 +48,7 @@ def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("stops", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_averaged_weights_are_those_of_keras_also_after_a_stop(
     digits_df: Any, digits: Any, mode: str, stops: bool
 ) -> None:
@@ -103,7 +103,7 @@ def test_steps_per_epoch_are_batches_of_each_worker(digits_df: Any) -> None:
 @pytest.mark.parametrize(
     ("mode", "options"),
     [
-        ("asynchronous", {"frequency": 3}),
+        pytest.param("asynchronous", {"frequency": 3}, marks=pytest.mark.slow),
         ("asynchronous", {"rule": "aeasgd"}),  # whose workers never have the server's weights
         ("hogwild", {}),
     ],
@@ -276,7 +276,13 @@ def text_model(inputs: list[str], whole: bool = False) -> Any:
     return model
 
 
-@pytest.mark.parametrize("kind", ["pandas", "polars", "Arrow", "lists", "Spark"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("pandas", "lists", "Spark"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("polars", "Arrow")),
+    ],
+)
 def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
     words, labels = texts()
     frame = pd.DataFrame({"text": words, "label": labels})

@@ -79,6 +79,7 @@ def test_a_resumed_fit_is_as_one_that_was_not_ended(spark: Any, tmp_path: Path, 
             np.testing.assert_allclose(given.numpy(), wanted.numpy(), atol=1e-5)
 
 
+@pytest.mark.slow  # the others here hold the same limits without Connect
 @needs_spark(4, 0, "its packages have no Connect server")
 def test_a_large_model_over_connect() -> None:
     """Neither the plan with the model, nor what comes back, is larger than Spark's limits."""

@@ -96,7 +96,8 @@ def test_allreduce_and_custom_loops(tmp_path: Path) -> None:
     assert len(figures(notebook)) == 1
 
 
-@pytest.mark.parametrize("where", ["classic", pytest.param("connect", marks=pytest.mark.slow)])
+@pytest.mark.slow  # ml/test_ml_docs.py runs the page about pipelines, which has the same steps
+@pytest.mark.parametrize("where", ["classic", "connect"])
 def test_pipelines(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if where == "connect":
         monkeypatch.setenv("SPARK_REMOTE", "local-cluster[2,1,2048]")

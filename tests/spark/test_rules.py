@@ -29,12 +29,17 @@ def losses(
     ("rule", "options"),
     [
         ("adam", {"rate": 0.003}),
-        ("dynsgd", {}),
-        ("dc_asgd", {}),
         ("eamsgd", {"frequency": 8}),
-        (AEASGD(rho=1.0, learning_rate=0.4), {"frequency": 4}),
         ("diloco", {"mode": "synchronous", "frequency": 5}),
-        ("averaging", {"mode": "synchronous"}),
+        *(  # one of each kind is tried above
+            pytest.param(rule, options, marks=pytest.mark.slow)
+            for rule, options in (
+                ("dynsgd", {}),
+                ("dc_asgd", {}),
+                (AEASGD(rho=1.0, learning_rate=0.4), {"frequency": 4}),
+                ("averaging", {"mode": "synchronous"}),
+            )
+        ),
     ],
     ids=str,
 )

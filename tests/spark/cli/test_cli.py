@@ -157,11 +157,12 @@ def test_run_a_script_on_ranks(
         "assert __name__ == '__main__' and sys.argv[1:] == ['--to', '3']\n"
         "print('total', total)\nsys.exit(0)\n"
     )
-    assert cli.main(["run", "-np", "2", str(script), "--to", "3"]) == cli.OK
+    command = ["run", "-np", "2", "--communicator", "builtin", str(script)]
+    assert cli.main([*command, "--to", "3"]) == cli.OK
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("total 3.0") == 2
     script.write_text("import sys\nsys.exit(4)\n")
-    assert cli.main(["run", "-np", "2", str(script)]) == cli.FAILED
+    assert cli.main(command) == cli.FAILED
     assert "exit status 4" in capsys.readouterr().err
 
 

@@ -80,7 +80,11 @@ def assert_steps_of_one_process(model: Any, digits: Any, optimizer: str, steps: 
 
 @pytest.mark.parametrize(
     ("communicator", "optimizer"),
-    [("builtin", "momentum"), ("builtin", "adamw"), ("horovod", "adam")],
+    [
+        ("builtin", "momentum"),
+        pytest.param("builtin", "adamw", marks=pytest.mark.slow),
+        ("horovod", "adam"),
+    ],
     indirect=["communicator"],
 )
 def test_whole_batches_take_the_steps_of_one_process(
@@ -131,9 +135,9 @@ def test_callbacks_see_and_steer_the_run(digits_df: Any) -> None:
     ("mode", "frequency"),
     [
         ("allreduce", "batch"),
-        ("asynchronous", "batch"),
+        pytest.param("asynchronous", "batch", marks=pytest.mark.slow),
         ("asynchronous", 100),  # a window of several stacks
-        ("synchronous", "batch"),
+        pytest.param("synchronous", "batch", marks=pytest.mark.slow),
     ],
 )
 def test_a_callback_stops_in_the_middle_of_an_epoch(

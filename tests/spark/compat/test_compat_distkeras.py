@@ -97,11 +97,11 @@ def test_the_workflow_of_dist_keras_notebooks(table: Any) -> None:
     [
         (AveragingTrainer, {}),
         (DOWNPOUR, {"communication_window": 3}),
-        pytest.param(ADAG, {}, marks=pytest.mark.slow),  # DOWNPOUR with another rule, see below
-        pytest.param(DynSGD, {}, marks=pytest.mark.slow),
-        (AEASGD, {}),
         (EAMSGD, {"momentum": 0.8}),
-        (Experimental, {}),
+        *(  # DOWNPOUR, or EAMSGD, with another rule: see below
+            pytest.param(trainer, {}, marks=pytest.mark.slow)
+            for trainer in (ADAG, DynSGD, AEASGD, Experimental)
+        ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

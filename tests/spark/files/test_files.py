@@ -226,13 +226,11 @@ def test_files_of_a_system_that_only_spark_knows_train_and_feed(
 
     said = pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves")
     with said if kind == "parquet" else contextlib.nullcontext():
-        assert (
-            sum(sparkdl.run(take, num_workers=2, data=path, feeding=Feeding(uneven="keep")))
-            == count
-        )
+        options: dict[str, Any] = {"num_workers": 2, "communicator": "builtin"}
+        assert sum(sparkdl.run(take, data=path, feeding=Feeding(uneven="keep"), **options)) == count
     (tmp_path / "behind" / f"rows.{kind}").rename(tmp_path / "behind" / "unnamed")
     if kind == "parquet":  # the names of the files say it; those of written TFRecords do not
-        assert sum(sparkdl.run(take, num_workers=2, data=f"{mounted}/unnamed")) > 0
+        assert sum(sparkdl.run(take, data=f"{mounted}/unnamed", **options)) > 0
 
 
 @pytest.fixture
@@ -295,7 +293,7 @@ def test_what_only_python_reads_is_never_taken_from_another_place(
 
     options: dict[str, Any] = {"data": f"{folder}/rows.parquet", "feeding": Feeding(uneven="keep")}
     with pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves"):
-        assert sum(sparkdl.run(take, num_workers=2, **options)) == 300
+        assert sum(sparkdl.run(take, num_workers=2, communicator="builtin", **options)) == 300
 
 
 class Denied(fsspec.AbstractFileSystem):

@@ -30,8 +30,17 @@ def files(spark: Any, digits_df: Any, tmp_path_factory: pytest.TempPathFactory) 
     return folder
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [  # who reads a file does not know the mode
+        ("parquet", "synchronous"),
+        ("arrow", "allreduce"),
+        ("tfrecord", "synchronous"),
+        pytest.param("parquet", "allreduce", marks=pytest.mark.slow),
+        pytest.param("arrow", "synchronous", marks=pytest.mark.slow),
+        pytest.param("tfrecord", "allreduce", marks=pytest.mark.slow),
+    ],
+)
 def test_files_train_as_their_frame_does(spark: Any, files: Path, kind: str, mode: str) -> None:
     path = str(files / f"rows.{kind}")
     model = SparkModel(make_mlp(), mode=mode, num_workers=2, limits=Limits(memory_budget_mb=1))

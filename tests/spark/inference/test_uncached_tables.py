@@ -17,7 +17,7 @@ from sparkdl import SparkModel
 from sparkdl.spark.inference.function import SETTING
 
 N = 24
-FORMATS = ("parquet", "orc")
+FORMATS = ("parquet", pytest.param("orc", marks=pytest.mark.slow))
 
 
 @pytest.fixture(scope="module")

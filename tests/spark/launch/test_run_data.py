@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from pyarrow import feather
 import sparkdl
 from sparkdl import Feeding, Limits
 from sparkdl.errors import ConfigError, WorkerError
+
+run = partial(sparkdl.run, communicator="builtin")
+"""'auto' imports TensorFlow on each rank, to see whether Horovod is there."""
 
 
 def test_every_rank_takes_equal_steps(spark: Any) -> None:
@@ -56,7 +60,7 @@ def test_ranks_without_rows_join_the_others(spark: Any, tmp_path: Path) -> None:
             sizes.append(len(batch["id"]))
         return total[0] / total[1], sizes
 
-    ranks = sparkdl.run(mean, num_workers=2, data=path, feeding=Feeding(uneven="join"), spark=spark)
+    ranks = run(mean, num_workers=2, data=path, feeding=Feeding(uneven="join"), spark=spark)
     assert ranks == [(50.0, [50, 0]), (50.0, [50, 1])]
 
 
@@ -72,9 +76,7 @@ def test_a_frame_without_rows_gives_an_empty_feed(spark: Any, uneven: Any) -> No
     local = pd.DataFrame({"x": np.zeros(0)})
     frames = [rows.where("x > 1000"), rows.limit(0), rows.where("1 = 0"), local]
     for data in frames if uneven == "drop" else frames[1:2]:
-        ranks = sparkdl.run(
-            take, num_workers=2, data=data, feeding=Feeding(uneven=uneven), spark=spark
-        )
+        ranks = run(take, num_workers=2, data=data, feeding=Feeding(uneven=uneven), spark=spark)
         assert ranks == [(0, True, []), (1, True, [])]
 
 
@@ -84,7 +86,7 @@ def test_a_frame_without_rows_beside_parameter_servers(spark: Any) -> None:
 
     rows = spark.range(4).limit(0)
     for on_driver in (True, False):
-        ranks = sparkdl.run(
+        ranks = run(
             take, data=rows, roles={"worker": 1, "ps": 1}, ps_on_driver=on_driver, spark=spark
         )
         assert ranks[0] == []
@@ -99,9 +101,7 @@ def test_parquet_files_by_their_path(spark: Any, tmp_path: Path, column: str) ->
     def take(feed: Any) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in feed]
 
-    shares = sparkdl.run(
-        take, num_workers=2, data=path, feeding=Feeding(uneven="keep"), spark=spark
-    )
+    shares = run(take, num_workers=2, data=path, feeding=Feeding(uneven="keep"), spark=spark)
     rows = sorted(row for share in shares for row in share)
     assert [row[:2] for row in rows] == [(n, [n, 2.0]) for n in range(101)]
     if "text" in column:  # read by the ranks; Spark deals the others
@@ -121,10 +121,10 @@ def test_arrow_files_by_their_path(spark: Any, tmp_path: Path) -> None:
         return seen
 
     path = str(tmp_path / "rows.feather")
-    first, second = sparkdl.run(take, num_workers=2, data=path, epochs=2, spark=spark)
+    first, second = run(take, num_workers=2, data=path, epochs=2, spark=spark)
     assert first == [*range(50)] * 2
     assert second == [*range(50, 100)] * 2
-    first, second = sparkdl.run(
+    first, second = run(
         take, num_workers=2, data=path, shuffle=True, feeding=Feeding(uneven="keep")
     )
     assert sorted(first + second) == list(range(101))
@@ -137,11 +137,11 @@ def test_a_function_that_fails_while_it_is_fed_raises_here(spark: Any) -> None:
         raise ValueError("bad row in the middle")
 
     with pytest.raises(WorkerError, match="bad row in the middle"):
-        sparkdl.run(fail, num_workers=2, data=spark.range(100), epochs=None)
+        run(fail, num_workers=2, data=spark.range(100), epochs=None)
     with pytest.raises(ConfigError, match="cannot be fed"):
-        sparkdl.run(fail, num_workers=2, data=[1, 2, 3])
+        run(fail, num_workers=2, data=[1, 2, 3])
     with pytest.raises(ConfigError, match="uneven"):
-        sparkdl.run(fail, num_workers=2, data=spark.range(3), feeding=Feeding(uneven="split"))
+        run(fail, num_workers=2, data=spark.range(3), feeding=Feeding(uneven="split"))
 
 
 def test_frameworks_take_the_feed(spark: Any) -> None:
@@ -151,10 +151,7 @@ def test_frameworks_take_the_feed(spark: Any) -> None:
             rows += int(batch["id"].shape[0])
         return rows, feed.epoch
 
-    assert (
-        sparkdl.run(train, num_workers=2, data=spark.range(64), feeding=Feeding(uneven="pad"))[0][1]
-        == 1
-    )
+    assert run(train, num_workers=2, data=spark.range(64), feeding=Feeding(uneven="pad"))[0][1] == 1
 
 
 def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
@@ -169,14 +166,12 @@ def test_a_function_that_takes_no_rows_is_given_up(spark: Any) -> None:
     df = spark.range(100)
     begun = time.monotonic()
     with pytest.raises(WorkerError, match="a function that is fed takes no rows") as caught:
-        sparkdl.run(work, (True,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1))
+        run(work, (True,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1))
     assert time.monotonic() - begun < 30
     assert "time.sleep(0.1)" in str(caught.value)
-    assert sparkdl.run(
-        work, (False,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1)
-    ) == [10, 10]
+    assert run(work, (False,), num_workers=2, data=df, limits=Limits(stall_timeout_s=1)) == [10, 10]
     with pytest.raises(ConfigError, match="stall_timeout_s"):
-        sparkdl.run(work, (False,), num_workers=2, limits=Limits(stall_timeout_s=1))
+        run(work, (False,), num_workers=2, limits=Limits(stall_timeout_s=1))
 
 
 def test_a_function_is_watched_without_being_asked_for(spark: Any) -> None:
@@ -189,11 +184,11 @@ def test_a_function_is_watched_without_being_asked_for(spark: Any) -> None:
         feed.terminate()
         return threading.current_thread() is threading.main_thread()
 
-    assert sparkdl.run(tell, num_workers=1, data=spark.range(4)) == [False], "it is watched"
-    assert sparkdl.run(
-        tell, num_workers=1, data=spark.range(4), limits=Limits(stall_timeout_s=None)
-    ) == [True]
-    assert sparkdl.run(int, num_workers=1) == [0]
+    assert run(tell, num_workers=1, data=spark.range(4)) == [False], "it is watched"
+    assert run(tell, num_workers=1, data=spark.range(4), limits=Limits(stall_timeout_s=None)) == [
+        True
+    ]
+    assert run(int, num_workers=1) == [0]
 
 
 def test_rows_go_to_the_first_ranks_alone(spark: Any, tmp_path: Path) -> None:
@@ -204,9 +199,7 @@ def test_rows_go_to_the_first_ranks_alone(spark: Any, tmp_path: Path) -> None:
     one_row_each = spark.range(0, 20, 1, 20)
     spark.range(21).write.parquet(str(tmp_path / "rows"))
     for data, count in ((one_row_each, 20), (str(tmp_path / "rows"), 21)):
-        shares = sparkdl.run(
-            take, data=data, roles=roles, feeding=Feeding(uneven="keep"), spark=spark
-        )
+        shares = run(take, data=data, roles=roles, feeding=Feeding(uneven="keep"), spark=spark)
         taken = [share or [] for share in shares]
         assert sorted(number for share in taken for number in share) == list(range(count))
         assert taken[2] == taken[3] == []

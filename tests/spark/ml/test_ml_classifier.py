@@ -57,7 +57,8 @@ def test_digits_in_a_pipeline_loaded_in_a_fresh_process(
     x, y = digits
     names = [f"pixel {i}" for i in range(64)]
     rows = [(*map(float, x[i]), float(y[i])) for i in range(len(x))]
-    frame = spark.createDataFrame(rows, [*names, "label"])
+    schema = ", ".join(f"`{name}` double" for name in [*names, "label"])
+    frame = spark.createDataFrame(rows, schema).repartition(2).cache()
     train, test = frame.randomSplit([0.8, 0.2], seed=1)
     pipeline = Pipeline(
         stages=[

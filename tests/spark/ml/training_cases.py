@@ -107,6 +107,9 @@ def case_every_way_of_training(spark: Any, folder: Path) -> None:
         estimator = quick(epochs=1, checkpointDir=path, **settings)
         first = estimator.fit(frame)
         assert len(first.history["loss"]) == 1, settings
+        assert np.isfinite(first.history["loss"]).all()
+        if "rule" not in settings:  # one with a server and one without go on
+            continue
         onwards = estimator.setResume(True).setEpochs(3).fit(frame)
         assert len(onwards.history["loss"]) == 2, settings
         steps = [int(stage.model.optimizer.iterations) for stage in (first, onwards)]

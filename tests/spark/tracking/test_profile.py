@@ -98,7 +98,9 @@ def test_rows_that_are_slow_to_come(spark: Any, digits_df: Any) -> None:
     assert cause_of(spark_model) == "slow reader"
 
 
-@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+@pytest.mark.parametrize(
+    "mode", ["synchronous", pytest.param("asynchronous", marks=pytest.mark.slow)]
+)
 def test_a_worker_that_is_slow(digits_df: Any, mode: str) -> None:
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(1)])
     model.compile("sgd", SlowOnRank1())

@@ -31,7 +31,10 @@ from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import process_dashboard
 
 
-@pytest.mark.parametrize("mode", ["asynchronous", "synchronous", "allreduce"])
+@pytest.mark.parametrize(
+    "mode",
+    ["asynchronous", pytest.param("synchronous", marks=pytest.mark.slow), "allreduce"],
+)
 def test_sinks_hear_of_metrics_and_workers_and_the_timeline_has_all_of_their_time(
     digits_df: Any, mode: str, tmp_path: Path
 ) -> None:
