@@ -88,8 +88,7 @@ class Form(ABC):
         return self
 
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
-        """The rows with weights that are no feature or label, too: rows to validate on have
-        others."""
+        """The rows with weights in columns that are no feature or label, too."""
         return self, columns
 
     def refuse_frames(self, argument: str) -> None:
