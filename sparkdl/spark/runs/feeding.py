@@ -207,10 +207,10 @@ def check_streaming(data: Any, feeding: Feeding) -> None:
         raise ConfigError(
             "run is told how to read a stream, and has none",
             expected="data=<a streaming DataFrame> for checkpoint_dir and trigger",
-            received=f"data={type(data).__name__}",
+            received=f"data={type(form.data).__name__}",
             hint="spark.readStream makes a streaming DataFrame",
         )
-    if is_connect(data.sparkSession):
+    if is_connect(form.data.sparkSession):
         raise ConfigError(
             "a stream cannot feed functions over Spark Connect",
             expected="a session on the driver, which tells the ranks what comes",
