@@ -60,6 +60,7 @@ class CallbackSink:
         )  # fmt: skip
         self._watch = WriteWatch(model) if any(map(may_act, given)) else None
         self._watches_batches = any(map(acts_on_batches, given))
+        self._watches_validation = any(map(acts_on_validation, given))
         self._waits = waits
         self._written = VariableChanges()  # since the last take
         self._last_written = VariableChanges()  # since the weights were loaded last
@@ -125,12 +126,22 @@ class CallbackSink:
             trained = {n: v for n, v in logs.items() if not n.startswith(_VALIDATION)}
             self._show_batch(event.batches, event.batches_per_epoch, trained)
         if held_out:
-            self._callbacks.on_test_begin()
-            self._callbacks.on_test_batch_begin(0)
-            self._callbacks.on_test_batch_end(0, dict(held_out))
-            self._callbacks.on_test_end(dict(held_out))
+            self._show_validation(held_out)
         self._logs = logs
         self._callbacks.on_epoch_end(event.epoch, dict(logs))
+
+    def _show_validation(self, held_out: Metrics) -> None:
+        watch = self._watch if self._watches_validation else None
+        if watch is not None:
+            self._collect()
+        self._callbacks.on_test_begin()
+        self._callbacks.on_test_batch_begin(0)
+        self._callbacks.on_test_batch_end(0, dict(held_out))
+        if watch is not None:
+            found = watch.found()
+            self._refuse_for_validation(found)
+            self._take(found)
+        self._callbacks.on_test_end(dict(held_out))
 
     # -- what callbacks write ----------------------------------------------------------------------
 
@@ -182,16 +193,34 @@ class CallbackSink:
         """The driver has the weights of an epoch's end: a callback would set them back to those."""
         if not found.offsets:
             return
-        names = [self._model.variables[number].path for number in sorted(found.offsets)]
+        names = self._names(found.offsets)
         raise ModelError(
             f"a callback wrote weights of model {self._model.name!r} {when}",
             expected="weights to be written in on_epoch_end or on_epoch_begin, while all workers "
             "wait; elsewhere variables that are not trained, and the learning rate",
-            received=f"other values of {', '.join(names[:3])}"
-            + (f" and {len(names) - 3} more" if len(names) > 3 else ""),
+            received=f"other values of {names}",
             hint="the workers have gone on from the weights that the driver has; a constraint of "
             "the variable is held after each step",
         )
+
+    def _refuse_for_validation(self, found: VariableChanges) -> None:
+        """The workers have evaluated: what is written before validation would not be in it."""
+        names = self._names(found.model)
+        if names:
+            raise ModelError(
+                f"a callback wrote variables of model {self._model.name!r} for the validation",
+                expected="variables to be written in on_epoch_begin or on_epoch_end",
+                received=f"other values of {names}, written before on_test_end",
+                hint="the workers have evaluated before callbacks hear of it: val_loss is of the "
+                "values before. evaluate(...) after fit evaluates others",
+            )
+
+    def _names(self, numbers: Iterable[int]) -> str:
+        """Variables of the model, without those of metrics."""
+        metrics = {id(variable) for variable in self._model.metrics_variables}
+        every = [self._model.variables[number] for number in sorted(numbers)]
+        paths = [variable.path for variable in every if id(variable) not in metrics]
+        return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
     # -- what the driver reads -------------------------------------------------------------------
 
@@ -226,6 +255,7 @@ _READ_LOGS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.TerminateOnNaN,
 )
+_VALIDATION_EVENTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end")
 _BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
@@ -241,12 +271,20 @@ def may_act(callback: Any) -> bool:
 
 def acts_on_batches(callback: Any) -> bool:
     """Whether a callback has code of its own for batches, and may write to the model there."""
+    return may_act(callback) and _has_own(callback, _BATCH_EVENTS)
+
+
+def acts_on_validation(callback: Any) -> bool:
+    """Whether a callback has code of its own for validation, and may write to the model there."""
+    return may_act(callback) and _has_own(callback, _VALIDATION_EVENTS)
+
+
+def _has_own(callback: Any, methods: Iterable[str]) -> bool:
     plain = keras.callbacks.Callback
-    own = any(
+    return any(
         getattr(type(callback), name, None) is not getattr(plain, name) or name in vars(callback)
-        for name in _BATCH_EVENTS
+        for name in methods
     )
-    return own and may_act(callback)
 
 
 def warn_of_waiting_in_vain(callbacks: Iterable[Any], *, validates: bool) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-_HIDDEN = {"IPython", "jax", "matplotlib", "sklearn"} - {os.environ.get("KERAS_BACKEND", "")}
+_HIDDEN = {"IPython", "jax", "matplotlib", "sklearn"}
 _IMPORTERS = ("keras", "tensorflow")
 
 
@@ -20,7 +20,7 @@ class _Hides:
     """A finder that refuses some packages to Keras and TensorFlow, and finds nothing itself."""
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        if fullname not in _HIDDEN:
+        if fullname not in _HIDDEN or fullname == os.environ.get("KERAS_BACKEND"):
             return
         frame = sys._getframe(1)
         while frame.f_back and frame.f_globals.get("__name__", "").startswith("importlib"):

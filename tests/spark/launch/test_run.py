@@ -303,7 +303,7 @@ def test_too_few_slots_and_dynamic_allocation(spark: Any, monkeypatch: pytest.Mo
         ({"fn": who, "driver_log_verbosity": "loud"}, UnknownNameError, "log_callback_only"),
         ({"fn": who, "use_gpu": 2}, ConfigError, "use_gpu"),
         ({"fn": who, "backend": "mxnet"}, UnknownNameError, "tensorflow"),
-        ({"fn": who, "timeout_s": 0}, ConfigError, "above 0"),
+        ({"fn": who, "timeout_s": 0}, ConfigError, "collective_timeout_s"),
         ({"fn": who, "args": (threading.Lock(),)}, ConfigError, "cannot be sent"),
     ],
 )

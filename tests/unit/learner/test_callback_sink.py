@@ -14,6 +14,7 @@ from sparkdl.errors import ModelError
 from sparkdl.learner.callback_sink import (
     CallbackSink,
     acts_on_batches,
+    acts_on_validation,
     may_act,
     warn_of_waiting_in_vain,
 )
@@ -248,3 +249,31 @@ def test_weights_that_are_written_where_they_are_old_are_an_error() -> None:
 
     with pytest.raises(ModelError, match="at a batch's"):
         monitor.update(progress((1, 5)))
+
+
+def test_what_is_written_for_the_validation_alone_is_an_error() -> None:
+    """Keras evaluates what ``on_test_begin`` writes; the workers have evaluated before it."""
+    model = make_model()
+
+    class Swaps(keras.callbacks.Callback):
+        def on_test_begin(self, logs: Any = None) -> None:
+            self.kept = self.model.get_weights()
+            self.model.set_weights([np.zeros_like(weights) for weights in self.kept])
+
+        def on_test_end(self, logs: Any = None) -> None:
+            self.model.set_weights(self.kept)
+
+    def ended(callback: Any) -> None:
+        sink = CallbackSink(model, [callback], epochs=1, verbose=0)
+        sink.model_sent()
+        monitor = FitMonitor(sink, [], partial(metric_results, model), epochs=1, first_epoch=0)
+        monitor.begin()
+        epoch = EpochProgress(0, 10, 40, np.array([80.0, 40.0]), np.array([12.0, 4.0]))
+        monitor.update(RunProgress({0: epoch}, 10, 40, 2))
+
+    assert acts_on_validation(Swaps())
+    assert not acts_on_validation(keras.callbacks.ReduceLROnPlateau("val_loss"))
+    with pytest.raises(ModelError, match="for the validation") as caught:
+        ended(Swaps())
+    assert "kernel" in caught.value.received
+    ended(Calls())
