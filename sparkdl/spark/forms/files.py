@@ -235,11 +235,6 @@ def _broken(path: str, error: Exception) -> DataError:
     )
 
 
-def is_path(data: Any) -> bool:
-    """Whether ``data`` names files."""
-    return isinstance(data, str)
-
-
 def kind_of_path(path: str) -> FileKind:
     """The kind of the files, by their names.
 
