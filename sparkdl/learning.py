@@ -89,7 +89,7 @@ class Learner(Protocol):
 
     @property
     def step(self) -> int:
-        """Steps that the optimizer has taken."""
+        """Batches that the optimizer has taken, whose scaled loss did not overflow."""
 
     def set_step(self, step: int) -> None:
         """Sets the steps that a learning-rate schedule counts; nothing without a schedule."""

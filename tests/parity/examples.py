@@ -94,6 +94,10 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
             seed=51,
         ),
     ),
+    "a schedule and accumulated gradients": (
+        "A schedule counts batches; asynchronous training asked for steps, and ended in an error.",
+        Case(schedule="exponential", optimizer="adam", options=("accumulation",), sizes=(13,)),
+    ),
     "argument of a loss": (
         "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
         Case(heads=("numbers:huber",)),

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.state.optimizer_state import batch_counter
 
 Json = Any
 """What :mod:`json` can write."""
@@ -156,7 +157,7 @@ def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
         return
     fresh = type(present).from_config({**config, **options})
     fresh.build(model.trainable_variables)
-    fresh.iterations.assign(present.iterations)
+    batch_counter(fresh).assign(batch_counter(present))
     model.optimizer = fresh
     model._compile_config.config["optimizer"] = fresh  # which goes into the model's archive
     model.train_function = None

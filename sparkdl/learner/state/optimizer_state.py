@@ -86,6 +86,11 @@ def innermost_optimizer(model: Any) -> Any:
     return optimizer
 
 
+def batch_counter(optimizer: Any) -> Any:
+    """The variable by which schedules go: batches, also where gradients of several make a step."""
+    return optimizer._iterations
+
+
 def optimizers_within(optimizer: Any) -> list[Any]:
     """The optimizers of a ``MultiOptimizer``, which has no learning rate of its own; else none."""
     kind = vars(keras.optimizers).get("MultiOptimizer")  # since Keras 3.12
@@ -133,7 +138,7 @@ def with_slots(
         ends = np.cumsum([arrays[i].size for i in places])[:-1]
         for i, part in zip(places, np.split(flat, ends.tolist()), strict=True):
             result[i] = part.reshape(arrays[i].shape)
-    counter = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.iterations)
+    counter = next(i for i, v in enumerate(optimizer.variables) if v is batch_counter(optimizer))
     result[counter] = np.array(step, arrays[counter].dtype)
     return result
 

@@ -21,6 +21,7 @@ from sparkdl.learner.state.carried_state import CarriedState, values_of
 from sparkdl.learner.state.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.state.model_weights import averaged_variables, constrained, layout_of
 from sparkdl.learner.state.optimizer_state import (
+    batch_counter,
     innermost_optimizer,
     load_optimizer_state,
     optimizers_within,
@@ -358,11 +359,11 @@ class KerasLearner(ABC):
 
     @property
     def step(self) -> int:
-        return int(keras.ops.convert_to_numpy(innermost_optimizer(self.model).iterations))
+        return int(keras.ops.convert_to_numpy(batch_counter(innermost_optimizer(self.model))))
 
     def set_step(self, step: int) -> None:
         if self.has_schedule:
-            innermost_optimizer(self.model).iterations.assign(step)
+            batch_counter(innermost_optimizer(self.model)).assign(step)
 
     @property
     def scales_loss(self) -> bool:
