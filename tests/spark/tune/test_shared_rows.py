@@ -15,7 +15,7 @@ import pytest
 
 from sparkdl import SparkModel, tune
 from sparkdl.spark import shared_data
-from sparkdl.spark.forms import sources
+from sparkdl.spark.forms import arrays
 from sparkdl.spark.forms.shared_rows import SharedRows, share_rows
 
 SEARCH: dict[str, Any] = {"metric": "loss", "verbose": 0}
@@ -134,13 +134,13 @@ def test_arrays_become_a_frame_once(
     x, y = (part[:200] for part in digits)
     weighted = (x, y, np.linspace(0, 2, len(x), dtype=np.float32))
     shipped: list[Any] = []
-    original = sources.ship_table
+    original = arrays.ship_table
 
     def ship(spark: Any, table: Any) -> Any:
         shipped.append(table)
         return original(spark, table)
 
-    monkeypatch.setattr(sources, "ship_table", ship)
+    monkeypatch.setattr(arrays, "ship_table", ship)
     with tune.search(
         build, weighted, searcher=tune.RandomSearch(4, 1), max_concurrent=2, batch_size=200,
         **SEARCH,
