@@ -5,6 +5,6 @@
 ``socket``, ``stream_server``, ``shm``, ``http_server``, ``http_gateway``, ``http_client``: the
 three transports.
 ``strangers``: connections that have not shown the token yet. ``error_frames``: errors on their way.
-``address``, ``openers``, ``connection``, ``lanes``: a client's way there, and back after a break.
+``address``, ``openers``, ``connection``: a client's way there, and back after a break.
 ``listeners``, ``framing``: sockets, ports, and frames on a stream.
 """

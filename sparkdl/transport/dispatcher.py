@@ -16,8 +16,7 @@ POLL_S = 0.2
 
 
 class _Slot:
-    def __init__(self, send: Callable[[Message], None] | None, waits: bool) -> None:
-        self.waits = waits
+    def __init__(self, send: Callable[[Message], None] | None) -> None:
         self.event = threading.Event()
         self.reply: Message | None = None
         self.send = send
@@ -46,16 +45,15 @@ class Dispatcher:
     def connections(self) -> int:
         return len(self._slots)
 
-    def open(self, send: Callable[[Message], None] | None = None, *, waits: bool = True) -> int:
+    def open(self, send: Callable[[Message], None] | None = None) -> int:
         """A new connection.
 
         Args:
             send: Sends a reply over it, from any thread. An OSError is dropped: the connection's
                 own thread sees that the peer is gone.
-            waits: Whether ``send`` may wait for the peer.
         """
         connection = next(self._ids)
-        self._slots[connection] = _Slot(send, waits)
+        self._slots[connection] = _Slot(send)
         return connection
 
     def close(self, connection: int) -> None:
@@ -121,9 +119,7 @@ class Dispatcher:
             if slot.send is None:
                 slot.reply = reply
                 slot.event.set()
-            elif (
-                not slot.waits or connection == own or not (reply.meta or reply.kind is Kind.CHUNK)
-            ):
+            elif connection == own or not (reply.meta or reply.kind is Kind.CHUNK):
                 self._send(slot, reply)
             else:  # a stopped peer's socket might not take it: this thread waits for nobody
                 sender = threading.Thread(

@@ -32,7 +32,7 @@ ByteArray = npt.NDArray[np.uint8]
 
 MAGIC = b"SPDL"
 VERSION = 3
-HEADER = struct.Struct("<4sBBHiqQQQIIIdQQBb2xIQ")
+HEADER = struct.Struct("<4sBBHiqQQQIIIdQQ4xIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20
 MAX_FIRST_META_BYTES = (4 << 10) - HEADER_BYTES
@@ -129,8 +129,6 @@ class Message:
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
         offset: The byte of a blob at which the body begins.
         total: Bytes of the whole blob that the body is a chunk of.
-        lane: On a connection with several requests in flight: which of them this is.
-        priority: There the higher ones leave first, replies as well; from -128 to 127.
         meta: Small JSON object.
         body: Bytes that follow, as a view of some buffer; None for none.
         reading: Stands for ``body`` in replies with the center.
@@ -149,8 +147,6 @@ class Message:
     learning_rate: float = math.nan
     offset: int = 0
     total: int = 0
-    lane: int = 0
-    priority: int = 0
     meta: dict[str, Any] = field(default_factory=dict)
     body: ByteArray | None = None
     reading: PiecewiseBody | None = None
@@ -279,8 +275,6 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             message.learning_rate,
             message.offset,
             message.total,
-            message.lane,
-            message.priority,
             len(meta),
             message.body_bytes,
         )

@@ -20,27 +20,25 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.wire.exact import ReceivesInto, Stream, receive_into
+from sparkdl.wire.exact import receive_into
 
 _COPY_BYTES = 1 << 20
-Place = Callable[[Message, int], ByteArray]
-"""Where the body of a frame goes, from its header and the body's size."""
 
 
 def receive_frame(
-    connection: ReceivesInto,
+    connection: socket.socket,
     limits: FrameLimits,
-    place: Place,
+    buffer: Callable[[], ByteArray],
     *,
     inline_body: bool = True,
 ) -> Message:
-    """Reads one frame; its body goes straight to its place.
+    """Reads one frame; its body goes straight into ``buffer()``.
 
     Args:
         connection: A stream socket.
         limits: Checked before anything is allocated.
-        place: Called only for a frame with a body.
-        inline_body: Whether the body follows on the stream; otherwise it is in its place
+        buffer: Called only for a frame with a body.
+        inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
             already (shared memory). A blob always follows, and then gets memory of its own: the
             shared buffer may hold weights that another thread reads.
     """
@@ -54,14 +52,14 @@ def receive_frame(
         message.meta = decode_meta(message.kind, meta)
     if body_len:
         apart = not inline_body and message.kind.body is Body.CHUNK
-        message.body = np.empty(body_len, np.uint8) if apart else place(message, body_len)
+        message.body = np.empty(body_len, np.uint8) if apart else buffer()[:body_len]
         if inline_body or apart:
             receive_into(connection, message.body.data)
     return message
 
 
 def send_frame(
-    connection: Stream, message: Message, limits: FrameLimits, *, inline_body: bool = True
+    connection: socket.socket, message: Message, limits: FrameLimits, *, inline_body: bool = True
 ) -> None:
     """Writes one frame; the body from where it lies."""
     connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
@@ -77,7 +75,7 @@ def exchange(
     connection: socket.socket,
     message: Message,
     limits: FrameLimits,
-    place: Place,
+    buffer: Callable[[], ByteArray],
     *,
     inline_body: bool = True,
 ) -> Message:
@@ -95,20 +93,20 @@ def exchange(
     except (BrokenPipeError, ConnectionResetError) as error:
         broken = error
     try:
-        return receive_frame(connection, limits, place, inline_body=inline_body)
+        return receive_frame(connection, limits, buffer, inline_body=inline_body)
     except EOFError:
         if broken is not None:
             raise broken from None
         raise
 
 
-def send_reading(connection: Stream, reading: PiecewiseBody) -> None:
+def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
     """Writes a body that may change: never blocks while it holds a piece of it.
 
     Raises:
         TimeoutError: The peer took nothing for the socket's timeout.
     """
-    if not isinstance(connection, socket.socket) or isinstance(connection, ssl.SSLSocket):
+    if isinstance(connection, ssl.SSLSocket):
         _send_encrypted(connection, reading)
         return
     poller = select.poll()
@@ -128,7 +126,7 @@ def send_reading(connection: Stream, reading: PiecewiseBody) -> None:
         done = reading.read(send)
 
 
-def _send_encrypted(connection: Stream, reading: PiecewiseBody) -> None:
+def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
     """The same over TLS, which cannot say beforehand how much it takes: pieces are copied."""
     copy = memoryview(bytearray(min(_COPY_BYTES, reading.nbytes)))
     copied = 0

@@ -30,7 +30,6 @@ class ShmServer(StreamServer):
     """Serves a Unix domain socket; one mailbox per connection that asks for one."""
 
     name = "shm"
-    has_lanes = False  # the mailbox has room for one body
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
         limits = self._dispatcher.limits
@@ -70,7 +69,7 @@ class ShmServer(StreamServer):
         return receive_frame(
             connection,
             self._dispatcher.limits,
-            lambda _, size: service.buffer(number)[:size],
+            lambda: service.buffer(number),
             inline_body=False,
         )
 
@@ -134,11 +133,7 @@ class ShmChannel:
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
         return exchange(
-            self._socket,
-            message,
-            self._limits,
-            lambda _, size: require_raw(self._raw)[:size],
-            inline_body=False,
+            self._socket, message, self._limits, lambda: require_raw(self._raw), inline_body=False
         )
 
     def abort(self) -> None:

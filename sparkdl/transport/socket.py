@@ -48,9 +48,7 @@ class SocketChannel:
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(
-            self._socket, message, self._limits, lambda _, size: require_raw(self._raw)[:size]
-        )
+        return exchange(self._socket, message, self._limits, lambda: require_raw(self._raw))
 
     def abort(self) -> None:
         shut_down(self._socket)
@@ -86,7 +84,7 @@ def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **me
     """
     opening = Message(Kind.OPEN, meta={"token": token, **meta})
     try:
-        reply = exchange(connection, opening, limits, lambda _, size: require_raw(None))
+        reply = exchange(connection, opening, limits, lambda: require_raw(None))
     except EOFError as error:
         raise AuthenticationError(
             "the parameter server closed the connection at the sight of the token",

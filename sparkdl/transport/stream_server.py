@@ -11,7 +11,6 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import Kind, Message
 from sparkdl.transport.framing import receive_frame, send_frame
-from sparkdl.transport.lanes import LaneServer
 from sparkdl.transport.strangers import FirstFrame
 from sparkdl.wire.greeting import Greeter, Stranger, hear_out
 from sparkdl.wire.listening import is_connected, shut_down, tune
@@ -34,7 +33,6 @@ class StreamServer:
     """
 
     name = "socket"
-    has_lanes = True
 
     def __init__(
         self,
@@ -108,10 +106,6 @@ class StreamServer:
     def _serve(self, connection: socket.socket, opening: Message) -> None:
         """Answers OPEN, then request after request, until the peer closes."""
         dispatcher = self._dispatcher
-        if opening.meta.get("lanes") and self.has_lanes:
-            send_frame(connection, Message(Kind.OK), dispatcher.limits)
-            LaneServer(connection, dispatcher).serve()
-            return
         number = self._open(connection)
         try:
             self._answer_open(connection, opening, number)
@@ -151,9 +145,7 @@ class StreamServer:
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service
-        return receive_frame(
-            connection, self._dispatcher.limits, lambda _, size: service.buffer(number)[:size]
-        )
+        return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
         send_frame(connection, reply, self._dispatcher.limits)

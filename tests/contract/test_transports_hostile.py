@@ -93,10 +93,7 @@ def header(
 ) -> bytes:
     """A header of rank 0, whatever sizes it declares."""
     numbers = (0, 0, 1, 0, 0, 0, 0, 0, 0.0)  # rank, attempt, sequence, ... learning rate
-    lane = priority = 0
-    return HEADER.pack(
-        b"SPDL", version, kind, flags, *numbers, offset, total, lane, priority, meta_size, body_size
-    )
+    return HEADER.pack(b"SPDL", version, kind, flags, *numbers, offset, total, meta_size, body_size)
 
 
 @pytest.mark.parametrize(
