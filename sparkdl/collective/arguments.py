@@ -49,6 +49,20 @@ def check_gathered(source: Array) -> None:
         )
 
 
+def check_parts(parts: Sequence[npt.ArrayLike], size: int) -> list[Array]:
+    """The parts of an all-to-all; raises ConfigError unless there is one for each of ``size``."""
+    sources = [check_array(part, "all_to_all") for part in parts]
+    kinds = {dtype_name(source.dtype) for source in sources}
+    if len(sources) != size or len(kinds) > 1 or any(source.ndim != 1 for source in sources):
+        shapes = ", ".join(f"{dtype_name(s.dtype)} {s.shape}" for s in sources)
+        raise ConfigError(
+            "cannot all_to_all these parts",
+            expected=f"{size} arrays of one dimension and one dtype, one for each rank",
+            received=f"{len(sources)}: {shapes}",
+        )
+    return sources
+
+
 def check_op(source: Array, op: str, weight: float, operation: str) -> float:
     """The weight of this rank's array; raises ConfigError if ``op`` cannot reduce the array."""
     if op not in OPS:

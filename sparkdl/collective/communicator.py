@@ -54,7 +54,7 @@ class Communicator(Protocol):
     """Collective operations among ``size`` ranks.
 
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
-    (``all_gather`` alone takes different shapes). Results are the same bits on all ranks. Arrays
+    (``all_gather`` and ``all_to_all`` take different shapes). Results are the same bits on all ranks. Arrays
     of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a time, in
     the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError,
     which names the missing ranks; a rank that is gone raises TransportError on all others within
@@ -133,6 +133,14 @@ class Communicator(Protocol):
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:
         """Every rank's array in rank order; shapes and dtypes may differ between ranks."""
+
+    def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
+        """What every rank has for this one, in rank order.
+
+        Args:
+            parts: ``size`` arrays of one dimension; the one at ``r`` goes to rank ``r``. Lengths
+                may differ, the dtype is the same on all ranks.
+        """
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
         """The root's array on every rank; on the others ``array`` gives shape and dtype only."""

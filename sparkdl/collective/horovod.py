@@ -19,6 +19,7 @@ import array as arrays
 import contextlib
 import errno
 import importlib
+import itertools
 import os
 import socket
 import socketserver
@@ -88,7 +89,7 @@ def _is_of_this_machine(host: str) -> bool:
     return True
 
 
-_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _WIRE = {
     "bfloat16": "float32",
     "int16": "int32",
@@ -327,6 +328,22 @@ class HorovodCommunicator(OrderedCommunicator):
             results.append(joined[at:end].copy().view(dtype).reshape(shape))
             at = end
         return results
+
+    def _all_to_all(self, parts: list[Array]) -> list[Array]:
+        dtype = parts[0].dtype
+        self._agree("all_to_all", parts[0][:0], 0, 1.0)
+        data = np.concatenate([part.view(np.uint8) for part in parts])
+        splits = np.array([part.nbytes for part in parts], np.int32)
+
+        def exchange() -> tuple[Array, Array]:
+            joined, sizes = self._hvd.alltoall(
+                self._tf.constant(data), splits=self._tf.constant(splits), name="sparkdl.all_to_all"
+            )
+            return joined.numpy(), sizes.numpy()
+
+        joined, sizes = self._do(exchange)
+        edges = np.cumsum([0, *sizes]).tolist()
+        return [joined[a:b].copy().view(dtype) for a, b in itertools.pairwise(edges)]
 
     def _broadcast(self, target: Array, root: int) -> None:
         self._agree("broadcast", target, root, 1.0)

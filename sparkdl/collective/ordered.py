@@ -27,6 +27,7 @@ from sparkdl.collective.arguments import (
     check_group,
     check_op,
     check_out,
+    check_parts,
     check_root,
 )
 from sparkdl.collective.arithmetic import Array, shard_edges
@@ -155,6 +156,11 @@ class OrderedCommunicator(Closing):
         source = check_array(array, "all_gather")
         check_gathered(source)
         return self._call(lambda: self._all_gather(source))
+
+    def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
+        """See :meth:`sparkdl.collective.communicator.Communicator.all_to_all`."""
+        sources = check_parts(parts, self._size)
+        return self._call(lambda: self._all_to_all(sources))
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
         """See :meth:`sparkdl.collective.communicator.Communicator.broadcast`."""
@@ -312,6 +318,10 @@ class OrderedCommunicator(Closing):
     @abc.abstractmethod
     def _all_gather(self, source: Array) -> list[Array]:
         """Every rank's array in rank order; shapes and dtypes may differ."""
+
+    @abc.abstractmethod
+    def _all_to_all(self, parts: list[Array]) -> list[Array]:
+        """Every rank's part for this one; ``parts`` are flat, of one dtype on all ranks."""
 
     @abc.abstractmethod
     def _broadcast(self, target: Array, root: int) -> None:

@@ -129,6 +129,16 @@ class ThreadCommunicator(OrderedCommunicator):
         self._meet(("read",), None, lambda _: None)
         return result
 
+    def _all_to_all(self, parts: list[Array]) -> list[Array]:
+        result: list[Array] = []
+
+        def read(entries: list[list[Array]]) -> None:
+            result.extend(np.array(theirs[self._rank]) for theirs in entries)
+
+        self._meet(("all_to_all", parts[0].dtype.name), parts, read)
+        self._meet(("read",), None, lambda _: None)
+        return result
+
     def _broadcast(self, target: Array, root: int) -> None:
         def read(entries: list[Array]) -> None:
             if self._rank != root:

@@ -83,6 +83,21 @@ def gather_kinds(c: Any) -> list[tuple[str, tuple[int, ...]]]:
     return [(str(a.dtype), a.shape) for a in c.all_gather(array)]
 
 
+def deal(c: Any, sizes: list[list[int]], dtype: str) -> list[np.ndarray]:
+    parts = [example(7 * c.rank + r, size, dtype) for r, size in enumerate(sizes[c.rank][: c.size])]
+    return c.all_to_all(parts)
+
+
+def deal_wrongly(c: Any) -> str:
+    from sparkdl.errors import ConfigError
+
+    try:
+        c.all_to_all([np.zeros(2)] * (c.size + 1))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
 def spread(c: Any, size: int, root: int, in_place: bool) -> np.ndarray:
     array = example(c.rank, size, "float32")
     return c.broadcast(array, root, out=array if in_place else None)
@@ -110,7 +125,7 @@ def mixed(c: Any, seed: int, count: int) -> list[float]:
     sums = []
     for _ in range(count):
         size = int(random.choice([0, 1, 100, 5000, 70000]))
-        kind = random.integers(5)
+        kind = random.integers(6)
         array = np.full(size, c.rank + 1.0, random.choice(["float32", "float64"]))
         if kind == 0:
             sums.append(float(c.all_reduce(array, out=array).sum()))
@@ -121,6 +136,9 @@ def mixed(c: Any, seed: int, count: int) -> list[float]:
         elif kind == 3:
             parts = c.all_gather(c.reduce_scatter(array))
             sums.append(sum(float(p.sum()) for p in parts))
+        elif kind == 4:
+            came = c.all_to_all([array[: size // (1 + (c.rank + r) % 3)] for r in range(c.size)])
+            sums.append(float(c.all_reduce(np.float64(sum(float(a.sum()) for a in came)))))
         else:
             c.barrier()
     return sums

@@ -110,6 +110,23 @@ def test_all_gather_takes_different_dtypes(world):
     assert run(world, "gather_kinds") == [want] * world.size
 
 
+@pytest.mark.parametrize("dtype", ["int64", "float32", "uint8"])
+@pytest.mark.parametrize("scale", [0, 3, 70_000])
+def test_all_to_all_gives_each_rank_what_the_others_have_for_it(world, scale, dtype):
+    sizes = [[scale * ((3 * a + b) % 4) for b in range(8)] for a in range(8)]
+    for rank, answer in enumerate(run(world, "deal", sizes=sizes, dtype=dtype)):
+        assert len(answer) == world.size
+        for other, got in enumerate(answer):
+            want = example(7 * other + rank, sizes[other][rank], dtype)
+            assert got.dtype == want.dtype
+            np.testing.assert_array_equal(got, want)
+
+
+def test_all_to_all_refuses_parts_that_are_not_one_for_each_rank(world):
+    for error in run(world, "deal_wrongly"):
+        assert "one for each rank" in error
+
+
 @pytest.mark.parametrize("size", [0, 5, 600_001])
 @pytest.mark.parametrize("in_place", [True, False])
 def test_broadcast_from_each_root(world, size, in_place):

@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
-from sparkdl.collective.arguments import MAX_DIMENSIONS, OPS, dtype_name
+from sparkdl.collective.arguments import DTYPES, MAX_DIMENSIONS, OPS, dtype_name
 from sparkdl.collective.arithmetic import (
     Array,
     put_scaled,
@@ -206,6 +207,52 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._shared is not None:
             self._shared.broadcast(work, 0)
 
+    def _all_to_all(self, parts: list[Array]) -> list[Array]:
+        dtype = parts[0].dtype
+        data = [part.view(np.uint8) for part in parts]
+        sizes = np.array([part.nbytes for part in parts], np.int64)
+        small = sizes.nbytes + int(sizes.sum()) <= self._small_bytes
+        mine = np.concatenate([sizes.view(np.uint8), *(data if small else ())])
+        texts = self._agree("all_to_all", mine, root=DTYPES.index(dtype_name(dtype)))
+        records = [Record.of(text) for text in texts]
+        if len({record.root for record in records}) > 1:
+            raise ProtocolError(
+                f"the ranks disagree about the operation on rank {self._rank}",
+                expected=f"all_to_all of {dtype_name(dtype)} on all ranks",
+                received=", ".join(DTYPES[r.root] for r in records if 0 <= r.root < len(DTYPES)),
+            )
+        told = [record.array() for record in records]
+        table = np.stack([array[: sizes.nbytes].view(np.int64) for array in told])
+        own = table[:, self._rank]
+        if all(
+            array.size == sizes.nbytes + row.sum() for array, row in zip(told, table, strict=True)
+        ):
+            before = sizes.nbytes + table[:, : self._rank].sum(axis=1)
+            found = [a[b : b + n].copy() for a, b, n in zip(told, before, own, strict=True)]
+            return [array.view(dtype) for array in found]
+        result = [np.empty(int(size), np.uint8) for size in own]
+        np.copyto(result[self._rank], data[self._rank])
+        if self._shared is not None and self._places.num_rings == 0:
+            self._shared.all_to_all(data, result, int(table.max()))
+        elif self._places.one_each and self._ring is not None:
+            self._ring.all_to_all(data, result, table)
+        elif self._size > 1:  # rings follow hosts: all parts reach all ranks
+            self._gather_parts(np.concatenate(data), result, table)
+        return [array.view(dtype) for array in result]
+
+    def _gather_parts(
+        self, whole: Array, result: list[Array], table: npt.NDArray[np.int64]
+    ) -> None:
+        order, sums = self._places.order, table.sum(axis=1)
+        starts = np.cumsum([0, *(sums[r] for r in order)]).tolist()
+        work = np.empty(starts[-1], np.uint8)
+        place = dict(zip(order, starts, strict=False))
+        work[place[self._rank] : place[self._rank] + whole.size] = whole
+        self._gather_bytes(work, starts)
+        for rank, target in enumerate(result):
+            first = place[rank] + int(table[rank, : self._rank].sum())
+            np.copyto(target, work[first : first + target.size])
+
     def _broadcast(self, target: Array, root: int) -> None:
         small = target.nbytes <= self._small_bytes
         mine = self._rank == root
@@ -275,7 +322,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         )
         payload = array.tobytes() if inline and not empty else b""
         records = self._exchange(same + WEIGHT.pack(weight) + payload)
-        if kind == "all_gather":  # shapes may differ: only the kind must not
+        if kind in ("all_gather", "all_to_all"):  # shapes may differ: only the kind must not
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):

@@ -18,7 +18,15 @@ from sparkdl.collective.arguments import OPS
 from sparkdl.collective.arithmetic import Array
 from sparkdl.errors import ProtocolError
 
-KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "group")
+KINDS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "broadcast",
+    "barrier",
+    "group",
+    "all_to_all",
+)
 SAME = struct.Struct("<BBBB12sQq8q")
 WEIGHT = struct.Struct("<d")
 HEADER_BYTES = SAME.size + WEIGHT.size

@@ -18,6 +18,7 @@ import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, peer_gone, spin_until
@@ -182,6 +183,33 @@ class Ring:
         sends = [portion(self.index - s) for s in range(self.count - 1)]
         steps = [_Step(portion(self.index - 1 - s)) for s in range(self.count - 1)]
         self._stream(sends, steps)
+
+    def all_to_all(
+        self, parts: Sequence[Array], result: Sequence[Array], table: npt.NDArray[np.int64]
+    ) -> None:
+        """Every rank's part for this one.
+
+        A rank's parts travel together, the one for the farthest rank first; each rank keeps the
+        last of them, which is its own, and passes the others on.
+
+        Args:
+            parts: Bytes for each place of the ring.
+            result: Where those of each place go.
+            table: ``[i, j]``: bytes from place ``i`` to place ``j``.
+        """
+        farthest = range(self.count - 1, 0, -1)
+        sends = [np.concatenate([parts[(self.index + d) % self.count] for d in farthest])]
+        steps = []
+        for step in range(1, self.count):
+            origin = (self.index - step) % self.count
+            sizes = [int(table[origin, (origin + d) % self.count]) for d in farthest]
+            came = np.empty(sum(sizes[: self.count - step]), np.uint8)
+            steps.append(_Step(came))
+            sends.append(came[: came.size - sizes[self.count - step - 1]])
+        self._stream(sends[:-1], steps)
+        for number, step in enumerate(steps, 1):
+            target = result[(self.index - number) % self.count]
+            np.copyto(target, step.target[step.target.size - target.size :])
 
     def broadcast(self, target: Array, root: int) -> None:
         """Passes the root's ``target`` along the ring; ``root`` is a place in the ring."""

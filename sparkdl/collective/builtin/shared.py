@@ -392,6 +392,29 @@ class SharedMemory:
 
         self._pipeline(parts.rounds, None, publish, self._taking(target, parts))
 
+    def all_to_all(self, parts: Sequence[Array], result: Sequence[Array], longest: int) -> None:
+        """Every rank's part for this one.
+
+        Args:
+            parts: Bytes for each rank of the host; this rank's own part stays where it is.
+            result: Where those of each rank go.
+            longest: The most bytes from any rank to any other.
+        """
+        own, piece = self.index, self._piece
+        pieces = self._typed(np.dtype(np.uint8))
+
+        def write(k: int, slot: int) -> None:
+            for j in self._others:
+                part = parts[j][k * piece : (k + 1) * piece]
+                np.copyto(pieces[own][slot][j][: part.size], part)
+
+        def read(k: int, slot: int) -> None:
+            for j in self._others:
+                target = result[j][k * piece : (k + 1) * piece]
+                np.copyto(target, pieces[j][slot][own][: target.size])
+
+        self._pipeline(-(-longest // piece), write, read, None)
+
     def broadcast(self, target: Array, root: int) -> None:
         """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
         edges = [0 if i <= root else target.size for i in range(self.count + 1)]
