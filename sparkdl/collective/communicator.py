@@ -54,9 +54,9 @@ class Communicator(Protocol):
     """Collective operations among ``size`` ranks.
 
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
-    (``all_gather`` and ``all_to_all`` take different shapes). Results are the same bits on all ranks. Arrays
-    of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a time, in
-    the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError,
+    (``all_gather`` and ``all_to_all`` take different shapes). What all ranks get is the same bits.
+    Arrays of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a
+    time, in the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError,
     which names the missing ranks; a rank that is gone raises TransportError on all others within
     seconds. After either the communicator has failed for good.
     """
