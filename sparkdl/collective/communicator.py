@@ -56,8 +56,8 @@ class Communicator(Protocol):
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
     (``all_gather`` and ``all_to_all`` take different shapes). What all ranks get is the same bits.
     Arrays of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a
-    time, in the order of the calls. A wait that passes the communicator's limit raises WaitTimeoutError,
-    which names the missing ranks; a rank that is gone raises TransportError on all others within
+    time, in the order of the calls. A wait that passes the communicator's limit raises
+    WaitTimeoutError, which names the missing ranks; a rank that is gone raises TransportError on all others within
     seconds. After either the communicator has failed for good.
     """
 
