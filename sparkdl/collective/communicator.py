@@ -57,8 +57,8 @@ class Communicator(Protocol):
     (``all_gather`` and ``all_to_all`` take different shapes). What all ranks get is the same bits.
     Arrays of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a
     time, in the order of the calls. A wait that passes the communicator's limit raises
-    WaitTimeoutError, which names the missing ranks; a rank that is gone raises TransportError on all others within
-    seconds. After either the communicator has failed for good.
+    WaitTimeoutError, which names the missing ranks; a rank that is gone raises TransportError on
+    all others within seconds. After either the communicator has failed for good.
     """
 
     @property
