@@ -26,7 +26,7 @@ class EntryFilter(ABC):
 
     @abstractmethod
     def admitted(self, ids: Ids, counts: npt.NDArray[np.int64]) -> Mask:
-        """Which ids get a row, each of which was seen so many times."""
+        """Which ids get a row, by the number of times that each was seen."""
 
     @property
     def counting(self) -> bool:
@@ -121,7 +121,7 @@ class WaitingIds:
         return np.where(slots < 0, 0, self._counts.take(slots, mode="clip")).astype(np.int64)
 
     def count(self, ids: Ids, counts: npt.NDArray[np.int64]) -> None:
-        """Notes that each of ``ids`` was seen so many times altogether."""
+        """Notes how many times each of ``ids`` was seen altogether."""
         slots = self._index.add(ids)
         if self._index.end > len(self._counts):
             rows = grown(len(self._counts), self._index.end)
@@ -147,7 +147,7 @@ class Eviction:
     Args:
         max_rows: When a rank has more rows, those that are worth least leave, until it has 95 % of
             that. None: no limit.
-        expire_after: Rows leave that had no gradient in so many steps. None: they stay.
+        expire_after: Steps without a gradient after which a row leaves. None: it stays.
         by: What a row is worth: ``'frequency'``, how often it was seen, and of equal ones the time
             of the last; ``'timestamp'``, that time alone.
 

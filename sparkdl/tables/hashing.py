@@ -61,8 +61,8 @@ def _xxhash64(rows: npt.NDArray[np.uint8]) -> Hashes:
     if done:
         words = np.ascontiguousarray(rows[:, :done]).view("<u8")
         lanes = [seed + _P1 + _P2, seed + _P2, seed.copy(), seed - _P1]
-        for word in range(done // 8):
-            lanes[word % 4] = _round(lanes[word % 4], words[:, word])
+        for place in range(done // 8):
+            lanes[place % 4] = _round(lanes[place % 4], words[:, place])
         h = _rotated(lanes[0], 1) + _rotated(lanes[1], 7)
         h = h + _rotated(lanes[2], 12) + _rotated(lanes[3], 18)
         for lane in lanes:

@@ -218,7 +218,7 @@ class RowStore:
             ) from error
 
     def known(self, ids: Ids) -> Mask:
-        """Which ids have a row."""
+        """Whether each id has a row."""
         return self._index.find(self._ids(ids)) >= 0
 
     def pull(self, ids: Ids, create: bool = True, default: Unknown = "zeros") -> FloatArray:
@@ -382,7 +382,7 @@ class RowStore:
         """Removes rows, and gives their memory back.
 
         Args:
-            unseen: Those that had no gradient in so many steps of the clock.
+            unseen: Those that had no gradient for more steps of the clock than that.
             below: Those that were seen fewer times.
 
         Returns:
