@@ -153,7 +153,8 @@ class AdamRows(RowRule):
 
 @dataclass(frozen=True)
 class FtrlRows(RowRule):
-    """Keras' Ftrl, equal to it where rows start from zeros (McMahan et al., 2013).
+    """Keras' Ftrl (McMahan et al., 2013), which computes all rows anew at every step: equal to it
+    where rows start from zeros, the learning rate stays and there is no shrinkage.
 
     ::
 

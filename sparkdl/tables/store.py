@@ -312,19 +312,25 @@ class RowStore:
         Raises:
             ConfigError: ``since`` is given, and the store does not track its rows.
         """
+        slots = self.slots(since)
+        for start in range(0, len(slots), BLOCK_ROWS):
+            yield self.rows_at(slots[start : start + BLOCK_ROWS])
+
+    def slots(self, since: int | None = None) -> Slots:
+        """Where the rows of :meth:`blocks` are, in their order."""
         slots = self._index.live()
         if since is not None:
             self._require_tracking("rows that changed since a step of the clock")
             slots = slots[self._meta[slots, 1] > since]
-        slots = slots[np.argsort(mix64(self._index.ids(slots)))]
-        for start in range(0, len(slots), BLOCK_ROWS):
-            part = slots[start : start + BLOCK_ROWS]
-            ids, values = self._index.ids(part), self._values.take(part, axis=0)
-            state = self._state.take(part, axis=0)
-            if self.tracks:
-                yield Rows(ids, values, state, self._meta[part, 0], self._meta[part, 1])
-            else:
-                yield Rows(ids, values, state)
+        return slots[np.argsort(mix64(self._index.ids(slots)))]
+
+    def rows_at(self, slots: Slots) -> Rows:
+        """A copy of the rows at some of :meth:`slots`."""
+        ids, values = self._index.ids(slots), self._values.take(slots, axis=0)
+        state = self._state.take(slots, axis=0)
+        if self.tracks:
+            return Rows(ids, values, state, self._meta[slots, 0], self._meta[slots, 1])
+        return Rows(ids, values, state)
 
     def export(self, since: int | None = None) -> Rows:
         """The rows of :meth:`blocks` in one."""
