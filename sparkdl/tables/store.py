@@ -184,7 +184,7 @@ class RowStore:
 
     @property
     def settings(self) -> dict[str, object]:
-        """What the table is, as JSON has it; see :meth:`from_settings`."""
+        """Everything that an empty table is made from, as JSON has it; see :meth:`from_settings`."""
         return {
             "name": self.name,
             "dim": self.dim,
