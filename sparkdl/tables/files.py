@@ -19,6 +19,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -68,10 +69,17 @@ def write_part(
     prefix, checksums = f"{folder}/{_name(rank, ranks)}", dict[str, list[int]]()
     outputs = {n: _Output(f"{prefix}.{n}.npy", shape, _TYPES[n]) for n, shape in shapes.items()}
     try:
-        for start in range(0, len(slots), BLOCK_ROWS):
-            rows = store.rows_at(slots[start : start + BLOCK_ROWS])
-            for name, block in _columns(rows).items():
-                outputs[name].write(block)
+        with ThreadPoolExecutor(
+            1, "sparkdl-table-writer"
+        ) as writer:  # beside the next block's copy
+            written: Future[None] | None = None
+            for start in range(0, len(slots), BLOCK_ROWS):
+                columns = _columns(store.rows_at(slots[start : start + BLOCK_ROWS]))
+                if written is not None:
+                    written.result()
+                written = writer.submit(_write_block, outputs, columns)
+            if written is not None:
+                written.result()
         for start in range(0, len(waiting), BLOCK_ROWS):
             outputs["waiting"].write(waiting[start : start + BLOCK_ROWS])
         for name, output in outputs.items():
@@ -296,6 +304,11 @@ class _Output:
         self._file.close()
         if self._partial:
             storage.delete(self._partial)
+
+
+def _write_block(outputs: dict[str, _Output], columns: dict[str, Array]) -> None:
+    for name, block in columns.items():
+        outputs[name].write(block)
 
 
 def _shapes(

@@ -29,6 +29,9 @@ from sparkdl.weights import FloatArray
 BLOCK_ROWS = 1 << 16
 """Rows that are copied in one go when a table is written."""
 
+_FEW = 16
+"""Gradients of one id, up to which all first ones, then all second ones, ... are summed."""
+
 Unknown = Literal["zeros", "initial"]
 
 
@@ -184,7 +187,7 @@ class RowStore:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Everything that an empty table is made from, as JSON has it; see :meth:`from_settings`."""
+        """All that an empty table is made from, as JSON has it; see :meth:`from_settings`."""
         return {
             "name": self.name,
             "dim": self.dim,
@@ -537,9 +540,17 @@ def merged(
     """
     order = np.argsort(ids, kind="stable")
     ordered = ids[order]
-    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(ids)])
-    if not len(first):
+    if not len(ids):
         return ids, gradients, np.zeros(0, np.int64)
-    sums = np.add.reduceat(gradients[order], first, axis=0)
-    weights = np.ones(len(ids), np.int64) if counts is None else np.asarray(counts, np.int64)
-    return ordered[first], sums, np.add.reduceat(weights[order], first)
+    first = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+    repeats = np.diff(first, append=len(ids))
+    weights = repeats
+    if counts is not None:
+        weights = np.add.reduceat(np.asarray(counts, np.int64)[order], first)
+    if repeats.max() > _FEW:
+        return ordered[first], np.add.reduceat(gradients.take(order, axis=0), first), weights
+    sums = gradients.take(order[first], axis=0)
+    for number in range(1, int(repeats.max())):
+        more = np.flatnonzero(repeats > number)
+        sums[more] += gradients.take(order[first[more] + number], axis=0)
+    return ordered[first], sums, weights

@@ -88,6 +88,18 @@ def test_duplicates_are_summed_in_their_order() -> None:
     assert len(merged(ids[:0], gradients[:0])[0]) == 0
 
 
+@pytest.mark.parametrize("different", [3, 400])
+def test_sums_over_many_duplicates_equal_those_of_numpy(different: int) -> None:
+    rng = np.random.default_rng(0)
+    ids, gradients = rng.integers(0, different, 1000), rng.normal(size=(1000, 4)).astype("f4")
+    expected = np.zeros((different, 4))
+    np.add.at(expected, ids, gradients.astype(np.float64))
+    unique, sums, counts = merged(ids, gradients)
+    np.testing.assert_allclose(sums, expected[unique], rtol=1e-4, atol=1e-4)
+    assert (counts == np.bincount(ids)[unique]).all()
+    assert sums.dtype == np.float32
+
+
 def test_an_id_twice_in_one_push_is_refused() -> None:
     with pytest.raises(DataError, match="several times"):
         RowStore(2).push(np.array([4, 4]), np.ones((2, 2), np.float32), 0.1)
