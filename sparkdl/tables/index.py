@@ -1,0 +1,174 @@
+"""``RowIndex``: from ids to slots, for whole arrays at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.tables.hashing import Hashes, Ids, mix64
+
+Slots = npt.NDArray[np.int64]
+
+_EMPTY, _REMOVED = -1, -2
+_HIGHEST_LOAD, _GROWTH = 0.6, 1.5
+_BLOCK = 1 << 14
+"""Ids that are looked up in one go, so that what NumPy notes of each stays in the cache."""
+_LOW_BITS, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+class RowIndex:
+    """The slot of each id: 0, 1, 2, ... in the order in which ids come, those left first.
+
+    Open addressing with linear probing. Cells hold slots (4 bytes); the id of a slot is kept once,
+    in an array by slot. So each number of 64 bits can be an id, and growth needs no second table.
+    Not thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._cells = np.full(64, _EMPTY, np.int32)
+        self._used = 0
+        """Cells that are not empty: live ones and those of ids that left."""
+        self._ids = np.zeros(64, np.int64)
+        self._end = 0
+        self._free = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._end - len(self._free)
+
+    @property
+    def end(self) -> int:
+        """The slot after the last that was ever given."""
+        return self._end
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self._cells.nbytes + self._ids.nbytes + self._free.nbytes
+
+    def ids(self, slots: Slots) -> Ids:
+        """The ids of live slots."""
+        return self._ids[slots]
+
+    def live(self) -> Slots:
+        """The slots of all ids, ascending."""
+        if not len(self._free):
+            return np.arange(self._end)
+        alive = np.ones(self._end, bool)
+        alive[self._free] = False
+        return np.flatnonzero(alive)
+
+    def find(self, ids: Ids) -> Slots:
+        """The slot of each id, -1 of one that is absent."""
+        found = np.empty(len(ids), np.int64)
+        for start in range(0, len(ids), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            found[part] = self._probe(ids[part])[0]
+        return found
+
+    def add(self, ids: Ids) -> Slots:
+        """The slot of each id; an absent one gets a slot.
+
+        Args:
+            ids: Each of them once.
+        """
+        slots = self.find(ids)
+        absent = np.flatnonzero(slots < 0)
+        if len(absent):
+            slots[absent] = self.insert(ids[absent])
+        return slots
+
+    def insert(self, ids: Ids) -> Slots:
+        """New slots for ids.
+
+        Args:
+            ids: Absent ones, each of them once.
+        """
+        taken = min(len(ids), len(self._free))
+        fresh = len(ids) - taken
+        if self._end + fresh > np.iinfo(np.int32).max:
+            raise MemoryError("one rank keeps at most 2^31 - 1 rows of a table: use more workers")
+        kept = len(self._free) - taken
+        slots = np.concatenate([self._free[kept:], np.arange(self._end, self._end + fresh)])
+        self._free = self._free[:kept].copy()
+        self._end += fresh
+        if self._end > len(self._ids):
+            rows = grown(len(self._ids), self._end)
+            self._ids.resize(rows, refcheck=False)
+        self._ids[slots] = ids
+        if self._used + len(ids) > _HIGHEST_LOAD * len(self._cells):
+            self._rebuild()
+        else:
+            self._place(slots)
+        return slots
+
+    def remove(self, ids: Ids) -> Slots:
+        """Forgets ids, each of them once; returns their slots, which later ids may get.
+
+        Absent ones are passed over.
+        """
+        slots, cells = self._probe(ids)
+        there = slots >= 0
+        gone = slots[there]
+        self._cells[cells[there]] = _REMOVED
+        self._free = np.concatenate([self._free, gone])
+        return gone
+
+    def compact(self) -> Slots:
+        """Moves ids to the slots 0, 1, 2, ...; returns the slots that they had, ascending."""
+        before = self.live()
+        self._ids = self._ids[before]
+        self._end, self._free = len(before), np.empty(0, np.int64)
+        self._ids.resize(max(64, self._end), refcheck=False)
+        self._rebuild()
+        return before
+
+    def _home(self, hashes: Hashes) -> Slots:
+        size = np.uint64(len(self._cells))
+        return (((hashes & _LOW_BITS) * size) >> _SHIFT).astype(np.int64)
+
+    def _probe(self, ids: Ids) -> tuple[Slots, Slots]:
+        """Slots of ids (-1 of absent ones), and the cells that hold them."""
+        cells = self._home(mix64(ids))
+        found = self._cells.take(cells)
+        slots = np.where(
+            (found >= 0) & (self._ids.take(found, mode="clip") == ids), found, _EMPTY
+        ).astype(np.int64)
+        open_ = np.flatnonzero((slots < 0) & (found != _EMPTY))
+        size = len(self._cells)
+        while len(open_):
+            at = cells[open_] + 1
+            at[at == size] = 0
+            cells[open_] = at
+            found = self._cells.take(at)
+            hit = (found >= 0) & (self._ids.take(found, mode="clip") == ids[open_])
+            slots[open_[hit]] = found[hit]
+            open_ = open_[~hit & (found != _EMPTY)]
+        return slots, cells
+
+    def _place(self, slots: Slots) -> None:
+        """Writes slots, whose ids are in no cell, into cells."""
+        size, empty = len(self._cells), np.int32(_EMPTY)
+        self._used += len(slots)
+        slots32 = slots.astype(np.int32)
+        cells = self._home(mix64(self._ids[slots]))
+        while len(slots32):
+            free = self._cells.take(cells) == empty
+            self._cells[cells[free]] = slots32[free]  # the last that wants it has it
+            lost = self._cells.take(cells) != slots32
+            slots32, cells = slots32[lost], cells[lost] + 1
+            cells[cells == size] = 0
+
+    def _rebuild(self) -> None:
+        """Makes the cells anew, with room for more."""
+        live, size = self.live(), len(self._cells)
+        while len(live) > _HIGHEST_LOAD * size:
+            size = int(size * _GROWTH)
+        self._cells, self._used = np.full(size, _EMPTY, np.int32), 0
+        for start in range(0, len(live), 1 << 20):
+            self._place(live[start : start + (1 << 20)])
+
+
+def grown(rows: int, wanted: int) -> int:
+    """How many rows an array gets that has ``rows`` and needs ``wanted``: little more, since memory
+    is moved and not copied where the system can do that."""
+    return max(wanted, rows + rows // 32 + 1024)

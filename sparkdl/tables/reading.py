@@ -1,0 +1,97 @@
+"""``TableReader``: rows looked up in files, which are mapped and not read as a whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparkdl.tables.entry import Mask
+from sparkdl.tables.files import TableFiles
+from sparkdl.tables.hashing import Hashes, Ids, mix64
+from sparkdl.tables.index import Slots
+from sparkdl.tables.routing import hash_range, owner
+from sparkdl.tables.store import RowStore, Unknown
+from sparkdl.weights import FloatArray
+
+
+class TableReader:
+    """The rows of a table in a folder, for predictions.
+
+    Files of this machine are mapped: memory holds the pages that were touched. Those elsewhere are
+    read as a whole. A pickled reader opens its folder again. Thread-safe.
+
+    Args:
+        folder: A path or URI.
+
+    Raises:
+        ResourceError: It is no table, or its files are not whole.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._files = TableFiles(folder)
+        store = RowStore.from_settings(self._files.settings)
+        self.name, self.dim, self._start = store.name, store.dim, store.start
+        ranks = range(self._files.ranks)
+        self._ids = [self._files.array(part, "ids") for part in ranks]
+        self._values = [self._files.array(part, "values") for part in ranks]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableReader, (self._files.folder,)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def pull(self, ids: Ids, default: Unknown = "zeros") -> FloatArray:
+        """The rows of ids, of shape (ids, dim); see :meth:`look_up`."""
+        return self.look_up(ids, default)[0]
+
+    def look_up(self, ids: Ids, default: Unknown = "zeros") -> tuple[FloatArray, Mask]:
+        """The rows of ids, and which of them the table has.
+
+        Args:
+            ids: Any, also one several times.
+            default: What others have: zeros, or the start value that they had in training.
+        """
+        ids = np.asarray(ids, np.int64)
+        rows, known = np.zeros((len(ids), self.dim), np.float32), np.zeros(len(ids), bool)
+        hashes, owners = mix64(ids), owner(ids, self._files.ranks)
+        for part in range(self._files.ranks):
+            asked = np.flatnonzero(owners == part)
+            if not len(asked) or not len(self._ids[part]):
+                continue
+            places = self._places(part, hashes[asked])
+            hits = self._ids[part].take(places, mode="clip") == ids[asked]
+            found = asked[hits]
+            known[found] = True
+            rows[found] = self._values[part][places[hits]]
+        if default == "initial":
+            unknown = np.flatnonzero(~known)
+            rows[unknown] = self._start.rows(ids[unknown])
+        return rows, known
+
+    def _places(self, part: int, hashes: Hashes) -> Slots:
+        """The place of the first id of a part whose hash is that or more, for each hash.
+
+        Hashes are spread evenly: a place is guessed, and looked for in 6 deviations around it.
+        """
+        size = len(self._ids[part])
+        first, end = hash_range(part, self._files.ranks)
+        share = (hashes - np.uint64(first)).astype(np.float64) / (end - first)
+        guessed, around = (share * size).astype(np.int64), int(3 * np.sqrt(size)) + 16
+        low, high = np.maximum(guessed - around, 0), np.minimum(guessed + around, size)
+        places = self._bisected(part, hashes, low, high)
+        outside = ((places == low) & (low > 0)) | ((places == high) & (high < size))
+        again = np.flatnonzero(outside)
+        if len(again):
+            whole = np.zeros(len(again), np.int64), np.full(len(again), size)
+            places[again] = self._bisected(part, hashes[again], *whole)
+        return places
+
+    def _bisected(self, part: int, hashes: Hashes, low: Slots, high: Slots) -> Slots:
+        low, high, ids = low.copy(), high.copy(), self._ids[part]
+        for _ in range(int((high - low).max()).bit_length()):
+            middle = (low + high) >> 1
+            less = (mix64(ids.take(middle, mode="clip")) < hashes) & (low < high)
+            low, high = np.where(less, middle + 1, low), np.where(less, high, middle)
+        return low

@@ -1,0 +1,278 @@
+"""``RowRule``: how a gradient changes a row; one step of a row per call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.weights import FloatArray
+
+_BLOCK_BYTES = 1 << 18
+"""Rows of this size are stepped in one go, so that what NumPy notes of each stays in the cache."""
+
+
+@dataclass(frozen=True)
+class RowRule(ABC):
+    """The step of a row: its values w, its state, the gradient g, the learning rate lr."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def width(self, dim: int) -> int:
+        """Numbers of state that a row of ``dim`` values has."""
+
+    def start_state(self, rows: int, dim: int) -> FloatArray:
+        """The state of rows that had no step, of shape (rows, width)."""
+        return np.zeros((rows, self.width(dim)), np.float32)
+
+    def step(
+        self,
+        values: FloatArray,
+        state: FloatArray,
+        gradients: FloatArray,
+        learning_rate: float,
+        index: npt.NDArray[np.int64],
+    ) -> None:
+        """One step of the rows at ``index``, in place.
+
+        Args:
+            values: All rows, of shape (rows, dim).
+            state: Their state, of shape (rows, width).
+            gradients: One for each of ``index``, of shape (index, dim).
+            learning_rate: Of this step.
+            index: Each row once.
+        """
+        rate = np.float32(learning_rate)
+        block = max(1, _BLOCK_BYTES // (4 * max(1, values.shape[1])))
+        for start in range(0, len(index), block):
+            rows = index[start : start + block]
+            w, s = values.take(rows, axis=0), state.take(rows, axis=0)
+            self._step(w, s, gradients[start : start + block], rate)
+            values[rows] = w
+            if s.shape[1]:
+                state[rows] = s
+
+    @abstractmethod
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        """Changes ``w`` and ``s``, copies of the rows of a block."""
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Name and constants, as JSON has them; see :func:`make_row_rule`."""
+        return {"name": self.name, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class SgdRows(RowRule):
+    """``w -= lr g``."""
+
+    name: ClassVar[str] = "sgd"
+
+    def width(self, dim: int) -> int:
+        return 0
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        w -= rate * g
+
+
+@dataclass(frozen=True)
+class AdagradRows(RowRule):
+    """``a += g²; w -= lr g / sqrt(a + epsilon)``: Keras' Adagrad, exactly."""
+
+    name: ClassVar[str] = "adagrad"
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    def width(self, dim: int) -> int:
+        return dim
+
+    def start_state(self, rows: int, dim: int) -> FloatArray:
+        return np.full((rows, dim), self.initial_accumulator_value, np.float32)
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        change = g * g
+        s += change
+        np.add(s, np.float32(self.epsilon), out=change)
+        np.sqrt(change, out=change)
+        np.divide(g, change, out=change)
+        change *= rate
+        w -= change
+
+
+@dataclass(frozen=True)
+class RowwiseAdagradRows(RowRule):
+    """``a += mean(g²); w -= lr g / sqrt(a + epsilon)``: one number of state for a row."""
+
+    name: ClassVar[str] = "rowwise_adagrad"
+    initial_accumulator_value: float = 0.1
+    epsilon: float = 1e-7
+
+    def width(self, dim: int) -> int:
+        return 1
+
+    def start_state(self, rows: int, dim: int) -> FloatArray:
+        return np.full((rows, 1), self.initial_accumulator_value, np.float32)
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        s += np.mean(g * g, axis=1, keepdims=True)
+        w -= g * (rate / np.sqrt(s + np.float32(self.epsilon)))
+
+
+@dataclass(frozen=True)
+class AdamRows(RowRule):
+    """Keras' Adam with the steps of the row itself (lazy Adam): a row that has no gradient in a
+    step is not changed by it, and dense Adam would go on moving it.
+
+    State of a row: m, v, its number of steps.
+    """
+
+    name: ClassVar[str] = "adam"
+    beta_1: float = 0.9
+    beta_2: float = 0.999
+    epsilon: float = 1e-7
+
+    def width(self, dim: int) -> int:
+        return 2 * dim + 1
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        dim = w.shape[1]
+        m, v, steps = s[:, :dim], s[:, dim : 2 * dim], s[:, 2 * dim :]
+        steps += 1
+        m += (g - m) * np.float32(1 - self.beta_1)
+        v += (g * g - v) * np.float32(1 - self.beta_2)
+        t = steps.astype(np.float64)
+        ratio = np.sqrt(1 - self.beta_2**t) / (1 - self.beta_1**t)
+        w -= m * (rate * ratio.astype(np.float32)) / (np.sqrt(v) + np.float32(self.epsilon))
+
+
+@dataclass(frozen=True)
+class FtrlRows(RowRule):
+    """Keras' Ftrl (McMahan et al., 2013), which computes all rows anew at every step: equal to it
+    where rows start from zeros, the learning rate stays and there is no shrinkage.
+
+    ::
+
+        n' = n + g²;  z += g + 2 shrinkage w - (n'^-p - n^-p) / lr w
+        w = (clip(z, -l1, l1) - z) / (n'^-p / lr + 2 l2 + beta / lr)
+
+    State of a row: n, z.
+    """
+
+    name: ClassVar[str] = "ftrl"
+    learning_rate_power: float = -0.5
+    initial_accumulator_value: float = 0.1
+    l1_regularization_strength: float = 0.0
+    l2_regularization_strength: float = 0.0
+    l2_shrinkage_regularization_strength: float = 0.0
+    beta: float = 0.0
+
+    def width(self, dim: int) -> int:
+        return 2 * dim
+
+    def start_state(self, rows: int, dim: int) -> FloatArray:
+        state = np.zeros((rows, 2 * dim), np.float32)
+        state[:, :dim] = self.initial_accumulator_value
+        return state
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        dim = w.shape[1]
+        n, z = s[:, :dim], s[:, dim:]
+        shrinkage = np.float32(2 * self.l2_shrinkage_regularization_strength)
+        more = n + g * g
+        power = self._power(more)
+        z += g + shrinkage * w - (power - self._power(n)) / rate * w
+        n[:] = more
+        l1 = np.float32(self.l1_regularization_strength)
+        twice_l2 = 2 * (self.l2_regularization_strength + self.beta / (2 * float(rate)))
+        w[:] = (np.clip(z, -l1, l1) - z) / (power / rate + np.float32(twice_l2))
+
+    def _power(self, n: FloatArray) -> FloatArray:
+        if self.learning_rate_power == -0.5:
+            return np.sqrt(n)
+        return np.power(n, np.float32(-self.learning_rate_power))
+
+
+ROW_RULES: dict[str, type[RowRule]] = {
+    rule.name: rule for rule in (SgdRows, AdagradRows, RowwiseAdagradRows, AdamRows, FtrlRows)
+}
+"""Every row rule by its name."""
+
+
+def make_row_rule(rule: str | Mapping[str, object] | RowRule) -> RowRule:
+    """The rule of a name, or of settings: ``{'name': 'adagrad', 'epsilon': 1e-10}``.
+
+    Raises:
+        UnknownNameError: There is no such rule, or it has no such constant.
+        ConfigError: A constant is no number.
+    """
+    if isinstance(rule, RowRule):
+        return rule
+    constants = {"name": rule} if isinstance(rule, str) else dict(rule)
+    name = str(constants.pop("name", "")).lower()
+    if name not in ROW_RULES:
+        raise UnknownNameError("row rule", name, ROW_RULES)
+    known = {field.name for field in fields(ROW_RULES[name])}
+    for constant, value in constants.items():
+        if constant not in known:
+            raise UnknownNameError(f"constant of the row rule {name!r}", constant, sorted(known))
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(
+                f"the constant {constant!r} of the row rule {name!r} is no number",
+                expected="a number",
+                received=repr(value),
+            )
+    return ROW_RULES[name](**{c: float(str(v)) for c, v in constants.items()})
+
+
+_KERAS = {"SGD": "sgd", "Adagrad": "adagrad", "Adam": "adam", "Ftrl": "ftrl"}
+_HARMLESS = frozenset(
+    {"name", "learning_rate", "ema_momentum", "jit_compile", "is_legacy_optimizer", "is_scheduled"}
+)
+_WHY = {
+    "weight_decay": "it would change all rows at every step, and a step touches a few",
+    "momentum": "it would move rows that a step does not touch",
+    "nesterov": "it would move rows that a step does not touch",
+    "use_ema": "it averages all rows at every step, and a step touches a few",
+    "global_clipnorm": "it needs the norm over all tables and ranks before any row is changed",
+    "clipnorm": "it needs the norm of the whole table's gradient before any row is changed",
+    "clipvalue": "it acts on the gradient of each variable, and a table is none",
+    "amsgrad": "rows keep no largest second moment",
+    "gradient_accumulation_steps": "a row has one step for each step of the model",
+    "loss_scale_factor": "rows take gradients that are not scaled",
+}
+
+
+def row_rule_of(name: str, constants: Mapping[str, float | bool | None]) -> RowRule:
+    """The row rule that takes the steps of a Keras optimizer.
+
+    Args:
+        name: The optimizer's class: ``'Adagrad'``.
+        constants: Its config; its learning rate is left to the caller.
+
+    Raises:
+        UnknownNameError: Rows have no such rule.
+        ConfigError: It has an option switched on that rows of a table cannot have.
+    """
+    if name not in _KERAS:
+        raise UnknownNameError("optimizer of a table", name, _KERAS)
+    rule = _KERAS[name]
+    known = {field.name for field in fields(ROW_RULES[rule])}
+    taken: dict[str, object] = {}
+    for option, value in constants.items():
+        if option in known:
+            taken[option] = value
+        elif option not in _HARMLESS and value not in (None, False):
+            raise ConfigError(
+                f"a table cannot be trained by {name} with {option}={value!r}: "
+                + _WHY.get(option, "rows of a table have no such option"),
+                expected=f"{name} without {option}; " + ", ".join(_KERAS),
+                received=f"{option}={value!r}",
+                hint=f"give the table an optimizer of its own, such as optimizer={rule!r}",
+            )
+    return make_row_rule({"name": rule, **taken})

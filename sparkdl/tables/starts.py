@@ -1,0 +1,133 @@
+"""``RowStart``: the values that a row starts from, as a function of seed, table and id."""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.tables.hashing import GOLDEN, Hashes, Ids, mix64
+from sparkdl.weights import FloatArray
+
+Settings = Mapping[str, object]
+"""A name and constants, as JSON has them."""
+
+
+class _Values(ABC):
+    """How the numbers of a start are made."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def values(self, seeds: Hashes, dim: int) -> FloatArray:
+        """One row for each seed, of shape (seeds, dim)."""
+
+
+def _uniform(seeds: Hashes, first: int, columns: int) -> FloatArray:
+    """Numbers in [0, 1) of 24 bits: one for each seed and column, counted from ``first``."""
+    steps = np.arange(first + 1, first + columns + 1, dtype=np.uint64) * GOLDEN
+    bits = mix64(seeds[:, None] + steps) >> np.uint64(40)
+    return bits.astype(np.float32) * np.float32(2**-24)
+
+
+@dataclass(frozen=True)
+class _Uniform(_Values):
+    """Between ``low`` and ``high``, as Keras' ``uniform``."""
+
+    name: ClassVar[str] = "uniform"
+    low: float = -0.05
+    high: float = 0.05
+
+    def values(self, seeds: Hashes, dim: int) -> FloatArray:
+        width = np.float32(self.high - self.low)
+        return _uniform(seeds, 0, dim) * width + np.float32(self.low)
+
+
+@dataclass(frozen=True)
+class _Normal(_Values):
+    """Gaussian, as Keras' ``random_normal`` (Box and Muller, 1958)."""
+
+    name: ClassVar[str] = "normal"
+    mean: float = 0.0
+    stddev: float = 0.05
+
+    def values(self, seeds: Hashes, dim: int) -> FloatArray:
+        half = -(-dim // 2)
+        radius = np.sqrt(-2 * np.log1p(-_uniform(seeds, 0, half).astype(np.float64)))
+        angle = 2 * np.pi * _uniform(seeds, half, half).astype(np.float64)
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :dim]
+        return (both * self.stddev + self.mean).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class _Constant(_Values):
+    """The same number everywhere."""
+
+    name: ClassVar[str] = "constant"
+    value: float = 0.0
+
+    def values(self, seeds: Hashes, dim: int) -> FloatArray:
+        return np.full((len(seeds), dim), self.value, np.float32)
+
+
+@dataclass(frozen=True)
+class _Zeros(_Values):
+    """Zero everywhere."""
+
+    name: ClassVar[str] = "zeros"
+
+    def values(self, seeds: Hashes, dim: int) -> FloatArray:
+        return np.zeros((len(seeds), dim), np.float32)
+
+
+_KINDS: dict[str, type[_Values]] = {c.name: c for c in (_Uniform, _Normal, _Constant, _Zeros)}
+
+
+class RowStart:
+    """The start values of one table: equal on every rank, in every order and at every retry.
+
+    Args:
+        table: The table's name.
+        dim: Numbers of a row.
+        settings: A name, or a dict with a name and constants: ``uniform`` (low, high), ``normal``
+            (mean, stddev), ``constant`` (value), ``zeros``.
+        seed: Another seed gives other values.
+
+    Raises:
+        ConfigError: There is no such start, or it has no such constants.
+    """
+
+    def __init__(
+        self, table: str, dim: int, settings: str | Settings = "uniform", seed: int = 0
+    ) -> None:
+        self.table, self.dim, self.seed = table, dim, seed
+        options = {"name": settings} if isinstance(settings, str) else dict(settings)
+        name = str(options.pop("name", ""))
+        if name not in _KINDS:
+            raise UnknownNameError("start of a table's rows", name, _KINDS)
+        try:
+            constants = {option: float(str(value)) for option, value in options.items()}
+            self._values = _KINDS[name](**constants)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"table {table!r}: the start {name!r} does not have these constants",
+                expected="numbers for " + (", ".join(_KINDS[name].__annotations__) or "nothing"),
+                received=repr(options),
+            ) from error
+        text = f"{seed}/{table}".encode()
+        key = hashlib.blake2b(text, digest_size=8).digest()
+        self._key = np.uint64(int.from_bytes(key, "little"))
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """Name and constants, as JSON has them."""
+        return {"name": self._values.name, **asdict(self._values)}  # type: ignore[call-overload]
+
+    def rows(self, ids: Ids) -> FloatArray:
+        """The start values of ``ids``, of shape (ids, dim)."""
+        return self._values.values(mix64(mix64(ids) ^ self._key), self.dim)
