@@ -7,7 +7,7 @@ The loop (:mod:`sparkdl.worker`) lets a *learner* (a model) train on *batches*, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,6 +19,8 @@ from sparkdl.finite import LossScaling
 from sparkdl.reports import MetricState
 from sparkdl.run_state import Stateful
 from sparkdl.slices import Slices
+from sparkdl.tables.service import RowService, TableSpec
+from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray
 
 MAX_STACK = 16
@@ -334,8 +336,31 @@ class Steps(Protocol):
         """
 
 
+class LearnerTables(Protocol):
+    """The tables outside of a model whose rows its layers look up."""
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        """What each table is, in the order of their names.
+
+        Raises:
+            ModelError: One cannot be trained with the model's optimizer, or two layers differ
+                about one.
+        """
+
+    def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
+        """Puts the rows that came with the model into the stores of the rank that owns them."""
+
+    def serve_from(self, service: RowService) -> None:
+        """From now on the layers have the rows of ``service``."""
+
+
 class SharedLearner(Learner, Stateful, Steps, Protocol):
     """A model in training whose updates are exchanged with other workers."""
+
+    @property
+    def tables(self) -> LearnerTables:
+        """Those of the model."""
 
     def carried_state_at(self, steps: int, wanted: int) -> bytes:
         """The same with the random numbers of ``wanted`` steps since :meth:`mark_draws`.

@@ -126,6 +126,10 @@ class AllReduceGradientSynchronizer:
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
 
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do."""
+        return contextlib.nullcontext()
+
     def end_epoch(self, learner: SharedLearner) -> None:
         """Nothing to do: the ranks are equal after every step."""
 

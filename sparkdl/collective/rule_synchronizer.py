@@ -7,6 +7,7 @@ rank that has no batch left takes part with zero rows.
 from __future__ import annotations
 
 import abc
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -348,6 +349,10 @@ class RuleSynchronizer:
         """Counts one step of the other ranks; this rank has no batch for it."""
         with self._named(0):
             self._count(learner, 1)
+
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing to do."""
+        return contextlib.nullcontext()
 
     def end_epoch(self, learner: SharedLearner) -> None:
         """Gives the learner this rank's own weights again, if it had the center to be evaluated."""

@@ -19,10 +19,12 @@ from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
+from sparkdl.collective.table_steps import TableSteps
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.syncing import RankIdentity
+from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.weights import Layout
 
 
@@ -92,6 +94,7 @@ class AllReduceStrategy:
         window: Steps between two exchanges of the rule.
         rule_state: Of an earlier run; see :class:`RuleSynchronizer`.
         on_nan: See :class:`sparkdl.finite.FiniteCheck`.
+        tables: Folder for the rows of a model with tables; None for a model without.
     """
 
     token: bytes = field(repr=False)
@@ -103,6 +106,7 @@ class AllReduceStrategy:
     window: int = 1
     rule_state: bytes = b""
     on_nan: str = "raise"
+    tables: str | None = None
 
     @contextlib.contextmanager
     def open(
@@ -133,7 +137,11 @@ class AllReduceStrategy:
         self, communicator: Communicator, layout: Layout, check: FiniteCheck
     ) -> StepSynchronizer:
         if self.rule is None:
-            return AllReduceGradientSynchronizer(communicator, layout, wire=self.wire, check=check)
+            dense = AllReduceGradientSynchronizer(communicator, layout, wire=self.wire, check=check)
+            if self.tables is None:
+                return dense
+            checkpoints = TableCheckpoints(self.tables)
+            return TableSteps(dense, communicator, checkpoints, self.rule_state)
         return RuleSynchronizer(
             communicator, layout, self.rule, self.window, wire=self.wire, state=self.rule_state,
             check=check,

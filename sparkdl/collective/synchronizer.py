@@ -120,6 +120,9 @@ class StepSynchronizer(Protocol):
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks; this rank has no batch for it."""
 
+    def evaluating(self) -> contextlib.AbstractContextManager[None]:
+        """Within, the learner evaluates this rank's rows with the weights of the run."""
+
     def end_epoch(self, learner: SharedLearner) -> None:
         """Called after an epoch has been evaluated and reported."""
 
@@ -240,7 +243,8 @@ class AllReduceSynchronizer:
 
         A rule whose ranks have weights of their own shows them the center there.
         """
-        yield
+        with self._steps.evaluating():
+            yield
 
     def end_epoch(
         self,

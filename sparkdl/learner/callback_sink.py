@@ -269,6 +269,12 @@ def may_act(callback: Any) -> bool:
     return type(callback) not in _READ_LOGS
 
 
+def restores_best(callback: Any) -> bool:
+    """Whether a callback gives the model its best weights back in the end."""
+    is_early = isinstance(callback, keras.callbacks.EarlyStopping)
+    return is_early and bool(callback.restore_best_weights)
+
+
 def acts_on_batches(callback: Any) -> bool:
     """Whether a callback has code of its own for batches, and may write to the model there."""
     return may_act(callback) and _has_own(callback, _BATCH_EVENTS)

@@ -3,5 +3,6 @@
 ``store``: the rows of one table that one rank keeps. ``index``: from ids to slots. ``rules``: the
 step of a row. ``starts``: the values that a row starts from. ``entry``: which ids get a row, and
 which rows leave. ``hashing``: hashes of ids and texts. ``routing``: which rank owns an id.
-``files``: parts of a table in files. ``reading``: rows looked up in such files.
+``files``: parts of a table in files. ``reading``: rows looked up in such files. ``checkpoints``:
+the tables of a run, step by step. ``service``: the seam between a layer and its rows.
 """

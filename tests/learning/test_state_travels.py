@@ -24,6 +24,7 @@ from sparkdl.learner.archives import archive, rebuilt
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.archives.unsaved_settings import BesideFile, GlobalSettings
 from sparkdl.learner.cache import cached_learner, keras_settings
+from sparkdl.learner.state.optimizer_state import take_averages
 from sparkdl.spark.fit.trained_model import TrainedModel
 
 layers = keras.layers
@@ -203,6 +204,21 @@ def test_float64_is_as_exact_as_in_keras(mode: str) -> None:
     whole_fit.fit(model, parts(X[:, :3], 2), mode)
     for expected, found in zip(plain.variables, model.variables, strict=True):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
+
+
+@pytest.mark.parametrize("mode", ["allreduce"])
+def test_averages_that_became_the_weights_stay_with_the_optimizer(mode: str) -> None:
+    """On JAX both were one array, which Keras frees when the model predicts."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=3), "mse")
+    x, y = np.ones((12, 3), "float32"), np.ones((12, 2), "float32")
+    whole_fit.fit(model, [(x[:8], y[:8]), (x[8:], y[8:])], mode, batch_size=2)
+    take_averages(model)
+    model.predict(x, verbose=0)
+    averages = [np.asarray(v.numpy()) for v in model.optimizer.variables[2:]]
+    for average, weight in zip(averages, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(average, weight)
 
 
 def test_a_second_fit_goes_on() -> None:

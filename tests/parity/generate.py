@@ -25,6 +25,9 @@ def _several(case: Case) -> bool:
 BY_DESIGN: dict[str, Callable[[Case], bool]] = {
     "statistics of a batch are a worker's": lambda c: _several(c) and _uses(c, BATCH),
     "each worker draws its own random numbers": lambda c: _several(c) and _uses(c, RANDOM),
+    "a Dropout without a seed draws from PyTorch's own generator": lambda c: (
+        keras.backend.backend() == "torch" and _uses(c, ["dropout"])
+    ),
     "losses of a whole batch compare its rows with each other": lambda c: (
         _several(c) and any(h.split(":")[1] in ("dice", "tversky") for h in c.heads)
     ),

@@ -207,9 +207,9 @@ class Ring:
             steps.append(_Step(came))
             sends.append(came[: came.size - sizes[self.count - step - 1]])
         self._stream(sends[:-1], steps)
-        for number, step in enumerate(steps, 1):
+        for number, taken in enumerate(steps, 1):
             target = result[(self.index - number) % self.count]
-            np.copyto(target, step.target[step.target.size - target.size :])
+            np.copyto(target, taken.target[taken.target.size - target.size :])
 
     def broadcast(self, target: Array, root: int) -> None:
         """Passes the root's ``target`` along the ring; ``root`` is a place in the ring."""

@@ -97,6 +97,16 @@ def optimizers_within(optimizer: Any) -> list[Any]:
     return list(optimizer.optimizers) if kind and isinstance(optimizer, kind) else []
 
 
+def take_averages(model: Any) -> None:
+    """With ``use_ema`` the averages become the weights, as at the end of Keras' ``fit``."""
+    model.optimizer.finalize_variable_values(model.trainable_variables)
+    averages = {id(variable.value) for variable in model.optimizer.variables}
+    for variable in model.trainable_variables:
+        if id(variable.value) in averages:
+            # One array for two variables: JAX frees it with the first when the model predicts.
+            variable.assign(keras.ops.copy(variable.value))
+
+
 def read_slots(
     optimizer: Any, trained: list[Any], arrays: ArrayList, names: list[str]
 ) -> dict[str, FloatArray] | None:

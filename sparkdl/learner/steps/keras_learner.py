@@ -30,6 +30,7 @@ from sparkdl.learner.state.optimizer_state import (
     with_slots,
 )
 from sparkdl.learner.state.seed_streams import SeedStreams
+from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.learner.state.shown_values import attach_shown_values
 from sparkdl.learner.steps.denominators import Numbers, factors
 from sparkdl.learner.steps.repeated_rows import has_own_loss, sums_stay, takes_any_rows
@@ -427,6 +428,10 @@ class KerasLearner(ABC):
 
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(v.numpy()) for v in self.model.optimizer.variables]
+
+    @property
+    def tables(self) -> ModelTables:
+        return ModelTables(self.model)
 
     # -- what the driver's callbacks wrote -------------------------------------------------------
 

@@ -55,6 +55,7 @@ def start_all_reduce(
     rule_state: bytes,
     num_workers: int,
     spark: Any,
+    tables: str | None = None,
 ) -> Iterator[Future[Run]]:
     """Starts the coordinator, if workers can reach it; leaving the context ends it.
 
@@ -66,6 +67,7 @@ def start_all_reduce(
         rule_state: What the rule kept in an earlier run.
         num_workers: Workers of the run.
         spark: The session.
+        tables: Folder for the rows of a model with tables.
     """
     live = reports_live(config, spark)
     network = config.network
@@ -80,6 +82,7 @@ def start_all_reduce(
     gradients = AllReduceStrategy(
         secrets.token_bytes(32), layout, _communicator(config), options, exchange.wire,
         None if _is_plain_mean(exchange) else rule, exchange.window, rule_state, config.on_nan,
+        tables,
     )  # fmt: skip
     run: Future[Run] = Future()
     if not live:

@@ -19,6 +19,7 @@ from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.model_weights import model_layout, read_model
+from sparkdl.learner.state.optimizer_state import take_averages
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
@@ -42,6 +43,7 @@ from sparkdl.spark.fit.plan import (
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
+from sparkdl.spark.fit.tables import check_tables, serve_trained, tables_folder
 from sparkdl.spark.fit.telling import (
     describe_run,
     facts_of,
@@ -126,6 +128,7 @@ class FitCall:
         num_workers, at_once = count_workers(config, exchange, source, profile)
         prepare_model(trained.model, exchange, num_workers)
         checkpoints = Checkpoints.at(arguments.checkpoint_dir)
+        check_tables(trained.model, config, exchange, checkpoints, callbacks)
         first_epoch = arguments.initial_epoch
         if arguments.resume and checkpoints is not None:
             first_epoch = trained.restore(checkpoints) or first_epoch
@@ -165,6 +168,7 @@ class FitCall:
         except BaseException as error:
             monitor.fail(error)
             raise
+        serve_trained(trained.model, trained.rule_state)
         if checkpoints is not None and not monitor.stopped_inside:
             trained.save(checkpoints, monitor.epochs_done)
         ensemble: list[Any] = []
@@ -211,8 +215,7 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     plan.source.warn_of_chance(repartition=plan.config.repartition)
     with _slots(plan):
         summary = _run_fit(plan, monitor)
-    model = plan.trained.model  # with use_ema: the averages become the weights, once, as in Keras
-    model.optimizer.finalize_variable_values(model.trainable_variables)
+    take_averages(plan.trained.model)
     if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:
         _warn(plan, plan.exchange.rule, summary, monitor)
     return summary
@@ -333,8 +336,9 @@ def _start_run(
         )  # fmt: skip
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
     return start_all_reduce(
-        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark
-    )
+        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark,
+        tables_folder(model, plan.checkpoints),
+    )  # fmt: skip
 
 
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:

@@ -1,0 +1,220 @@
+"""Tables whose rows are spread over the ranks: who owns a row, and how it travels.
+
+In a step each rank pulls the rows of its batch from their owners, call by call of the layers, and
+at the end all ranks send the gradients of these rows. An owner adds up what came for a row, in the
+order of the ranks, and applies one row step. An exchange is two all-to-alls of all ranks; the first
+begins with what a rank is about to do, so that a rank without a batch knows how to serve the
+others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.collective.arithmetic import Array
+from sparkdl.collective.communicator import Communicator
+from sparkdl.errors import ProtocolError
+from sparkdl.tables.routing import owner
+from sparkdl.tables.service import IdArray, TableSpec
+from sparkdl.tables.store import merged
+from sparkdl.weights import FloatArray
+
+_SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP = range(5)
+_WORDS = ("serves others", "is done", "pulls rows", "looks rows up", "ends a step")
+_HEAD = 2
+"""Numbers before the ids of a message: what the rank does, and the number of the table."""
+
+
+@dataclass
+class _Pull:
+    """One call of a layer in a step."""
+
+    table: str
+    asked: Sequence[IdArray]  # what each rank asks this one for
+    order: npt.NDArray[np.intp]  # this rank's ids, owner by owner
+    edges: Sequence[slice]  # of each owner's within them
+    gradients: FloatArray | None = None
+
+    def gradients_for(self, rank: int, dim: int) -> FloatArray:
+        """Those of the rows that ``rank`` owns, flat; empty if there are none."""
+        if self.gradients is None:
+            return np.empty(0, np.float32)
+        return self.gradients[self.order[self.edges[rank]]].reshape(-1)
+
+
+class TableExchange:
+    """One rank's part in the tables of a model; a :class:`sparkdl.tables.service.RowService`.
+
+    Args:
+        communicator: Among all ranks, used for nothing else.
+        tables: All tables of the model, the same on all ranks.
+    """
+
+    def __init__(self, communicator: Communicator, tables: Iterable[TableSpec]) -> None:
+        self._communicator = communicator
+        specs = {spec.name: spec for spec in tables}
+        self._names = sorted(specs)
+        self._rates = {name: specs[name].learning_rate for name in self._names}
+        self.stores = {name: specs[name].store() for name in self._names}
+        """Table name -> the rows that this rank owns."""
+        self._pulls: list[_Pull] = []
+        self._first = 0  # number of the first of them
+        self.sent_bytes = 0
+        self.pulled_rows = 0
+
+    # -- what layers call --------------------------------------------------------------------------
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
+        if any(pull.gradients is not None for pull in self._pulls):
+            self._forget()  # the step computes its gradient once more: the last one counts
+        ranks = self._communicator.size
+        owners = owner(ids, ranks)
+        order = np.argsort(owners, kind="stable")
+        places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
+        edges = [slice(a, b) for a, b in itertools.pairwise(places)]
+        head = [_PULLS if training else _LOOKS_UP, self._names.index(table)]
+        came = self._tell(head, [ids[order[edge]] for edge in edges])
+        replies = self._serve(came, order, edges)
+        dim = self.stores[table].dim
+        rows = np.empty((len(ids), dim), np.float32)
+        for edge, reply in zip(edges, replies, strict=True):
+            rows[order[edge]] = reply.reshape(-1, dim)
+        self.pulled_rows += len(ids)
+        return rows, self._first + len(self._pulls) - 1
+
+    def push(self, pulled: int, gradients: FloatArray) -> None:
+        """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
+        self._pulls[pulled - self._first].gradients = gradients
+
+    # -- what the loop calls -----------------------------------------------------------------------
+
+    def end_step(self, rows: int, learning_rate: float) -> None:
+        """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
+
+        Args:
+            rows: Of this rank's batch.
+            learning_rate: Of the model's optimizer in this step, the same on all ranks.
+        """
+        weight = int(np.float64(rows).view(np.int64))
+        present = [int(pull.gradients is not None) for pull in self._pulls]
+        came = self._tell([_ENDS_STEP, 0, weight, *present])
+        self._step(came, learning_rate)
+
+    def serve_step(self, learning_rate: float) -> None:
+        """Takes part in a step without a batch, until its end."""
+        while True:
+            came = self._tell([_SERVES, 0])
+            if self._doing(came) == _ENDS_STEP:
+                self._step(came, learning_rate)
+                return
+            self._serve(came)
+
+    def serve_until_done(self) -> None:
+        """Serves the other ranks until all have called this: each has evaluated its rows."""
+        while True:
+            came = self._tell([_DONE, 0])
+            if self._doing(came) == _DONE:
+                self._forget()
+                return
+            self._serve(came)
+
+    # -- exchanges ---------------------------------------------------------------------------------
+
+    def _tell(self, head: Sequence[int], ids: Sequence[IdArray] = ()) -> list[IdArray]:
+        """Tells all ranks what this one does, and each the ids that it is asked for."""
+        first = np.array(head, np.int64)
+        parts = ids or [np.empty(0, np.int64)] * self._communicator.size
+        messages = [np.concatenate([first, part]) for part in parts]
+        return [np.asarray(array, np.int64) for array in self._exchange(messages)]
+
+    def _exchange_rows(self, parts: Sequence[FloatArray]) -> list[FloatArray]:
+        return [np.asarray(array, np.float32) for array in self._exchange(parts)]
+
+    def _exchange(self, parts: Sequence[Array]) -> list[Array]:
+        own = self._communicator.rank
+        self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != own)
+        return self._communicator.all_to_all(parts)
+
+    def _doing(self, came: Sequence[IdArray]) -> int:
+        """What the ranks do that do not only serve: all the same, or all are done.
+
+        Raises:
+            ProtocolError: They do different things.
+        """
+        doing = {(int(array[0]), int(array[1])) for array in came if array[0] > _DONE}
+        if len(doing) > 1 or (not doing and any(array[0] == _SERVES for array in came)):
+            raise ProtocolError(
+                "the ranks disagree about their tables",
+                expected="the same layers in the same order on all ranks",
+                received=", ".join(
+                    f"rank {r} {_WORDS[int(array[0])]}" for r, array in enumerate(came)
+                ),
+                hint="does the model call other layers on some batches?",
+            )
+        return doing.pop()[0] if doing else _DONE
+
+    def _serve(
+        self,
+        came: Sequence[IdArray],
+        order: npt.NDArray[np.intp] | None = None,
+        edges: Sequence[slice] = (),
+    ) -> list[FloatArray]:
+        """Sends the rows that the ranks ask for; returns those that this rank asked for."""
+        training = self._doing(came) == _PULLS
+        number = next(int(array[1]) for array in came if array[0] > _DONE)
+        table = self._names[number]
+        store = self.stores[table]
+        asked = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
+        rows = [store.pull(ids, create=training) for ids in asked]
+        replies = self._exchange_rows([part.reshape(-1) for part in rows])
+        if training:
+            nothing = np.empty(0, np.intp)
+            slices = edges or [slice(0, 0)] * len(asked)
+            self._pulls.append(_Pull(table, asked, nothing if order is None else order, slices))
+        return replies
+
+    def _step(self, came: Sequence[IdArray], learning_rate: float) -> None:
+        self._doing(came)
+        ranks = range(self._communicator.size)
+        parts = [
+            np.concatenate(
+                [np.empty(0, np.float32)]
+                + [pull.gradients_for(r, self.stores[pull.table].dim) for pull in self._pulls]
+            )
+            for r in ranks
+        ]
+        gradients = self._exchange_rows(parts)
+        weights = [
+            float(array[_HEAD : _HEAD + 1].view(np.float64)[0]) if array[0] == _ENDS_STEP else 0.0
+            for array in came
+        ]
+        total = sum(weights)
+        for table in self._names if total > 0 else ():
+            dim = self.stores[table].dim
+            ids, values = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
+            for rank in ranks:
+                at = 0
+                for number, pull in enumerate(self._pulls):
+                    sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + 1 + number]
+                    width = self.stores[pull.table].dim
+                    size = len(pull.asked[rank]) * width if sent else 0
+                    if size and pull.table == table and weights[rank] > 0:
+                        part = gradients[rank][at : at + size].reshape(-1, dim)
+                        ids.append(pull.asked[rank])
+                        values.append(part * np.float32(weights[rank] / total))
+                    at += size
+            unique, summed, _ = merged(np.concatenate(ids), np.concatenate(values))
+            own = self._rates[table]
+            # A step of no rows is one, too: the parts of all ranks have the same clock.
+            self.stores[table].push(unique, summed, learning_rate if own is None else own)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._first += len(self._pulls)
+        self._pulls.clear()

@@ -1,0 +1,151 @@
+"""The tables of a model that trains, is evaluated or predicts in one process."""
+
+from __future__ import annotations
+
+import json
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.errors import ModelError
+from sparkdl.tables.routing import owner
+from sparkdl.tables.service import IdArray
+from sparkdl.tables.store import RowStore, merged
+from sparkdl.weights import FloatArray
+
+if TYPE_CHECKING:
+    from sparkdl.layers.served_embedding import ServedEmbedding
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class LocalRows:
+    """Tables in this process.
+
+    The gradients of a step are kept until the next step pulls rows, or the rows are read: a step
+    of several layers on one table is one step of its rows.
+    """
+
+    def __init__(self) -> None:
+        self._layers: dict[str, ServedEmbedding] = {}
+        self._model: weakref.ref[Any] | None = None
+        self._stores: dict[str, RowStore] = {}
+        self._loaded: dict[str, Arrays] = {}
+        self._rates: dict[str, float | None] = {}
+        self._trained_by: dict[str, Any] = {}
+        self._pulled: dict[int, tuple[str, IdArray]] = {}
+        self._number = 0
+        self._waiting: dict[str, list[tuple[IdArray, FloatArray]]] = {}
+        self._rate_now: dict[str, float] = {}
+
+    def serve(self, layer: ServedEmbedding, model: Any) -> None:
+        """Keeps the table of ``layer``, called within ``model`` (None: by itself)."""
+        self._layers.setdefault(layer.table_name, layer)
+        if isinstance(model, keras.Model):
+            self._model = weakref.ref(model)
+
+    # -- the service -------------------------------------------------------------------------------
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        """See :class:`sparkdl.tables.service.RowService`."""
+        self.flush()
+        self._number += 1
+        if training:
+            self._pulled[self._number] = table, ids
+            self._pulled.pop(self._number - 1000, None)  # of steps that had no backward pass
+        store = self._store(table)
+        return store.pull(ids, create=training), self._number
+
+    def push(self, pulled: int, gradients: FloatArray) -> None:
+        """See :class:`sparkdl.tables.service.RowService`."""
+        table, ids = self._pulled.pop(pulled)
+        self._rate_now[table] = self._rate(table)
+        self._waiting.setdefault(table, []).append((ids, gradients))
+
+    def flush(self) -> None:
+        """Gives the rows the step whose gradients are kept."""
+        waiting, self._waiting = self._waiting, {}
+        for table, parts in waiting.items():
+            ids = np.concatenate([i for i, _ in parts])
+            unique, gradients, _ = merged(ids, np.concatenate([g for _, g in parts]))
+            self._store(table).push(unique, gradients, self._rate_now[table])
+
+    # -- tables ------------------------------------------------------------------------------------
+
+    def store(self, table: str) -> RowStore:
+        """The table as of the last step."""
+        self.flush()
+        return self._store(table)
+
+    def arrays(self, table: str) -> Arrays:
+        """All rows of the table with their state, and the settings of its rule, for a file."""
+        if table in self._loaded and table not in self._stores:
+            return self._loaded[table]
+        if table not in self._stores:
+            return {}
+        store = self.store(table)
+        rows = store.export()
+        settings = json.dumps(store.rule.settings).encode()
+        return {
+            "ids": rows.ids,
+            "values": rows.values,
+            "state": rows.state,
+            "rule": np.frombuffer(settings, np.uint8),
+        }
+
+    def give(self, table: str, store: RowStore, rank: int, num_ranks: int) -> None:
+        """Puts the rows that ``rank`` owns into a store."""
+        arrays = self.arrays(table)
+        if arrays:
+            own = owner(arrays["ids"], num_ranks) == rank
+            parts = {key: array if key == "rule" else array[own] for key, array in arrays.items()}
+            take_rows(store, parts)
+
+    def load(self, table: str, arrays: Arrays) -> None:
+        """Takes the rows of a file, see :meth:`arrays`."""
+        self._loaded[table] = arrays
+
+    def _store(self, table: str) -> RowStore:
+        optimizer = self._optimizer()
+        former = self._stores.get(table)
+        if former is None or self._trained_by.get(table) is not optimizer:
+            spec = self._layers[table].table_spec(optimizer)
+            self._trained_by[table], self._rates[table] = optimizer, spec.learning_rate
+            if former is None or spec.settings != former.settings:
+                self._stores[table] = store = spec.store()
+                if former is not None:  # compiled anew: the rows stay, their state begins again
+                    rows = former.export()
+                    store.load(rows.ids, rows.values)
+                elif table in self._loaded:
+                    take_rows(store, self._loaded.pop(table))
+        return self._stores[table]
+
+    def _optimizer(self) -> Any:
+        """The optimizer that the model is compiled with, or None."""
+        model = None if self._model is None else self._model()
+        return getattr(model, "optimizer", None)
+
+    def _rate(self, table: str) -> float:
+        own = self._rates[table]
+        if own is not None:
+            return own
+        if keras.backend.backend() == "jax":
+            raise ModelError(
+                f"table {table!r} cannot follow the learning rate of model.fit with JAX",
+                expected="ServedEmbedding(..., optimizer=keras.optimizers.Adagrad(0.1)) or another",
+                received="optimizer=None",
+                hint="Keras' compiled steps hide the rate there; SparkModel.fit follows it",
+            )
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it has just computed a gradient
+        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+
+def take_rows(store: RowStore, arrays: Arrays) -> None:
+    """Puts the rows of a file into a store; their state only if the rule is the same."""
+    rule = json.loads(arrays["rule"].tobytes())
+    same = rule == json.loads(json.dumps(store.rule.settings))
+    store.load(arrays["ids"], arrays["values"], arrays["state"] if same else None)

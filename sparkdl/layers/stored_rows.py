@@ -1,0 +1,55 @@
+"""Tables that a fit has written: looked up where they lie, never loaded whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+from sparkdl.errors import ModelError
+from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.reading import TableReader
+from sparkdl.tables.service import IdArray
+from sparkdl.tables.store import RowStore
+from sparkdl.weights import FloatArray
+
+
+class StoredRows:
+    """The tables of a trained model, in the folder to which the workers have written them.
+
+    Args:
+        reference: What the run's state says of them, see :class:`TableReference`.
+
+    Raises:
+        ProtocolError: It is no reference.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        self._found = TableReference.from_bytes(reference.encode())
+
+    @cached_property
+    def tables(self) -> Mapping[str, TableReader]:
+        """Name -> table.
+
+        Raises:
+            ResourceError: The folder is gone, or its files are not whole.
+        """
+        return {name: TableReader(self._found.folder_of(name)) for name in self._found.tables}
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        """See :class:`sparkdl.tables.service.RowService`."""
+        if training:
+            raise ModelError(
+                f"table {table!r} lies in files that a fit has written, and cannot be trained here",
+                expected="SparkModel(model, mode='allreduce').fit(..., checkpoint_dir=...)",
+                received="model.fit in one process",
+            )
+        return self.tables[table].pull(ids), -1
+
+    def push(self, pulled: int, gradients: FloatArray) -> None:
+        """Never called: :meth:`pull` refuses to train."""
+        raise NotImplementedError
+
+    def give(self, table: str, store: RowStore, rank: int, num_ranks: int) -> None:
+        """Puts the rows that ``rank`` owns into a store."""
+        self._found.load(table, store, rank, num_ranks)

@@ -1,0 +1,51 @@
+"""The layers of a model whose rows lie in tables outside of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.errors import ModelError
+from sparkdl.tables.service import RowService, ServesRows, TableSpec
+from sparkdl.tables.store import RowStore
+
+
+@dataclass(frozen=True)
+class ModelTables:
+    """The tables of a model; see :class:`sparkdl.learning.LearnerTables`.
+
+    Args:
+        model: A compiled ``keras.Model``.
+    """
+
+    model: Any
+
+    @property
+    def layers(self) -> list[ServesRows]:
+        """The layers with rows in tables, each once."""
+        found = {id(layer): layer for layer in self.model._flatten_layers(include_self=False)}
+        return [layer for layer in found.values() if isinstance(layer, ServesRows)]
+
+    @property
+    def specs(self) -> list[TableSpec]:
+        specs: dict[str, TableSpec] = {}
+        for layer in self.layers:
+            spec = layer.table_spec(self.model.optimizer)
+            former = specs.setdefault(spec.name, spec)
+            if former != spec:
+                raise ModelError(
+                    f"two layers of the model differ about the table {spec.name!r}",
+                    expected="one width, start, seed and optimizer for all layers of one table",
+                    received=f"{former} and {spec}",
+                    hint="one layer, called several times, shares its rows by itself",
+                )
+        return [specs[name] for name in sorted(specs)]
+
+    def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
+        for layer in self.layers:
+            layer.give_rows(stores[layer.table_name], rank, num_ranks)
+
+    def serve_from(self, service: RowService) -> None:
+        for layer in self.layers:
+            layer.serve_from(service)

@@ -1,0 +1,71 @@
+"""A fit of a model whose layers have their rows in tables: what it needs, and where rows end up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparkdl.collective.rules import Mean
+from sparkdl.config import FitConfig
+from sparkdl.errors import ConfigError
+from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.learner.callback_sink import restores_best
+from sparkdl.learner.state.served_rows import ModelTables
+from sparkdl.spark.fit.choice import ChosenExchange
+
+
+def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
+    """Where the rows of the model's tables are kept; None for a model without tables."""
+    if checkpoints is None or not ModelTables(model).layers:
+        return None
+    return f"{checkpoints.folder}/tables"
+
+
+def check_tables(
+    model: Any,
+    config: FitConfig,
+    exchange: ChosenExchange,
+    checkpoints: Checkpoints | None,
+    callbacks: Sequence[Any],
+) -> None:
+    """Raises ConfigError, or ModelError, if the tables of a model cannot be trained by this fit."""
+    tables = ModelTables(model)
+    if not tables.layers:
+        return
+    names = ", ".join(repr(spec.name) for spec in tables.specs)
+    what = f"the model has rows in tables ({names}), which this fit cannot train"
+    if config.mode != "allreduce" or type(exchange.rule) is not Mean or exchange.window != 1:
+        raise ConfigError(
+            what,
+            expected="mode='allreduce' with the mean of the gradients at each step",
+            received=f"mode={config.mode!r}, rule={exchange.rule.name!r}",
+        )
+    if checkpoints is None:
+        raise ConfigError(
+            what,
+            expected="checkpoint_dir=..., a folder that driver and workers share: each worker "
+            "writes its rows there",
+            received="checkpoint_dir=None",
+        )
+    if config.on_nan == "skip":
+        raise ConfigError(what, expected="on_nan='raise' or 'ignore'", received="on_nan='skip'")
+    for callback in callbacks:
+        if restores_best(callback):
+            raise ConfigError(
+                what,
+                expected="EarlyStopping(restore_best_weights=False)",
+                received="restore_best_weights=True, which would restore the dense weights alone",
+            )
+
+
+def serve_trained(model: Any, state: bytes) -> None:
+    """Lets the layers of the driver's model read the rows that the workers have written.
+
+    Args:
+        model: After a fit.
+        state: What the run kept beside the optimizer.
+    """
+    tables = ModelTables(model)
+    if tables.layers and state:
+        tables.serve_from(StoredRows(state.decode()))

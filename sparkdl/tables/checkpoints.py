@@ -1,0 +1,128 @@
+"""The tables of a run, written after epochs: where, and which of them are kept."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from sparkdl.errors import ProtocolError
+from sparkdl.files import storage
+from sparkdl.tables.files import load_rows, write_manifest, write_part
+from sparkdl.tables.store import RowStore
+
+KEPT = 3
+"""Steps whose tables are kept; the driver's checkpoints may be one or two epochs behind."""
+_NAME = re.compile(r"step-[0-9]{12}-[0-9a-f]{8}")
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class TableReference:
+    """What the state of a run says of its tables.
+
+    Args:
+        folder: Of all tables of one step; each lies in a folder of its own there.
+        step: Steps that were done.
+        tables: Their names.
+        older: Folders of earlier steps that are still there, the newest first.
+    """
+
+    folder: str
+    step: int
+    tables: tuple[str, ...]
+    older: tuple[str, ...] = ()
+
+    def to_bytes(self) -> bytes:
+        """As JSON."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> TableReference:
+        """The counterpart of :meth:`to_bytes`.
+
+        Raises:
+            ProtocolError: The bytes are no reference.
+        """
+        try:
+            if len(content) > _MAX_BYTES:
+                raise ValueError(f"{len(content)} bytes")
+            found = json.loads(content)
+            names, older = tuple(map(str, found["tables"])), tuple(map(str, found["older"]))
+            return cls(str(found["folder"]), int(found["step"]), names, older)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(
+                "the state of a run does not say where its tables are",
+                expected="folder, step, tables, older",
+                received=f"{type(error).__name__}: {str(error)[:200]}",
+            ) from error
+
+    def folder_of(self, table: str) -> str:
+        """That of one table."""
+        return f"{self.folder}/{quote(table, safe='')}"
+
+    def load(self, table: str, store: RowStore, rank: int, ranks: int) -> None:
+        """Loads the rows of a table that ``rank`` owns; one that is new stays empty.
+
+        Raises:
+            ResourceError: The files are not whole.
+            ConfigError: The table has another form than the store.
+        """
+        if table in self.tables:
+            load_rows(store, self.folder_of(table), rank, ranks)
+
+
+@dataclass(frozen=True)
+class TableCheckpoints:
+    """The folder in which a run keeps its tables.
+
+    Args:
+        folder: A path or URI that all ranks see.
+    """
+
+    folder: str
+
+    def new_folder(self, step: int) -> str:
+        """A folder for the tables after ``step`` steps; one rank makes the name for all."""
+        return f"{self.folder}/step-{step:012d}-{secrets.token_hex(4)}"
+
+    def write(self, reference: TableReference, stores: Mapping[str, RowStore], rank: int,
+              ranks: int) -> None:  # fmt: skip
+        """Writes the rows of one rank.
+
+        Raises:
+            ResourceError: The folder cannot be written.
+        """
+        for name, store in stores.items():
+            write_part(store, reference.folder_of(name), rank, ranks)
+
+    def finish(self, reference: TableReference, ranks: int) -> None:
+        """Makes what all ranks have written tables, and deletes those of earlier steps.
+
+        Files elsewhere than on a disk of this machine are not deleted.
+
+        Raises:
+            ResourceError: A part is missing: do all ranks see the same folder?
+        """
+        for name in reference.tables:
+            write_manifest(reference.folder_of(name), ranks)
+        here = storage.path_on_disk(self.folder)
+        if here is None:
+            return
+        kept = {Path(folder).name for folder in (reference.folder, *reference.older)}
+        for path in Path(here).iterdir():
+            if _NAME.fullmatch(path.name) and path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def after(self, former: bytes, step: int, tables: tuple[str, ...]) -> TableReference:
+        """The reference of a new step, after the ``former`` one (empty: there is none)."""
+        older: tuple[str, ...] = ()
+        if former:
+            before = TableReference.from_bytes(former)
+            older = (before.folder, *before.older)[: KEPT - 1]
+        return TableReference(self.new_folder(step), step, tables, older)

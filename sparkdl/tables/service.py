@@ -1,0 +1,75 @@
+"""The seam between a layer and the place of its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.tables.store import RowStore
+from sparkdl.weights import FloatArray
+
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """All that a table's rows depend on, beside their gradients.
+
+    Args:
+        name: Of the table; layers with the same name share its rows.
+        settings: Of the store of its rows, see :meth:`RowStore.from_settings`.
+        learning_rate: The table's own; None: that of the model's optimizer.
+    """
+
+    name: str
+    settings: Mapping[str, object]
+    learning_rate: float | None = None
+
+    def store(self) -> RowStore:
+        """An empty one."""
+        return RowStore.from_settings(self.settings)
+
+
+class RowService(Protocol):
+    """The rows of a model's tables, wherever they lie."""
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        """The rows of some ids, and a number by which :meth:`push` knows this call.
+
+        Args:
+            table: Its name.
+            ids: Each once.
+            training: Whether a gradient may follow. If not, ids without a row give zeros.
+
+        Returns:
+            The rows, of shape ``(len(ids), dim)``, and the number.
+        """
+
+    def push(self, pulled: int, gradients: FloatArray) -> None:
+        """Takes the gradient of the rows of an earlier call, in their order."""
+
+
+@runtime_checkable
+class ServesRows(Protocol):
+    """A layer whose rows lie in a table."""
+
+    @property
+    def table_name(self) -> str:
+        """The table's name."""
+
+    def table_spec(self, optimizer: object) -> TableSpec:
+        """The table as it is trained with the model's ``optimizer``.
+
+        Raises:
+            ModelError: Its rule is none for rows.
+        """
+
+    def give_rows(self, store: RowStore, rank: int, num_ranks: int) -> None:
+        """Puts the rows that the layer has itself into a store, if ``rank`` owns them."""
+
+    def serve_from(self, service: RowService) -> None:
+        """From now on the rows are those of ``service``."""

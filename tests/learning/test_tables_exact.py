@@ -1,0 +1,291 @@
+"""Tables outside of the model are plain Keras with an ``Embedding``, in one process and spread."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from harness import global_batches, split
+
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.collective.table_steps import TableSteps
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.layers import ServedEmbedding
+from sparkdl.learner import make_learner
+from sparkdl.learner.state.model_weights import model_layout
+from sparkdl.tables.checkpoints import TableCheckpoints
+from sparkdl.tables.starts import RowStart
+from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.worker import train
+
+BATCH, IDS, DIM = 8, 400, 4
+o = keras.optimizers
+BACKEND = keras.backend.backend()
+
+
+def data(rows: int, *, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Ids that come many times in a batch, or each once in all."""
+    rng = np.random.default_rng(0)
+    x = rng.permutation(3 * rows).reshape(rows, 3) if distinct else rng.integers(0, 9, (rows, 3))
+    return x.astype("int32"), (x.sum(1) % 3).astype("int32")
+
+
+def build(embed: Any, optimizer: Any) -> Any:
+    keras.utils.set_random_seed(3)
+    x = keras.Input((3,), dtype="int32")
+    hidden = keras.layers.Dense(5, "tanh")(keras.layers.Flatten()(embed(x)))
+    model = keras.Model(x, keras.layers.Dense(3, "softmax")(hidden))
+    model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def served(optimizer: Any, own: Any = None, **settings: Any) -> Any:
+    own = optimizer() if own is None and BACKEND == "jax" else own
+    layer = ServedEmbedding(DIM, table="words", seed=5, optimizer=own, **settings)
+    return build(layer, optimizer)
+
+
+def plain(optimizer: Any, initializer: str = "uniform") -> Any:
+    """The same model with Keras' layer, and the same start of every row."""
+    layer = keras.layers.Embedding(IDS, DIM)
+    model = build(layer, optimizer)
+    start = RowStart("words", DIM, initializer, 5)
+    layer.set_weights([start.rows(np.arange(IDS))])
+    return model
+
+
+def layer_of(model: Any) -> Any:
+    return next(layer for layer in model.layers if isinstance(layer, ServedEmbedding))
+
+
+def compare(model: Any, rows: np.ndarray, expected: Any, atol: float) -> None:
+    """``rows``: those of all ids."""
+    table, *others = expected.get_weights()
+    np.testing.assert_allclose(rows, table, atol=atol, rtol=0)
+    found = [w for w in model.get_weights() if w.shape]
+    for value, wanted in zip(found, others, strict=True):
+        np.testing.assert_allclose(value, wanted, atol=atol, rtol=0)
+
+
+OPTIMIZERS = {
+    "SGD": (lambda: o.SGD(0.5), "uniform", False),
+    "Adagrad": (lambda: o.Adagrad(0.2), "uniform", True),
+    "Ftrl": (lambda: o.Ftrl(0.3), "zeros", True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_process_trains_as_with_an_embedding(name: str) -> None:
+    make, start, distinct = OPTIMIZERS[name]
+    x, y = data(100, distinct=distinct)
+    model, expected = served(make, initializer=start), plain(make, start)
+    for trained in (model, expected):
+        trained.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    rows = layer_of(model).service.store("words").pull(np.arange(IDS))
+    compare(model, rows, expected, 1e-6)
+
+
+def test_layers_with_one_name_share_rows_and_take_one_step() -> None:
+    def both(layers: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        x = keras.Input((2,), dtype="int32")
+        parts = [layer(x[:, i : i + 1]) for i, layer in enumerate(layers)]
+        flat = keras.layers.Flatten()(keras.layers.Concatenate()(parts))
+        model = keras.Model(x, keras.layers.Dense(1)(flat))
+        model.compile(o.Adagrad(0.3), "mse")
+        return model
+
+    x = np.array([[1, 2], [2, 3], [4, 1]], "int32")
+    y = np.array([[1.0], [2.0], [3.0]])
+    own = o.Adagrad(0.3)
+    two = [ServedEmbedding(DIM, table="t", seed=5, optimizer=own) for _ in range(2)]
+    model = both(two)
+    shared = ServedEmbedding(DIM, table="t", seed=5, optimizer=own)
+    expected = both([shared, shared])
+    for trained in (model, expected):
+        trained.fit(x, y, batch_size=3, epochs=4, shuffle=False, verbose=0)
+    found = two[0].service.store("t").pull(np.arange(6))
+    assert two[1].service is two[0].service
+    np.testing.assert_array_equal(found, shared.service.store("t").pull(np.arange(6)))
+    np.testing.assert_array_equal(model.get_weights()[-2], expected.get_weights()[-2])
+
+
+def test_a_saved_model_has_its_rows(tmp_path) -> None:
+    make = OPTIMIZERS["Adagrad"][0]
+    x, y = data(50, distinct=True)
+    model = served(make)
+    model.fit(x, y, batch_size=BATCH, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+    for trained in (model, loaded):
+        trained.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    np.testing.assert_allclose(loaded.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+
+
+@pytest.mark.parametrize(("combiner", "wanted"), [
+    ("sum", [[5.0, 5.0]]), ("mean", [[2.5, 2.5]]), ("sqrtn", [[5 / 2**0.5, 5 / 2**0.5]]),
+])  # fmt: skip
+def test_combiners_do_not_count_the_padding(combiner: str, wanted: Any) -> None:
+    layer = ServedEmbedding(2, table="t", combiner=combiner, pad_id=0, initializer="zeros",
+                            optimizer=o.SGD(1.0))  # fmt: skip
+    ids = np.array([[3, 4, 0]], "int32")
+    model = keras.Sequential([keras.Input((3,), dtype="int32"), layer])
+    model.compile("sgd", "mse")
+    model.predict(ids, verbose=0)
+    store = layer.service.store("t")
+    store.load(np.array([3, 4]), np.array([[2, 2], [3, 3]], np.float32))
+    np.testing.assert_allclose(model.predict(ids, verbose=0), wanted, rtol=1e-6)
+
+
+# -- over ranks ----------------------------------------------------------------------------------
+
+
+def spread(
+    models: list[Any],
+    parts: Any,
+    folder: str,
+    *,
+    epochs: int = 2,
+    first_epoch: int = 0,
+    state: bytes = b"",
+    validation: Any = None,
+) -> tuple[list[Any], bytes]:
+    """The synchronizers after training, and the state that they kept."""
+    learners = [make_learner(model) for model in models]
+    layout = model_layout(models[0])
+    settings = LoopSettings(
+        epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=1, shuffle=False
+    )
+    communicators = connect_threads(len(parts), timeout_s=60)
+    errors: list[BaseException] = []
+    found: list[Any] = [None] * len(parts)
+
+    def work(rank: int) -> None:
+        try:
+            with communicators[rank] as communicator:
+                dense = AllReduceGradientSynchronizer(communicator, layout)
+                steps = TableSteps(dense, communicator, TableCheckpoints(folder), state)
+                synchronizer = AllReduceSynchronizer(communicator, layout, steps=steps)
+                rows = rows_from_numpy(*parts[rank])
+                held_out = None
+                if validation is not None:
+                    own = validation[0][rank :: len(parts)], validation[1][rank :: len(parts)]
+                    held_out = Batches(rows_from_numpy(*own), BATCH, shuffle=False)
+                train(
+                    learners[rank], synchronizer, Batches(rows, BATCH, shuffle=False, rank=rank),
+                    settings, validation=held_out, num_rows=len(rows), num_workers=len(parts),
+                )  # fmt: skip
+                found[rank] = steps, synchronizer.rule_state
+                if hasattr(learners[rank], "sync_model"):
+                    learners[rank].sync_model()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(t.is_alive() for t in threads), "a worker hangs"
+    if errors:
+        raise errors[0]
+    return [steps for steps, _ in found], found[0][1]
+
+
+def all_rows(steps: list[Any]) -> np.ndarray:
+    """The rows of all ids, each from the rank that has it."""
+    rows = np.empty((IDS, DIM), np.float32)
+    owned = np.zeros(IDS, int)
+    for each in steps:
+        store = each.stores["words"]
+        exported = store.export()
+        rows[exported.ids] = exported.values
+        owned[exported.ids] += 1
+    assert owned.max() <= 1  # every row has one owner
+    start = steps[0].stores["words"].pull(np.flatnonzero(owned == 0))
+    rows[owned == 0] = start
+    return rows
+
+
+SIZES = {"1 worker": [100], "2 workers": [70, 30], "2 workers, one empty": [0, 100]}
+if BACKEND != "tensorflow":
+    # In one process two ranks that wait in TensorFlow's graphs take both of its threads.
+    SIZES["3 workers, one empty"] = [40, 0, 60]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_ranks_train_as_one_process(name: str, sizes: str, tmp_path) -> None:
+    make, start, distinct = OPTIMIZERS[name]
+    parts = split(*data(100, distinct=distinct), SIZES[sizes])
+    models = [served(make, initializer=start) for _ in parts]
+    steps, _ = spread(models, parts, str(tmp_path), validation=data(21, distinct=False))
+    expected = plain(make, start)
+    for _ in range(2):
+        for x, y in global_batches(parts, BATCH):
+            expected.train_on_batch(x, y)
+    compare(models[0], all_rows(steps), expected, 1e-6 if len(parts) == 1 else 1e-5)
+
+
+def test_another_number_of_ranks_goes_on_from_the_parts(tmp_path) -> None:
+    make = OPTIMIZERS["Adagrad"][0]
+    parts = split(*data(96, distinct=True), [48, 48])
+    first = [served(make) for _ in range(2)]
+    _, state = spread(first, parts, str(tmp_path), epochs=1)
+    others = split(*data(96, distinct=True), [96] if BACKEND == "tensorflow" else [32, 32, 32])
+    models = [served(make) for _ in others]
+    for model in models:
+        model.set_weights(first[0].get_weights())
+        copy_optimizer(first[0], model)
+    steps, _ = spread(models, others, str(tmp_path), first_epoch=1, state=state)
+    expected = plain(make)
+    for batches in (global_batches(parts, BATCH), global_batches(others, BATCH)):
+        for x, y in batches:
+            expected.train_on_batch(x, y)
+    compare(models[0], all_rows(steps), expected, 1e-5)
+
+
+def copy_optimizer(source: Any, target: Any) -> None:
+    target.optimizer.build(target.trainable_variables)
+    pairs = zip(target.optimizer.variables, source.optimizer.variables, strict=True)
+    for variable, value in pairs:
+        variable.assign(value.numpy())
+
+
+def test_the_schedule_of_the_model_moves_the_rows(tmp_path) -> None:
+    def make() -> Any:
+        return o.SGD(o.schedules.PiecewiseConstantDecay([5], [0.5, 0.05]))
+
+    if BACKEND == "jax":
+        pytest.skip("model.fit cannot follow the rate there, and served() gives the layer its own")
+    parts = split(*data(100, distinct=False), [50, 50])
+    models = [served(make) for _ in parts]
+    steps, _ = spread(models, parts, str(tmp_path))
+    expected = plain(make)
+    for _ in range(2):
+        for x, y in global_batches(parts, BATCH):
+            expected.train_on_batch(x, y)
+    compare(models[0], all_rows(steps), expected, 1e-5)
+
+
+@pytest.mark.parametrize("optimizer", [
+    lambda: o.SGD(0.1, momentum=0.9), lambda: o.AdamW(0.1), lambda: o.Adam(0.1, clipnorm=1.0),
+    lambda: o.Adam(0.1, amsgrad=True), lambda: o.RMSprop(0.1), lambda: o.Adagrad(0.1, use_ema=True),
+    lambda: o.SGD(0.1, global_clipnorm=1.0), lambda: o.LossScaleOptimizer(o.SGD(0.1)),
+])  # fmt: skip
+def test_rules_that_rows_cannot_have_are_refused(optimizer: Any) -> None:
+    layer = ServedEmbedding(DIM)
+    with pytest.raises((ConfigError, ModelError)):
+        layer.table_spec(optimizer())
+
+
+def test_floats_are_no_ids() -> None:
+    with pytest.raises(ModelError, match="integers"):
+        ServedEmbedding(DIM)(keras.Input((3,)))
