@@ -9,8 +9,8 @@
 
 Importing this package loads neither pyspark nor keras; the first use of a name does. A later import
 of TensorFlow holds back what it writes about itself (:mod:`sparkdl.start_lines`). The modules
-``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and ``testing``, and
-Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
+``layers``, ``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and
+``testing``, and Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from sparkdl import errors as errors
     from sparkdl import estimators as estimators
     from sparkdl import horovod as horovod
+    from sparkdl import layers as layers
     from sparkdl import ml as ml
     from sparkdl import mlflow as mlflow
     from sparkdl import mllib as mllib
@@ -103,8 +104,8 @@ _HOMES = {
 }
 
 _MODULES = (
-    "compat", "errors", "estimators", "horovod", "ml", "mlflow", "mllib", "program", "testing",
-    "tracking", "transformers", "tune", "udf",
+    "compat", "errors", "estimators", "horovod", "layers", "ml", "mlflow", "mllib", "program",
+    "testing", "tracking", "transformers", "tune", "udf",
 )  # fmt: skip
 """Modules for users: attributes that are imported at their first use."""
 

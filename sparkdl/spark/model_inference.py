@@ -20,6 +20,7 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.steps import keras_learner
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
+from sparkdl.spark.fit.tables import refuse_export
 from sparkdl.spark.fit.trained_model import prepare_metrics
 from sparkdl.spark.forms.arrays import takes_labels_apart
 from sparkdl.spark.forms.opening import form_of
@@ -186,6 +187,7 @@ class ModelInference(ModelSettings):
         require_name("format of an export", file_format, FORMATS)
         if not FORMATS[file_format]:
             _refuse_other_files(path)
+        refuse_export(self.model)
         export_model(self.model, path, file_format)
 
     def _batch_size(self, batch_size: int | None) -> int:

@@ -9,9 +9,11 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
 from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.tables import stored_tables
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training import StageSummary
 from sparkdl.spark.forms.sources import Columns
+from sparkdl.tables.reading import TableReader
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.values import shown
 
@@ -132,6 +134,17 @@ class ModelSettings:
     def profile(self) -> Profile | None:
         """The parts of the workers' time in the last fit; None before one. ``print`` draws them."""
         return None if self._facts is None else profile_of(self._facts)
+
+    @property
+    def tables(self) -> Mapping[str, TableReader]:
+        """Table name -> its rows after a fit, of a model with ``sparkdl.layers.ServedEmbedding``.
+
+        ``tables['ads'].pull(ids)`` gives rows; nothing is loaded whole. Empty for other models.
+
+        Raises:
+            ResourceError: The files of the fit are gone, or not whole.
+        """
+        return stored_tables(self.model)
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)

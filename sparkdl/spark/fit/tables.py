@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.collective.rules import Mean
 from sparkdl.config import FitConfig
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import restores_best
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.tables.reading import TableReader
 
 
 def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
@@ -69,3 +70,21 @@ def serve_trained(model: Any, state: bytes) -> None:
     tables = ModelTables(model)
     if tables.layers and state:
         tables.serve_from(StoredRows(state.decode()))
+
+
+def stored_tables(model: Any) -> Mapping[str, TableReader]:
+    """Table name -> the rows that a fit has written; empty where there are none."""
+    services = [getattr(layer, "service", None) for layer in ModelTables(model).layers]
+    stored = [service for service in services if isinstance(service, StoredRows)]
+    return stored[0].tables if stored else {}
+
+
+def refuse_export(model: Any) -> None:
+    """Raises ModelError if a model has rows in tables, which no other runtime looks up."""
+    if ModelTables(model).layers:
+        raise ModelError(
+            f"model {model.name!r} cannot be exported: its rows lie in tables outside of it",
+            expected="a model whose weights hold all that it computes with",
+            received=", ".join(repr(layer.table_name) for layer in ModelTables(model).layers),
+            hint="spark_model.predict and model.predict look the rows up",
+        )

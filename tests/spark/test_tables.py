@@ -1,0 +1,105 @@
+"""A model with rows in tables, through Spark: trained, looked up, gone on with, and refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl import SparkModel
+from sparkdl.errors import ConfigError, ModelError
+from sparkdl.layers import ServedEmbedding
+
+ROWS, IDS = 240, 40
+
+
+def make_model() -> Any:
+    keras.utils.set_random_seed(1)
+    x = keras.Input((3,), dtype="int64", name="ids")
+    rows = ServedEmbedding(4, table="ads", optimizer=keras.optimizers.Adagrad(0.3), seed=2)(x)
+    model = keras.Model(x, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
+    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    return model
+
+
+def make_rows() -> tuple[np.ndarray, np.ndarray]:
+    """Ids of all sizes; each says by itself what its label is."""
+    rng = np.random.default_rng(0)
+    every = rng.integers(-(2**63), 2**63 - 1, IDS)
+    chosen = rng.integers(0, IDS, (ROWS, 3))
+    return every[chosen], (chosen.sum(1) % 2 == 0).astype("float32")
+
+
+@pytest.fixture(scope="module")
+def frame(spark: Any) -> Any:
+    ids, labels = make_rows()
+    rows = [(row.tolist(), float(label)) for row, label in zip(ids, labels, strict=True)]
+    return spark.createDataFrame(rows, "features array<bigint>, label double").cache()
+
+
+def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(frame: Any, tmp_path: Any) -> None:
+    ids, labels = make_rows()
+    model = make_model()
+    spark_model = SparkModel(model, "allreduce", num_workers=2, batch_size=16)
+    folder = str(tmp_path / "run")
+    history = spark_model.fit(
+        frame, epochs=3, verbose=0, checkpoint_dir=folder, validation_split=0.2
+    ).history
+    assert history["loss"][-1] < history["loss"][0]
+    table = spark_model.tables["ads"]
+    found, known = table.look_up(np.unique(ids))
+    assert len(table) == known.sum() > IDS * 0.8
+    assert (np.abs(found[known]) > 0).all()
+
+    alone = model.predict(ids, verbose=0)[:, 0]
+    predicted = sorted(
+        float(np.ravel(row["prediction"])[0]) for row in spark_model.predict(frame).collect()
+    )
+    np.testing.assert_allclose(predicted, np.sort(alone), atol=1e-6)
+    assert spark_model.evaluate(frame)["loss"] == pytest.approx(
+        model.evaluate(ids, labels, verbose=0), abs=1e-5
+    )
+
+    goes_on = SparkModel(make_model(), "allreduce", num_workers=1, batch_size=32)
+    more = goes_on.fit(frame, epochs=5, verbose=0, checkpoint_dir=folder, resume=True).history
+    assert len(more["loss"]) == 2
+    assert more["loss"][-1] < history["loss"][-1]
+    with pytest.raises(ModelError, match="cannot be exported"):
+        goes_on.export(str(tmp_path / "saved"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "call", "said"),
+    [
+        ({"mode": "asynchronous"}, {}, "mode='allreduce'"),
+        ({"mode": "synchronous"}, {}, "mode='allreduce'"),
+        ({"mode": "allreduce", "rule": "local_sgd"}, {}, "mean of the gradients"),
+        ({"mode": "allreduce", "on_nan": "skip"}, {}, "on_nan"),
+        ({"mode": "allreduce"}, {"checkpoint_dir": None}, "checkpoint_dir"),
+        (
+            {"mode": "allreduce"},
+            {"callbacks": [keras.callbacks.EarlyStopping("loss", restore_best_weights=True)]},
+            "restore_best_weights",
+        ),
+    ],
+)
+def test_a_fit_that_cannot_train_tables_is_refused(
+    settings: Any, call: Any, said: str, frame: Any, tmp_path: Any
+) -> None:
+    model = SparkModel(make_model(), num_workers=2, **settings)
+    with pytest.raises(ConfigError, match="tables") as caught:
+        model.fit(frame, verbose=0, **{"checkpoint_dir": str(tmp_path), **call})
+    assert said in str(caught.value)
+
+
+def test_an_optimizer_that_rows_cannot_have_is_refused(frame: Any, tmp_path: Any) -> None:
+    x = keras.Input((3,), dtype="int64")
+    flat = keras.layers.Flatten()(ServedEmbedding(4)(x))
+    model = keras.Model(x, keras.layers.Dense(1)(flat))
+    model.compile("adamw", "mse")
+    with pytest.raises(ConfigError, match="optimizer"):
+        SparkModel(model, "allreduce", num_workers=2).fit(
+            frame, verbose=0, checkpoint_dir=str(tmp_path)
+        )
