@@ -38,6 +38,7 @@ Array = npt.NDArray[Any]
 MANIFEST = "manifest.json"
 FORMAT = {"format": 1, "hash": "splitmix64", "block_rows": BLOCK_ROWS}
 _MAX_JSON_BYTES = 1 << 28
+_THREAD = "sparkdl-table-writer"
 _TYPES = {"ids": "<i8", "values": "<f4", "state": "<f4", "meta": "<u4", "waiting": "<i8"}
 
 
@@ -66,12 +67,10 @@ def write_part(
     slots = store.slots(since)
     waiting = np.stack([a.astype(np.int64) for a in store.waiting.export()], axis=1)
     shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
-    prefix, checksums = f"{folder}/{_name(rank, ranks)}", dict[str, list[int]]()
+    prefix = f"{folder}/{_name(rank, ranks)}"
     outputs = {n: _Output(f"{prefix}.{n}.npy", shape, _TYPES[n]) for n, shape in shapes.items()}
     try:
-        with ThreadPoolExecutor(
-            1, "sparkdl-table-writer"
-        ) as writer:  # beside the next block's copy
+        with ThreadPoolExecutor(1, _THREAD) as writer:  # beside the copy of the next block
             written: Future[None] | None = None
             for start in range(0, len(slots), BLOCK_ROWS):
                 columns = _columns(store.rows_at(slots[start : start + BLOCK_ROWS]))
@@ -82,8 +81,9 @@ def write_part(
                 written.result()
         for start in range(0, len(waiting), BLOCK_ROWS):
             outputs["waiting"].write(waiting[start : start + BLOCK_ROWS])
-        for name, output in outputs.items():
-            checksums[name] = output.finish()
+        with ThreadPoolExecutor(len(outputs), _THREAD) as writers:  # a disk takes several files
+            sums = writers.map(_Output.finish, outputs.values())
+            checksums = dict(zip(outputs, sums, strict=True))
     finally:
         for output in outputs.values():
             output.close()

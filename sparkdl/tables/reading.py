@@ -73,13 +73,18 @@ class TableReader:
     def _places(self, part: int, hashes: Hashes) -> Slots:
         """The place of the first id of a part whose hash is that or more, for each hash.
 
-        Hashes are spread evenly: a place is guessed, and looked for in 6 deviations around it.
+        Hashes are spread evenly: a place is guessed, guessed again from the hash that is there,
+        and looked for in 6 deviations around that. So few pages of the file are touched.
         """
-        size = len(self._ids[part])
+        size, ids = len(self._ids[part]), self._ids[part]
         first, end = hash_range(part, self._files.ranks)
-        share = (hashes - np.uint64(first)).astype(np.float64) / (end - first)
-        guessed, around = (share * size).astype(np.int64), int(3 * np.sqrt(size)) + 16
-        low, high = np.maximum(guessed - around, 0), np.minimum(guessed + around, size)
+        per_hash = size / (end - first)
+        guess = ((hashes - np.uint64(first)).astype(np.float64) * per_hash).astype(np.int64)
+        guess = np.minimum(guess, size - 1)
+        missed = (hashes - mix64(ids.take(guess))).view(np.int64)
+        guess = np.clip(guess + (missed * per_hash).astype(np.int64), 0, size)
+        around = int(6 * np.sqrt(3 * np.sqrt(size))) + 16
+        low, high = np.maximum(guess - around, 0), np.minimum(guess + around, size)
         places = self._bisected(part, hashes, low, high)
         outside = ((places == low) & (low > 0)) | ((places == high) & (high < size))
         again = np.flatnonzero(outside)

@@ -14,6 +14,9 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.tables.hashing import GOLDEN, Hashes, Ids, mix64
 from sparkdl.weights import FloatArray
 
+_BLOCK_NUMBERS = 1 << 15
+"""Numbers that are made in one go, so that what NumPy notes of each stays in the cache."""
+
 Settings = Mapping[str, object]
 """A name and constants, as JSON has them."""
 
@@ -29,10 +32,14 @@ class _Values(ABC):
 
 
 def _uniform(seeds: Hashes, first: int, columns: int) -> FloatArray:
-    """Numbers in [0, 1) of 24 bits: one for each seed and column, counted from ``first``."""
-    steps = np.arange(first + 1, first + columns + 1, dtype=np.uint64) * GOLDEN
-    bits = mix64(seeds[:, None] + steps) >> np.uint64(40)
-    return bits.astype(np.float32) * np.float32(2**-24)
+    """Numbers in [0, 1) of 24 bits: for each seed and column, counted from ``first``, an even one.
+
+    Each hash gives two numbers.
+    """
+    pairs = -(-columns // 2)
+    steps = np.arange(first // 2 + 1, first // 2 + pairs + 1, dtype=np.uint64) * GOLDEN
+    halves = mix64(seeds[:, None] + steps).astype("<u8", copy=False).view("<u4")[:, :columns]
+    return (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,7 @@ class _Normal(_Values):
     stddev: float = 0.05
 
     def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        half = -(-dim // 2)
+        half = 2 * -(-dim // 4)
         radius = np.sqrt(-2 * np.log1p(-_uniform(seeds, 0, half).astype(np.float64)))
         angle = 2 * np.pi * _uniform(seeds, half, half).astype(np.float64)
         both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :dim]
@@ -130,4 +137,9 @@ class RowStart:
 
     def rows(self, ids: Ids) -> FloatArray:
         """The start values of ``ids``, of shape (ids, dim)."""
-        return self._values.values(mix64(mix64(ids) ^ self._key), self.dim)
+        seeds, found = mix64(mix64(ids) ^ self._key), np.empty((len(ids), self.dim), np.float32)
+        block = max(1, _BLOCK_NUMBERS // self.dim)
+        for start in range(0, len(ids), block):
+            part = slice(start, start + block)
+            found[part] = self._values.values(seeds[part], self.dim)
+        return found

@@ -26,7 +26,7 @@ from sparkdl.tables.rules import RowRule, make_row_rule
 from sparkdl.tables.starts import RowStart
 from sparkdl.weights import FloatArray
 
-BLOCK_ROWS = 1 << 16
+BLOCK_ROWS = 1 << 14
 """Rows that are copied in one go when a table is written."""
 
 _FEW = 16
@@ -305,7 +305,7 @@ class RowStore:
                 self._evict()
 
     def blocks(self, since: int | None = None) -> Iterator[Rows]:
-        """All rows, sorted by the hash of their ids, in pieces of at most 65,536.
+        """All rows, sorted by the hash of their ids, in pieces of at most 16,384.
 
         The store must not change meanwhile.
 

@@ -209,7 +209,7 @@ PART = "part-00000-of-00001"
         (MANIFEST, lambda b: b[:50]),
         (MANIFEST, lambda b: b"[1]"),
         (MANIFEST, lambda b: b.replace(b'"rows": 10000', b'"rows": -5')),
-        (MANIFEST, lambda b: b.replace(b'"rows": 10000', b'"rows": 70000')),
+        (MANIFEST, lambda b: b.replace(b'"rows": 10000', b'"rows": 20000')),
         (MANIFEST, lambda b: b.replace(b'"dim": 3', b'"dim": 4')),
         (MANIFEST, lambda b: b.replace(b'"ranks": 1', b'"ranks": 2')),
         (MANIFEST, lambda b: b.replace(b'"format": 1', b'"format": 9')),
