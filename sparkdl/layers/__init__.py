@@ -1,8 +1,9 @@
 """Keras layers for what is too large for one worker.
 
-* :class:`ServedEmbedding`: an embedding whose rows lie in tables outside of the model.
-* ``lookups``: how a backend's compiled step reaches the rows, one module for each backend.
-* ``local_rows``: the tables of a model that trains in one process.
+``served_embedding``: an embedding whose rows lie in tables outside of the model. ``lookups``: how a
+step of a backend reaches the rows, one module for each backend. ``local_rows``: the tables of a
+model that trains in one process. ``stored_rows``: those that a fit has written. ``row_optimizers``:
+Keras optimizers as rules for rows.
 """
 
 from sparkdl.layers.served_embedding import ServedEmbedding

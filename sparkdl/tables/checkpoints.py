@@ -24,7 +24,7 @@ _MAX_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TableReference:
-    """What the state of a run says of its tables.
+    """The tables of a run after some of its steps, as its state names them.
 
     Args:
         folder: Of all tables of one step; each lies in a folder of its own there.

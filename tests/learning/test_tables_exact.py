@@ -12,7 +12,7 @@ from harness import global_batches, split
 
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.collective.table_steps import TableSteps
+from sparkdl.collective.tables.steps import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from faulty import AtEpoch, python_workers
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ModelError
@@ -68,6 +71,26 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(frame: Any, tmp_path
     assert more["loss"][-1] < history["loss"][-1]
     with pytest.raises(ModelError, match="cannot be exported"):
         goes_on.export(str(tmp_path / "saved"))
+
+
+def test_a_worker_that_is_killed_costs_no_step(frame: Any, tmp_path: Any) -> None:
+    """The fit begins again from the last whole epoch, with the rows of that epoch."""
+    ids = np.unique(make_rows()[0])
+
+    def kill() -> None:
+        os.kill(python_workers()[0].pid, signal.SIGKILL)
+
+    found = []
+    for name, callbacks in (("undisturbed", None), ("killed", [AtEpoch(1, kill)])):
+        model = make_model()
+        spark_model = SparkModel(model, "allreduce", num_workers=2, batch_size=16)
+        spark_model.fit(
+            frame, epochs=5, verbose=0, checkpoint_dir=str(tmp_path / name), callbacks=callbacks
+        )
+        rows = spark_model.tables["ads"].pull(ids)
+        found.append([rows, *model.get_weights()])
+    for undisturbed, killed in zip(*found, strict=True):
+        np.testing.assert_array_equal(killed, undisturbed)
 
 
 @pytest.mark.parametrize(

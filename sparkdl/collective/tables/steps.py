@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.table_exchange import TableExchange
+from sparkdl.collective.tables.exchange import TableExchange
 from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.store import RowStore

@@ -142,7 +142,7 @@ class TableExchange:
         return self._communicator.all_to_all(parts)
 
     def _doing(self, came: Sequence[IdArray]) -> int:
-        """What the ranks do that do not only serve: all the same, or all are done.
+        """The work of the ranks that do not only serve: all the same, or all are done.
 
         Raises:
             ProtocolError: They do different things.

@@ -1,0 +1,5 @@
+"""Tables of rows spread over the ranks of an all-reduce.
+
+``exchange``: which rank owns a row, and how rows and gradients travel. ``steps``: the steps of a
+model with tables.
+"""
