@@ -257,6 +257,8 @@ def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
             expected="a store that was loaded up to that step",
             received=f"one at step {store.clock}",
         )
+    if files.since is None:
+        store.reserve(len(files) // ranks)
     for block in files.blocks(rank, ranks):
         store.load(*block)
     for waiting in files.waiting(rank, ranks):
