@@ -47,7 +47,7 @@ class RowIndex:
 
     def ids(self, slots: Slots) -> Ids:
         """The ids of live slots."""
-        return self._ids[slots]
+        return self._ids.take(slots)
 
     def live(self) -> Slots:
         """The slots of all ids, ascending."""
