@@ -341,7 +341,7 @@ class LearnerTables(Protocol):
 
     @property
     def specs(self) -> list[TableSpec]:
-        """What each table is, in the order of their names.
+        """The tables with all that they depend on, in the order of their names.
 
         Raises:
             ModelError: One cannot be trained with the model's optimizer, or two layers differ

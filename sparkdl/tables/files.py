@@ -154,7 +154,14 @@ class TableFiles:
                     raise ValueError("checksums that do not fit the rows")
             if len(self._parts) != self.ranks or self.ranks < 1:
                 raise ValueError(f"{len(self._parts)} parts of {self.ranks}")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            ArithmeticError,
+            MemoryError,
+        ) as error:
             told = f"{type(error).__name__}: {str(error)[:200]}"
             raise _damaged(path, "the manifest of a table", told) from error
 
@@ -257,7 +264,9 @@ def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
             expected="a store that was loaded up to that step",
             received=f"one at step {store.clock}",
         )
-    for block in files.blocks(rank, ranks):
+    for number, block in enumerate(files.blocks(rank, ranks)):
+        if number == 0 and files.since is None:  # the files were found to be as long as they say
+            store.reserve(len(files) // ranks)
         store.load(*block)
     for waiting in files.waiting(rank, ranks):
         store.waiting.count(waiting[:, 0], waiting[:, 1])

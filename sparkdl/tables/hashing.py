@@ -13,6 +13,7 @@ Hashes = npt.NDArray[np.uint64]
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 SPARK_SEED = 42
 """The seed of Spark's ``xxhash64``."""
+_BLOCK = 1 << 15
 
 _P1, _P2, _P3, _P4, _P5 = (
     np.uint64(p)
@@ -31,12 +32,15 @@ def mix64(ids: Ids | Hashes) -> Hashes:
 
     The last step of SplitMix64 (Steele, Lea, Flood, 2014).
     """
-    h = ids.astype(np.uint64)
-    h ^= h >> np.uint64(30)
-    h *= np.uint64(0xBF58476D1CE4E5B9)
-    h ^= h >> np.uint64(27)
-    h *= np.uint64(0x94D049BB133111EB)
-    h ^= h >> np.uint64(31)
+    h = ids.astype(np.uint64, order="C")
+    flat = h.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):  # a block fits the cache
+        part = flat[start : start + _BLOCK]
+        part ^= part >> np.uint64(30)
+        part *= np.uint64(0xBF58476D1CE4E5B9)
+        part ^= part >> np.uint64(27)
+        part *= np.uint64(0x94D049BB133111EB)
+        part ^= part >> np.uint64(31)
     return h
 
 

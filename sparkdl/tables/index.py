@@ -47,7 +47,7 @@ class RowIndex:
 
     def ids(self, slots: Slots) -> Ids:
         """The ids of live slots."""
-        return self._ids[slots]
+        return self._ids.take(slots)
 
     def live(self) -> Slots:
         """The slots of all ids, ascending."""
@@ -100,6 +100,14 @@ class RowIndex:
         else:
             self._place(slots)
         return slots
+
+    def reserve(self, rows: int) -> None:
+        """Makes room for that number of ids at once, which is faster than to grow."""
+        cells = int(rows / _HIGHEST_LOAD) + 64
+        if cells > len(self._cells):
+            self._rebuild(cells)
+        if rows > len(self._ids):
+            self._ids.resize(rows, refcheck=False)
 
     def remove(self, ids: Ids) -> Slots:
         """Forgets ids, each of them once; returns their slots, which later ids may get.
@@ -158,9 +166,9 @@ class RowIndex:
             slots32, cells = slots32[lost], cells[lost] + 1
             cells[cells == size] = 0
 
-    def _rebuild(self) -> None:
-        """Makes the cells anew, with room for more."""
-        live, size = self.live(), len(self._cells)
+    def _rebuild(self, size: int = 0) -> None:
+        """Makes the cells anew, at least ``size`` of them, with room for more."""
+        live, size = self.live(), max(size, len(self._cells))
         while len(live) > _HIGHEST_LOAD * size:
             size = int(size * _GROWTH)
         self._cells, self._used = np.full(size, _EMPTY, np.int32), 0

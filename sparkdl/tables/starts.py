@@ -112,6 +112,12 @@ class RowStart:
     def __init__(
         self, table: str, dim: int, settings: str | Settings = "uniform", seed: int = 0
     ) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ConfigError(
+                f"table {table!r}: the seed of its start values is a number",
+                expected="an integer",
+                received=repr(seed),
+            )
         self.table, self.dim, self.seed = table, dim, seed
         options = {"name": settings} if isinstance(settings, str) else dict(settings)
         name = str(options.pop("name", ""))

@@ -387,6 +387,12 @@ class RowStore:
             self._meta[slots, 0] = 1 if counts is None else counts
             self._meta[slots, 1] = self.clock if clocks is None else clocks
 
+    def reserve(self, rows: int) -> None:
+        """Makes room for that number of rows at once, which is faster than to grow."""
+        self._index.reserve(rows)
+        if rows > len(self._values):
+            self._resize(rows)
+
     def shrink(self, *, unseen: int | None = None, below: int | None = None) -> int:
         """Removes rows, and gives their memory back.
 

@@ -96,6 +96,18 @@ def test_a_million_ids_that_collide_are_all_found() -> None:
     assert index.nbytes <= 19 * ids.size
 
 
+def test_room_is_made_before_ids_come_and_while_some_are_there() -> None:
+    index = RowIndex()
+    index.reserve(100_000)
+    before = index.nbytes
+    first = index.add(np.arange(100_000))
+    assert index.nbytes == before
+    index.reserve(300_000)
+    assert (index.find(np.arange(100_000)) == first).all()
+    index.reserve(10)
+    assert (index.add(np.arange(-200_000, 0)) == np.arange(100_000, 300_000)).all()
+
+
 def test_compacting_keeps_ids_and_tells_their_slots_before() -> None:
     index, ids = RowIndex(), np.arange(10)
     index.add(ids)

@@ -9,9 +9,10 @@ import pytest
 
 from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
 from sparkdl.tables.entry import CountFilter, Eviction, Probability
+from sparkdl.tables.hashing import mix64
 from sparkdl.tables.rules import make_row_rule
 from sparkdl.tables.starts import RowStart
-from sparkdl.tables.store import RowStore, Statistics, merged
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, Statistics, merged
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 SOME = np.array([3, -1, LOWEST, HIGHEST, 0])
@@ -202,6 +203,17 @@ def test_only_what_changed_since_a_step_is_exported() -> None:
     assert len(store.export(since=2).ids) == 0
     with pytest.raises(ConfigError, match="tracks"):
         RowStore(2).export(since=0)
+
+
+def test_blocks_are_full_and_sorted_by_the_hash_of_ids() -> None:
+    ids = np.arange(-200_000, 200_000)
+    store = RowStore(1, "sgd", "zeros")
+    store.load(ids, ids[:, None].astype(np.float32))
+    blocks = list(store.blocks())
+    assert {len(block.ids) for block in blocks[:-1]} == {BLOCK_ROWS}
+    found = np.concatenate([block.ids for block in blocks])
+    assert (found == ids[np.argsort(mix64(ids))]).all()
+    assert all((block.values[:, 0] == block.ids).all() for block in blocks)
 
 
 def test_a_table_goes_on_from_its_settings_and_its_rows() -> None:
