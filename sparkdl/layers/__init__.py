@@ -7,5 +7,6 @@ Keras optimizers as rules for rows.
 """
 
 from sparkdl.layers.served_embedding import ServedEmbedding
+from sparkdl.tables.entry import CountFilter, Probability
 
-__all__ = ["ServedEmbedding"]
+__all__ = ["CountFilter", "Probability", "ServedEmbedding"]

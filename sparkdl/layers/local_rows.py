@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkdl.layers.served_embedding import ServedEmbedding
 
 Arrays = dict[str, npt.NDArray[Any]]
+_OF_ROWS = ("ids", "values", "state", "counts", "clocks")
 
 
 class LocalRows:
@@ -38,7 +39,7 @@ class LocalRows:
         self._trained_by: dict[str, Any] = {}
         self._pulled: dict[int, tuple[str, IdArray]] = {}
         self._number = 0
-        self._waiting: dict[str, list[tuple[IdArray, FloatArray]]] = {}
+        self._waiting: dict[str, list[tuple[IdArray, FloatArray, IdArray]]] = {}
         self._rate_now: dict[str, float] = {}
 
     def serve(self, layer: ServedEmbedding, model: Any) -> None:
@@ -59,19 +60,19 @@ class LocalRows:
         store = self._store(table)
         return store.pull(ids, create=training), self._number
 
-    def push(self, pulled: int, gradients: FloatArray) -> None:
+    def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`."""
         table, ids = self._pulled.pop(pulled)
         self._rate_now[table] = self._rate(table)
-        self._waiting.setdefault(table, []).append((ids, gradients))
+        self._waiting.setdefault(table, []).append((ids, gradients, counts))
 
     def flush(self) -> None:
         """Gives the rows the step whose gradients are kept."""
         waiting, self._waiting = self._waiting, {}
         for table, parts in waiting.items():
-            ids = np.concatenate([i for i, _ in parts])
-            unique, gradients, _ = merged(ids, np.concatenate([g for _, g in parts]))
-            self._store(table).push(unique, gradients, self._rate_now[table])
+            together = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+            unique, gradients, counts = merged(*together)
+            self._store(table).push(unique, gradients, self._rate_now[table], counts)
 
     # -- tables ------------------------------------------------------------------------------------
 
@@ -87,21 +88,30 @@ class LocalRows:
         if table not in self._stores:
             return {}
         store = self.store(table)
-        rows = store.export()
+        rows, waiting = store.export(), store.waiting.export()
         settings = json.dumps(store.rule.settings).encode()
-        return {
+        found: Arrays = {
             "ids": rows.ids,
             "values": rows.values,
             "state": rows.state,
             "rule": np.frombuffer(settings, np.uint8),
         }
+        if rows.counts is not None and rows.clocks is not None:
+            found |= {"counts": rows.counts, "clocks": rows.clocks}
+        if len(waiting[0]):  # ids that were seen too seldom for a row
+            found |= {"waiting": waiting[0], "seen": waiting[1]}
+        return found
 
     def give(self, table: str, store: RowStore, rank: int, num_ranks: int) -> None:
         """Puts the rows that ``rank`` owns into a store."""
         arrays = self.arrays(table)
         if arrays:
             own = owner(arrays["ids"], num_ranks) == rank
-            parts = {key: array if key == "rule" else array[own] for key, array in arrays.items()}
+            parts = {key: arrays[key][own] for key in _OF_ROWS if key in arrays}
+            parts["rule"] = arrays["rule"]
+            if "waiting" in arrays:
+                own = owner(arrays["waiting"], num_ranks) == rank
+                parts |= {key: arrays[key][own] for key in ("waiting", "seen")}
             take_rows(store, parts)
 
     def load(self, table: str, arrays: Arrays) -> None:
@@ -148,4 +158,11 @@ def take_rows(store: RowStore, arrays: Arrays) -> None:
     """Puts the rows of a file into a store; their state only if the rule is the same."""
     rule = json.loads(arrays["rule"].tobytes())
     same = rule == json.loads(json.dumps(store.rule.settings))
-    store.load(arrays["ids"], arrays["values"], arrays["state"] if same else None)
+    store.load(
+        arrays["ids"], arrays["values"], arrays["state"] if same else None, arrays.get("counts"),
+        arrays.get("clocks"),
+    )  # fmt: skip
+    if "waiting" in arrays:
+        store.waiting.count(arrays["waiting"], arrays["seen"].astype(np.int64))
+    if "clocks" in arrays and len(arrays["clocks"]):
+        store.clock = max(store.clock, int(arrays["clocks"].max()))

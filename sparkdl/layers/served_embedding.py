@@ -16,6 +16,7 @@ from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.lookups import Ids, lookup, takes_64_bits
 from sparkdl.layers.row_optimizers import fixed_rate, row_rule_of
 from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import RowService, TableSpec
 from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
@@ -53,6 +54,12 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         optimizer: Of the table: a Keras optimizer or its name. SGD without momentum, Adagrad, Adam
             (each row has its own steps: a row that a batch does not touch stands still) and FTRL
             work. None: the class, constants and learning rate that the model is compiled with.
+        entry: Which ids get a row: ``CountFilter(10)``, those that were seen ten times, or
+            ``Probability(0.1)``, a tenth of all ids, always the same. Others have zeros, and their
+            gradients are dropped. None: all.
+        max_rows: Rows of the table at most: of more, those that were seen least leave. None: no
+            limit.
+        expire_after: Steps without a gradient after which a row leaves. None: it stays.
         pad_id: An id that stands for no row: zeros, and not counted by the combiner.
         seed: Of the start values; None: drawn when the layer is made
             (``keras.utils.set_random_seed`` fixes it).
@@ -77,6 +84,9 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         combiner: str | None = None,
         initializer: str | Mapping[str, Any] = "uniform",
         optimizer: Any = None,
+        entry: EntryFilter | Mapping[str, Any] | None = None,
+        max_rows: int | None = None,
+        expire_after: int | None = None,
         pad_id: int | None = None,
         seed: int | None = None,
         **kwargs: Any,
@@ -91,6 +101,8 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         # As settings: Keras would save an optimizer that is an attribute of a layer as part of it.
         own = None if optimizer is None else keras.optimizers.get(optimizer)
         self._own = None if own is None else keras.saving.serialize_keras_object(own)
+        self.entry = make_entry_filter(entry)
+        self.eviction = Eviction(max_rows, expire_after)
         self.pad_id = pad_id
         self.seed = random.randint(1, 2**31 - 1) if seed is None else int(seed)
         self._start = RowStart(self.table, dim, initializer, self.seed)
@@ -119,7 +131,10 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         rule = row_rule_of(used, self.table)
         rate = None if own is None else fixed_rate(own, self.table)
         start = self._start.settings
-        store = RowStore(self.dim, rule, start, name=self.table, seed=self.seed)
+        store = RowStore(
+            self.dim, rule, start, name=self.table, seed=self.seed, entry=self.entry,
+            eviction=self.eviction,
+        )  # fmt: skip
         return TableSpec(self.table, store.settings, rate)
 
     def serve_from(self, service: RowService) -> None:
@@ -212,6 +227,9 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             "combiner": self.combiner,
             "initializer": self.initializer,
             "optimizer": None if self._own is None else dict(self._own),
+            "entry": None if self.entry is None else self.entry.settings,
+            "max_rows": self.eviction.max_rows,
+            "expire_after": self.eviction.expire_after,
             "pad_id": self.pad_id,
             "seed": self.seed,
             "stored": self._service.reference if isinstance(self._service, StoredRows) else None,
@@ -278,7 +296,7 @@ class _Call:
         summed = np.add.reduceat(own[order], starts, axis=0) if count else own
         service = self._layer.service
         assert service is not None
-        service.push(number, summed)
+        service.push(number, summed, np.bincount(inverse, minlength=count))
 
 
 def served_layers(model: Any) -> list[ServedEmbedding]:

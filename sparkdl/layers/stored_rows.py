@@ -46,7 +46,7 @@ class StoredRows:
             )
         return self.tables[table].pull(ids), -1
 
-    def push(self, pulled: int, gradients: FloatArray) -> None:
+    def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """Never called: :meth:`pull` refuses to train."""
         raise NotImplementedError
 

@@ -29,9 +29,13 @@ class TableSpec:
     settings: Mapping[str, object]
     learning_rate: float | None = None
 
-    def store(self) -> RowStore:
-        """An empty one."""
-        return RowStore.from_settings(self.settings)
+    def store(self, num_ranks: int = 1) -> RowStore:
+        """An empty one, for the rows that one of the ranks owns."""
+        settings, eviction = dict(self.settings), self.settings["eviction"]
+        if isinstance(eviction, Mapping) and eviction["max_rows"] is not None:
+            most = -(-int(eviction["max_rows"]) // num_ranks)
+            settings["eviction"] = {**eviction, "max_rows": most}
+        return RowStore.from_settings(settings)
 
 
 class RowService(Protocol):
@@ -49,8 +53,14 @@ class RowService(Protocol):
             The rows, of shape ``(len(ids), dim)``, and the number.
         """
 
-    def push(self, pulled: int, gradients: FloatArray) -> None:
-        """Takes the gradient of the rows of an earlier call, in their order."""
+    def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
+        """Takes the gradient of the rows of an earlier call, in their order.
+
+        Args:
+            pulled: The number that the call returned.
+            gradients: Of shape ``(len(ids), dim)``.
+            counts: How often the batch has each id.
+        """
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from sparkdl.collective.tables.steps import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.layers import ServedEmbedding
+from sparkdl.layers import CountFilter, ServedEmbedding
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.tables.checkpoints import TableCheckpoints
@@ -144,6 +144,33 @@ def test_combiners_do_not_count_the_padding(combiner: str, wanted: Any) -> None:
     np.testing.assert_allclose(model.predict(ids, verbose=0), wanted, rtol=1e-6)
 
 
+def test_an_id_gets_its_row_when_it_was_seen_often_enough(tmp_path) -> None:
+    layer = ServedEmbedding(2, table="t", seed=1, optimizer=o.SGD(0.0), entry=CountFilter(3))
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), layer, keras.layers.Flatten()])
+    model.compile("sgd", "mse")
+    ids, y = np.array([[1, 1], [1, 2]], "int32"), np.zeros((2, 4))
+    model.fit(ids[:1], y[:1], verbose=0)  # id 1 was seen twice
+    assert len(layer.service.store("t")) == 0
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        each.fit(ids[1:], y[1:], verbose=0)  # and once more, beside id 2
+        store = next(iter(each.layers)).service.store("t")
+        assert store.export().ids.tolist() == [1]
+        assert (each.predict(ids, verbose=0)[1, 2:] == 0).all()
+
+
+def test_at_most_so_many_rows_stay() -> None:
+    layer = ServedEmbedding(2, table="t", seed=1, optimizer=o.SGD(0.1), max_rows=10)
+    model = keras.Sequential([keras.Input((1,), dtype="int32"), layer, keras.layers.Flatten()])
+    model.compile("sgd", "mse")
+    often = np.array([[1], [2]] * 10 + [[n] for n in range(3, 60)], "int32")
+    model.fit(often, np.zeros((len(often), 2)), batch_size=4, shuffle=False, verbose=0)
+    ids = layer.service.store("t").export().ids
+    assert len(ids) <= 10
+    assert {1, 2} <= set(ids.tolist())
+
+
 # -- over ranks ----------------------------------------------------------------------------------
 
 
@@ -250,6 +277,22 @@ def test_another_number_of_ranks_goes_on_from_the_parts(tmp_path) -> None:
         for x, y in batches:
             expected.train_on_batch(x, y)
     compare(models[0], all_rows(steps), expected, 1e-5)
+
+
+def test_ranks_count_together_how_often_an_id_was_seen(tmp_path) -> None:
+    """Id 1: twice on each of two ranks; id 2: once on each."""
+
+    def make() -> Any:
+        layer = ServedEmbedding(
+            DIM, table="words", seed=5, optimizer=o.SGD(0.1), entry=CountFilter(4), max_rows=100
+        )
+        return build(layer, lambda: o.SGD(0.1))
+
+    x, y = np.array([[1, 1, 2]], "int32"), np.zeros(1, "int32")
+    steps, _ = spread([make() for _ in range(2)], [(x, y), (x, y)], str(tmp_path), epochs=1)
+    found = [each.stores["words"].export() for each in steps]
+    assert np.concatenate([f.ids for f in found]).tolist() == [1]
+    assert np.concatenate([f.counts for f in found]).tolist() == [4]
 
 
 def copy_optimizer(source: Any, target: Any) -> None:

@@ -40,7 +40,7 @@ class _Pull:
     edges: Sequence[slice]  # of each owner's within them
     gradients: FloatArray | None = None
 
-    def gradients_for(self, rank: int, dim: int) -> FloatArray:
+    def gradients_for(self, rank: int) -> FloatArray:
         """Those of the rows that ``rank`` owns, flat; empty if there are none."""
         if self.gradients is None:
             return np.empty(0, np.float32)
@@ -60,7 +60,8 @@ class TableExchange:
         specs = {spec.name: spec for spec in tables}
         self._names = sorted(specs)
         self._rates = {name: specs[name].learning_rate for name in self._names}
-        self.stores = {name: specs[name].store() for name in self._names}
+        ranks = communicator.size
+        self.stores = {name: specs[name].store(ranks) for name in self._names}
         """Table name -> the rows that this rank owns."""
         self._pulls: list[_Pull] = []
         self._first = 0  # number of the first of them
@@ -88,9 +89,16 @@ class TableExchange:
         self.pulled_rows += len(ids)
         return rows, self._first + len(self._pulls) - 1
 
-    def push(self, pulled: int, gradients: FloatArray) -> None:
+    def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
-        self._pulls[pulled - self._first].gradients = gradients
+        pull = self._pulls[pulled - self._first]
+        if self._counts(pull.table):  # as numbers beside the gradient: exact up to 2^24
+            gradients = np.column_stack([gradients, counts.astype(np.float32)])
+        pull.gradients = gradients
+
+    def _counts(self, table: str) -> bool:
+        """Whether the owner of a row wants to know how often its id was seen."""
+        return self.stores[table].entry is not None or self.stores[table].tracks
 
     # -- what the loop calls -----------------------------------------------------------------------
 
@@ -184,8 +192,7 @@ class TableExchange:
         ranks = range(self._communicator.size)
         parts = [
             np.concatenate(
-                [np.empty(0, np.float32)]
-                + [pull.gradients_for(r, self.stores[pull.table].dim) for pull in self._pulls]
+                [np.empty(0, np.float32)] + [pull.gradients_for(r) for pull in self._pulls]
             )
             for r in ranks
         ]
@@ -198,21 +205,26 @@ class TableExchange:
         for table in self._names if total > 0 else ():
             dim = self.stores[table].dim
             ids, values = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
+            counts = [np.empty(0, np.int64)]
             for rank in ranks:
                 at = 0
                 for number, pull in enumerate(self._pulls):
                     sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + 1 + number]
-                    width = self.stores[pull.table].dim
+                    width = self.stores[pull.table].dim + self._counts(pull.table)
                     size = len(pull.asked[rank]) * width if sent else 0
                     if size and pull.table == table and weights[rank] > 0:
-                        part = gradients[rank][at : at + size].reshape(-1, dim)
+                        part = gradients[rank][at : at + size].reshape(-1, width)
                         ids.append(pull.asked[rank])
-                        values.append(part * np.float32(weights[rank] / total))
+                        values.append(part[:, :dim] * np.float32(weights[rank] / total))
+                        if width > dim:
+                            counts.append(part[:, dim].astype(np.int64))
                     at += size
-            unique, summed, _ = merged(np.concatenate(ids), np.concatenate(values))
+            seen = np.concatenate(counts) if self._counts(table) else None
+            unique, summed, times = merged(np.concatenate(ids), np.concatenate(values), seen)
             own = self._rates[table]
             # A step of no rows is one, too: the parts of all ranks have the same clock.
-            self.stores[table].push(unique, summed, learning_rate if own is None else own)
+            rate = learning_rate if own is None else own
+            self.stores[table].push(unique, summed, rate, times)
         self._forget()
 
     def _forget(self) -> None:
