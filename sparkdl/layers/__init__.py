@@ -3,10 +3,19 @@
 ``served_embedding``: an embedding whose rows lie in tables outside of the model. ``lookups``: how a
 step of a backend reaches the rows, one module for each backend. ``local_rows``: the tables of a
 model that trains in one process. ``stored_rows``: those that a fit has written. ``row_optimizers``:
-Keras optimizers as rules for rows.
+Keras optimizers as rules for rows. ``conversion``: from ``keras.layers.Embedding`` and back.
 """
 
+from sparkdl.layers.conversion import serve_embeddings, to_plain_model
 from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.tables.entry import CountFilter, Probability
+from sparkdl.tables.hashing import ids_of_texts
 
-__all__ = ["CountFilter", "Probability", "ServedEmbedding"]
+__all__ = [
+    "CountFilter",
+    "Probability",
+    "ServedEmbedding",
+    "ids_of_texts",
+    "serve_embeddings",
+    "to_plain_model",
+]

@@ -108,7 +108,7 @@ class LocalRows:
         if arrays:
             own = owner(arrays["ids"], num_ranks) == rank
             parts = {key: arrays[key][own] for key in _OF_ROWS if key in arrays}
-            parts["rule"] = arrays["rule"]
+            parts |= {key: arrays[key] for key in ("rule",) if key in arrays}
             if "waiting" in arrays:
                 own = owner(arrays["waiting"], num_ranks) == rank
                 parts |= {key: arrays[key][own] for key in ("waiting", "seen")}
@@ -156,8 +156,8 @@ class LocalRows:
 
 def take_rows(store: RowStore, arrays: Arrays) -> None:
     """Puts the rows of a file into a store; their state only if the rule is the same."""
-    rule = json.loads(arrays["rule"].tobytes())
-    same = rule == json.loads(json.dumps(store.rule.settings))
+    told = json.loads(arrays["rule"].tobytes()) if "rule" in arrays else None
+    same = told == json.loads(json.dumps(store.rule.settings))
     store.load(
         arrays["ids"], arrays["values"], arrays["state"] if same else None, arrays.get("counts"),
         arrays.get("clocks"),

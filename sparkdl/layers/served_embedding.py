@@ -146,6 +146,36 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         if isinstance(self._service, (StoredRows, LocalRows)):
             self._service.give(self.table, store, rank, num_ranks)
 
+    def rows(self, ids: Any) -> FloatArray:
+        """The rows of some ids; start values where an id has none, zeros for the padding.
+
+        Args:
+            ids: Integers, of shape ``(n,)``.
+
+        Returns:
+            Of shape ``(n, dim)``.
+
+        Raises:
+            ModelError: The rows lie on other workers.
+        """
+        wanted = np.asarray(ids, np.int64)
+        if isinstance(self._service, LocalRows):
+            self._service.serve(self, None)
+            found = self._service.store(self.table).pull(wanted)
+        elif isinstance(self._service, StoredRows):
+            found = self._service.tables[self.table].pull(wanted, "initial")
+        elif self._service is None:
+            found = self._start.rows(wanted)
+        else:
+            raise ModelError(
+                f"the rows of layer {self.name!r} lie on several workers",
+                expected="a layer of the driver's model",
+                received="one that is trained",
+            )
+        if self.pad_id is not None:
+            found[wanted == self.pad_id] = 0
+        return found
+
     @property
     def service(self) -> RowService | None:
         """The place of the rows; None before the first call."""

@@ -15,8 +15,8 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.collective.tables.steps import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.errors import ConfigError, ModelError
-from sparkdl.layers import CountFilter, ServedEmbedding
+from sparkdl.errors import ConfigError, ModelError, ResourceError
+from sparkdl.layers import CountFilter, ServedEmbedding, serve_embeddings, to_plain_model
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.tables.checkpoints import TableCheckpoints
@@ -169,6 +169,34 @@ def test_at_most_so_many_rows_stay() -> None:
     ids = layer.service.store("t").export().ids
     assert len(ids) <= 10
     assert {1, 2} <= set(ids.tolist())
+
+
+def test_an_embedding_is_moved_to_a_table_and_back(tmp_path) -> None:
+    x, y = data(60, distinct=False)
+    model = plain(lambda: o.SGD(0.3))
+    assert serve_embeddings(model).count_params() == model.count_params()  # too small: it stays
+    moved = serve_embeddings(model, larger_than_mb=0.001, optimizer=o.SGD(0.3))
+    assert moved.count_params() < model.count_params()
+    np.testing.assert_allclose(moved.predict(x, verbose=0), model.predict(x, verbose=0), atol=1e-6)
+    for each in (moved, model):
+        each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    back = to_plain_model(moved, IDS)
+    for found, wanted in zip(back.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-6)
+    assert back.evaluate(x, y, verbose=0) == pytest.approx(
+        model.evaluate(x, y, verbose=0), abs=1e-5
+    )
+
+
+def test_what_rows_in_a_table_cannot_have_stays_in_the_model() -> None:
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), keras.layers.Embedding(900, 900, mask_zero=True)]
+    )
+    with pytest.raises(ModelError, match="cannot lie"):
+        serve_embeddings(model)
+    served_ones = keras.Sequential([keras.Input((3,), dtype="int32"), ServedEmbedding(1024)])
+    with pytest.raises(ResourceError, match="do not fit"):
+        to_plain_model(served_ones, 2**30)
 
 
 # -- over ranks ----------------------------------------------------------------------------------

@@ -86,5 +86,5 @@ def refuse_export(model: Any) -> None:
             f"model {model.name!r} cannot be exported: its rows lie in tables outside of it",
             expected="a model whose weights hold all that it computes with",
             received=", ".join(repr(layer.table_name) for layer in ModelTables(model).layers),
-            hint="spark_model.predict and model.predict look the rows up",
+            hint="sparkdl.layers.to_plain_model(model, ids) makes a model that can be exported",
         )

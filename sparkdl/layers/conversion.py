@@ -1,0 +1,145 @@
+"""Models with ``keras.layers.Embedding`` made into models with rows in tables, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+
+from sparkdl.errors import ModelError, ResourceError
+from sparkdl.layers.local_rows import LocalRows
+from sparkdl.layers.served_embedding import ServedEmbedding, served_layers
+from sparkdl.values import require_int
+
+MOST_PLAIN_BYTES = 4 << 30
+"""Bytes of the embeddings of a plain model at most."""
+
+
+def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -> Any:
+    """A copy of a model whose large embeddings lie in tables.
+
+    Args:
+        model: A functional or Sequential ``keras.Model``, compiled or not.
+        larger_than_mb: ``keras.layers.Embedding`` layers of more megabytes are replaced; smaller
+            ones stay in the model.
+        **settings: Arguments of :class:`ServedEmbedding` for the layers that are made
+            (``optimizer``, ``entry`` and so on).
+
+    Returns:
+        The copy, compiled as ``model`` is. Its rows start from the weights of the embeddings; its
+        optimizer starts anew.
+
+    Raises:
+        ModelError: The model is of another kind, or an embedding has what rows in a table cannot
+            have: masks, regularizers, constraints, quantization, adapters.
+    """
+    _require_cloneable(model)
+
+    def replaced(layer: Any) -> Any:
+        large = type(layer) is keras.layers.Embedding and _megabytes(layer) > larger_than_mb
+        if not large:
+            return layer.__class__.from_config(layer.get_config())
+        _require_plain_rows(layer)
+        served = ServedEmbedding(
+            layer.output_dim, table=layer.name, name=layer.name, trainable=layer.trainable,
+            dtype=layer.dtype_policy, **settings,
+        )  # fmt: skip
+        rows = LocalRows()
+        values = keras.ops.convert_to_numpy(layer.embeddings).astype(np.float32)
+        rows.load(served.table_name, {"ids": np.arange(len(values)), "values": values})
+        served.serve_from(rows)
+        return served
+
+    return _cloned(model, replaced)
+
+
+def to_plain_model(model: Any, ids: int) -> Any:
+    """A copy of a model whose rows in tables have become ``keras.layers.Embedding`` layers.
+
+    Args:
+        model: A functional or Sequential ``keras.Model`` with :class:`ServedEmbedding` layers.
+        ids: The embeddings have the rows of the ids from 0 to ``ids - 1``; of an id without a row
+            its start value, and zeros for the padding.
+
+    Returns:
+        The copy, compiled as ``model`` is, for other runtimes too. Its optimizer starts anew.
+
+    Raises:
+        ModelError: The model is of another kind, or a layer has a combiner.
+        ResourceError: The embeddings would have more than 4 GB.
+    """
+    _require_cloneable(model)
+    ids = require_int("ids", ids, least=1)
+    size = sum(4 * ids * layer.dim for layer in served_layers(model))
+    if size > MOST_PLAIN_BYTES:
+        raise ResourceError(
+            "the rows of the tables do not fit a plain model",
+            expected=f"at most {MOST_PLAIN_BYTES:,} bytes",
+            received=f"{size:,} bytes for {ids:,} ids",
+        )
+    made: list[tuple[Any, Any]] = []
+
+    def replaced(layer: Any) -> Any:
+        if not isinstance(layer, ServedEmbedding):
+            return layer.__class__.from_config(layer.get_config())
+        if layer.combiner is not None:
+            raise ModelError(
+                f"layer {layer.name!r} combines rows, which keras.layers.Embedding does not",
+                expected="combiner=None, and the combination as a layer of its own",
+                received=f"combiner={layer.combiner!r}",
+            )
+        plain = keras.layers.Embedding(
+            ids, layer.dim, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
+        )
+        made.append((plain, layer))
+        return plain
+
+    copy = _cloned(model, replaced)
+    for plain, layer in made:
+        plain.set_weights([layer.rows(np.arange(ids))])
+    return copy
+
+
+def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
+    copy = keras.models.clone_model(model, clone_function=replaced)
+    for layer, former in zip(copy.layers, model.layers, strict=True):
+        if type(layer) is type(former):
+            layer.set_weights(former.get_weights())
+    if getattr(model, "compiled", False):
+        copy.compile_from_config(model.get_compile_config())
+    return copy
+
+
+def _require_cloneable(model: Any) -> None:
+    kinds = (keras.Sequential, keras.src.models.Functional)
+    if not isinstance(model, kinds) or not model.built:
+        raise ModelError(
+            "the embeddings of this model cannot be replaced",
+            expected="a built functional or Sequential keras.Model",
+            received=type(model).__qualname__,
+            hint="write the layer that you want into the model",
+        )
+
+
+def _megabytes(layer: Any) -> float:
+    return 4e-6 * float(layer.input_dim * layer.output_dim)
+
+
+def _require_plain_rows(layer: Any) -> None:
+    has = {
+        "mask_zero": layer.mask_zero,
+        "embeddings_regularizer": layer.embeddings_regularizer,
+        "embeddings_constraint": layer.embeddings_constraint,
+        "activity_regularizer": layer.activity_regularizer,
+        "lora_enabled": layer.lora_enabled,
+        "quantization_mode": layer.quantization_mode,
+    }
+    if found := [name for name, value in has.items() if value]:
+        raise ModelError(
+            f"the rows of layer {layer.name!r} cannot lie in a table",
+            expected="an Embedding without masks, regularizers, constraints and adapters",
+            received=", ".join(found),
+            hint="a smaller layer stays in the model: larger_than_mb=...",
+        )
