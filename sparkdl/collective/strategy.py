@@ -141,7 +141,10 @@ class AllReduceStrategy:
             if self.tables is None:
                 return dense
             checkpoints = TableCheckpoints(self.tables)
-            return TableSteps(dense, communicator, checkpoints, self.rule_state)
+            return TableSteps(
+                dense, communicator, checkpoints, self.rule_state,
+                ignores_nan=self.on_nan == "ignore",
+            )  # fmt: skip
         return RuleSynchronizer(
             communicator, layout, self.rule, self.window, wire=self.wire, state=self.rule_state,
             check=check,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -115,6 +119,17 @@ def test_a_fit_that_cannot_train_tables_is_refused(
     with pytest.raises(ConfigError, match="tables") as caught:
         model.fit(frame, verbose=0, **{"checkpoint_dir": str(tmp_path), **call})
     assert said in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_example_learns() -> None:
+    example = Path(__file__).parents[2] / "examples" / "click_logs.py"
+    command = [sys.executable, str(example), "--rows", "40000", "--most-ids", "1000"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"AUC ([\d.]+), of the planted model ([\d.]+)", done.stdout)
+    assert found, done.stdout
+    assert 0.6 < float(found[1]) < float(found[2])
 
 
 def test_an_optimizer_that_rows_cannot_have_is_refused(frame: Any, tmp_path: Any) -> None:

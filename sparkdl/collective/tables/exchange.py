@@ -26,8 +26,9 @@ from sparkdl.weights import FloatArray
 
 _SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP = range(5)
 _WORDS = ("serves others", "is done", "pulls rows", "looks rows up", "ends a step")
-_HEAD = 2
-"""Numbers before the ids of a message: what the rank does, and the number of the table."""
+_HEAD = 3
+"""Numbers before the ids of a message: what the rank does, the number of the table, and whether its
+step begins anew; of the end of a step the weight of the rank instead."""
 
 
 @dataclass
@@ -72,14 +73,14 @@ class TableExchange:
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
-        if any(pull.gradients is not None for pull in self._pulls):
-            self._forget()  # the step computes its gradient once more: the last one counts
+        # A pull after a gradient: the step computes its gradient once more; the last one counts.
+        anew = any(pull.gradients is not None for pull in self._pulls)
         ranks = self._communicator.size
         owners = owner(ids, ranks)
         order = np.argsort(owners, kind="stable")
         places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
         edges = [slice(a, b) for a, b in itertools.pairwise(places)]
-        head = [_PULLS if training else _LOOKS_UP, self._names.index(table)]
+        head = [_PULLS if training else _LOOKS_UP, self._names.index(table), anew]
         came = self._tell(head, [ids[order[edge]] for edge in edges])
         replies = self._serve(came, order, edges)
         dim = self.stores[table].dim
@@ -117,7 +118,7 @@ class TableExchange:
     def serve_step(self, learning_rate: float) -> None:
         """Takes part in a step without a batch, until its end."""
         while True:
-            came = self._tell([_SERVES, 0])
+            came = self._tell([_SERVES, 0, 0])
             if self._doing(came) == _ENDS_STEP:
                 self._step(came, learning_rate)
                 return
@@ -126,7 +127,7 @@ class TableExchange:
     def serve_until_done(self) -> None:
         """Serves the other ranks until all have called this: each has evaluated its rows."""
         while True:
-            came = self._tell([_DONE, 0])
+            came = self._tell([_DONE, 0, 0])
             if self._doing(came) == _DONE:
                 self._forget()
                 return
@@ -182,6 +183,8 @@ class TableExchange:
         rows = [store.pull(ids, create=training) for ids in asked]
         replies = self._exchange_rows([part.reshape(-1) for part in rows])
         if training:
+            if any(array[0] == _PULLS and array[_HEAD - 1] for array in came):
+                self._forget()
             nothing = np.empty(0, np.intp)
             slices = edges or [slice(0, 0)] * len(asked)
             self._pulls.append(_Pull(table, asked, nothing if order is None else order, slices))
@@ -198,7 +201,7 @@ class TableExchange:
         ]
         gradients = self._exchange_rows(parts)
         weights = [
-            float(array[_HEAD : _HEAD + 1].view(np.float64)[0]) if array[0] == _ENDS_STEP else 0.0
+            float(array[_HEAD - 1 : _HEAD].view(np.float64)[0]) if array[0] == _ENDS_STEP else 0.0
             for array in came
         ]
         total = sum(weights)
@@ -209,7 +212,7 @@ class TableExchange:
             for rank in ranks:
                 at = 0
                 for number, pull in enumerate(self._pulls):
-                    sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + 1 + number]
+                    sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + number]
                     width = self.stores[pull.table].dim + self._counts(pull.table)
                     size = len(pull.asked[rank]) * width if sent else 0
                     if size and pull.table == table and weights[rank] > 0:

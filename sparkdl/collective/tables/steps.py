@@ -25,6 +25,7 @@ class TableSteps:
         communicator: That of ``dense``; the tables use a group of their own.
         checkpoints: Where the rows are kept from epoch to epoch.
         state: What :meth:`save_state` returned in an earlier run; empty for none.
+        ignores_nan: Gradients of rows that are not finite are taken; else they are an error.
     """
 
     def __init__(
@@ -33,7 +34,10 @@ class TableSteps:
         communicator: Communicator,
         checkpoints: TableCheckpoints,
         state: bytes = b"",
+        *,
+        ignores_nan: bool = False,
     ) -> None:
+        self._ignores_nan = ignores_nan
         self._dense, self._checkpoints, self._state = dense, checkpoints, state
         self._communicator = communicator.group(range(communicator.size))
         self._exchange = TableExchange(self._communicator, ())
@@ -68,6 +72,8 @@ class TableSteps:
         """Makes or loads the rows that this rank owns, and gives all ranks the root's variables."""
         self._exchange = TableExchange(self._communicator, learner.tables.specs)
         stores = self._exchange.stores
+        for store in stores.values():
+            store.on_nan = "ignore" if self._ignores_nan else "raise"
         rank, ranks = self._communicator.rank, self._communicator.size
         if self._state:
             reference = TableReference.from_bytes(self._state)
