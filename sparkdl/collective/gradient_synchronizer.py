@@ -126,6 +126,8 @@ class AllReduceGradientSynchronizer:
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
 
+    ranks_are_equal = True
+
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Nothing to do."""
         return contextlib.nullcontext()

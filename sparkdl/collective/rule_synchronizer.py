@@ -350,6 +350,11 @@ class RuleSynchronizer:
         with self._named(0):
             self._count(learner, 1)
 
+    @property
+    def ranks_are_equal(self) -> bool:
+        """Where a rule exchanges gradients, or takes the step itself, at each step."""
+        return self._window == 1 and not isinstance(self._steps, WeightsSteps)
+
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Nothing to do."""
         return contextlib.nullcontext()

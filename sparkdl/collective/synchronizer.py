@@ -120,6 +120,10 @@ class StepSynchronizer(Protocol):
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks; this rank has no batch for it."""
 
+    @property
+    def ranks_are_equal(self) -> bool:
+        """Whether all ranks have the same model after each step, those without a batch, too."""
+
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
         """Within, the learner evaluates this rank's rows with the weights of the run."""
 
@@ -183,6 +187,7 @@ class AllReduceSynchronizer:
             communicator, layout, check=self._check
         )
         self._root = 0
+        self._uneven = False  # some ranks have fewer batches than others
         self.rule_state = b""
         self._epoch = -1
         self._kept = -1  # epochs done in the state that was left with the driver last
@@ -202,6 +207,7 @@ class AllReduceSynchronizer:
         gathered = np.stack(self._communicator.all_gather(mine))
         steps, most_rows, batch_rows = (int(v) for v in gathered.max(axis=0))
         self._root = int(gathered[:, 1].argmax())
+        self._uneven = bool(gathered[:, 0].min() < steps)
         self._steps.start(learner, self._root, scale=float(max(1, batch_rows)), steps=steps)
         return Start(windows_per_epoch=steps, done=most_rows == 0)
 
@@ -243,6 +249,7 @@ class AllReduceSynchronizer:
 
         A rule whose ranks have weights of their own shows them the center there.
         """
+        self._share_carried(learner)
         with self._steps.evaluating():
             yield
 
@@ -255,6 +262,7 @@ class AllReduceSynchronizer:
         wait: bool,
     ) -> None:
         """Reports the epoch's metrics; then all ranks agree on stopping and learning rate."""
+        self._share_carried(learner)
         report = EpochReport(
             epoch,
             self._epoch_rows if epoch == self._epoch else 0,
@@ -267,6 +275,19 @@ class AllReduceSynchronizer:
         self._control.report(report, wait=wait)
         self._learning_rate = self._agree()
         self._steps.end_epoch(learner)
+
+    def _share_carried(self, learner: SharedLearner) -> None:
+        """Gives the variables that no step exchanges (a counter) the values of the root.
+
+        It has the most batches. Nothing to do where all ranks have as many.
+        """
+        if not self._uneven or not self._steps.ranks_are_equal:
+            return
+        mine = learner.carried_state() if self._communicator.rank == self._root else b""
+        with self._clock.within("exchange"):
+            given = self._communicator.all_gather(np.frombuffer(mine, np.uint8))
+        if given[self._root].size and self._communicator.rank != self._root:
+            learner.load_carried_state(given[self._root].tobytes())
 
     def _agree(self) -> float | None:
         """Agrees on what the driver has asked any of the ranks; returns its learning rate."""

@@ -221,6 +221,18 @@ def test_averages_that_became_the_weights_stay_with_the_optimizer(mode: str) -> 
         np.testing.assert_array_equal(average, weight)
 
 
+@pytest.mark.parametrize("sizes", [(24, 8), (16, 0)])
+def test_a_worker_with_fewer_batches_counts_as_the_others_in_allreduce(sizes: Any) -> None:
+    model, epochs = counter(), 2
+    before = int(model.layers[0].steps.numpy())
+    rows = [(X[:size], CLASSES[:size]) for size in sizes]
+    trained = whole_fit.fit(model, rows, "allreduce", batch_size=8, epochs=epochs)
+    wanted = before + epochs * sizes[0] // 8
+    assert int(model.layers[0].steps.numpy()) == wanted
+    if keras.backend.backend() != "jax":  # whose learner has the values, and not its model
+        assert [int(m.layers[0].steps.numpy()) for m in trained] == [wanted, wanted]
+
+
 def test_a_second_fit_goes_on() -> None:
     keras.utils.set_random_seed(1)
     plain = counter()

@@ -118,6 +118,8 @@ class TableSteps:
             raise failures[0]
         self._steps += 1
 
+    ranks_are_equal = True
+
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Within, the learner evaluates; leaving, it serves the ranks that are not done yet."""
