@@ -26,13 +26,7 @@ def row_rule_of(optimizer: Any, table: str) -> RowRule:
     """
     if optimizer is None:
         return SgdRows()
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise ModelError(
-            f"table {table!r} cannot be trained with a scaled loss",
-            expected="an optimizer without loss scaling",
-            received="LossScaleOptimizer (the policy mixed_float16 makes it)",
-            hint="mixed_bfloat16 needs no loss scaling",
-        )
+    refuse_scaled_loss(optimizer, table)
     if not type(optimizer).__module__.startswith("keras."):
         raise ModelError(
             f"table {table!r} cannot be trained with this optimizer",
@@ -47,6 +41,17 @@ def row_rule_of(optimizer: Any, table: str) -> RowRule:
         if value is None or isinstance(value, (bool, int, float))
     }
     return rules.row_rule_of(type(optimizer).__name__, constants)
+
+
+def refuse_scaled_loss(optimizer: object, table: str) -> None:
+    """Raises ModelError if the gradients of a model's rows are those of a scaled loss."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ModelError(
+            f"table {table!r} cannot be trained with a scaled loss",
+            expected="an optimizer without loss scaling",
+            received="LossScaleOptimizer (the policy mixed_float16 makes it)",
+            hint="mixed_bfloat16 needs no loss scaling",
+        )
 
 
 def fixed_rate(optimizer: Any, table: str) -> float:

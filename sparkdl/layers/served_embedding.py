@@ -14,7 +14,7 @@ from keras import ops
 from sparkdl.errors import ModelError
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.lookups import Ids, lookup, takes_64_bits
-from sparkdl.layers.row_optimizers import fixed_rate, row_rule_of
+from sparkdl.layers.row_optimizers import fixed_rate, refuse_scaled_loss, row_rule_of
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import RowService, TableSpec
@@ -73,7 +73,8 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     Raises:
         ConfigError: An argument is not as described.
-        ModelError: When called: the ids are no integers, or wider than the backend takes.
+        ModelError: The layer is made in a ``keras.RematScope``. When called: the ids are no
+            integers, or wider than the backend takes.
     """
 
     def __init__(
@@ -92,6 +93,13 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if getattr(self, "_remat_mode", None) is not None:
+            raise ModelError(
+                f"layer {self.name!r} cannot be computed again in the backward pass",
+                expected="a ServedEmbedding outside of keras.RematScope",
+                received="one that is made in such a scope",
+                hint="its output is small: make it before the scope begins",
+            )
         self.dim = require_int("dim", dim, least=1)
         self.table = table or self.name
         if combiner is not None:
@@ -127,6 +135,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             ModelError: Its rule is none for rows.
         """
         own = self.optimizer
+        refuse_scaled_loss(optimizer, self.table)
         used = optimizer if own is None else own
         rule = row_rule_of(used, self.table)
         rate = None if own is None else fixed_rate(own, self.table)

@@ -269,6 +269,11 @@ def may_act(callback: Any) -> bool:
     return type(callback) not in _READ_LOGS
 
 
+def keeping_callbacks() -> tuple[type, ...]:
+    """The callbacks of Keras that write the model to files."""
+    return keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
+
+
 def restores_best(callback: Any) -> bool:
     """Whether a callback gives the model its best weights back in the end."""
     is_early = isinstance(callback, keras.callbacks.EarlyStopping)

@@ -357,6 +357,14 @@ def test_rules_that_rows_cannot_have_are_refused(optimizer: Any) -> None:
         layer.table_spec(optimizer())
 
 
+def test_rows_are_not_trained_by_a_scaled_loss_and_not_computed_again() -> None:
+    own = ServedEmbedding(DIM, optimizer="adagrad")
+    with pytest.raises(ModelError, match="scaled loss"):
+        own.table_spec(o.LossScaleOptimizer(o.SGD(0.1)))
+    with keras.RematScope(mode="full"), pytest.raises(ModelError, match="again"):
+        ServedEmbedding(DIM)
+
+
 def test_floats_are_no_ids() -> None:
     with pytest.raises(ModelError, match="integers"):
         ServedEmbedding(DIM)(keras.Input((3,)))

@@ -110,6 +110,11 @@ def test_a_worker_that_is_killed_costs_no_step(frame: Any, tmp_path: Any) -> Non
             {"callbacks": [keras.callbacks.EarlyStopping("loss", restore_best_weights=True)]},
             "restore_best_weights",
         ),
+        (
+            {"mode": "allreduce"},
+            {"callbacks": [keras.callbacks.ModelCheckpoint("best.keras")]},
+            "ModelCheckpoint",
+        ),
     ],
 )
 def test_a_fit_that_cannot_train_tables_is_refused(

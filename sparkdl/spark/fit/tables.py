@@ -10,7 +10,7 @@ from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.layers.stored_rows import StoredRows
-from sparkdl.learner.callback_sink import restores_best
+from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.tables.reading import TableReader
@@ -52,6 +52,12 @@ def check_tables(
     if config.on_nan == "skip":
         raise ConfigError(what, expected="on_nan='raise' or 'ignore'", received="on_nan='skip'")
     for callback in callbacks:
+        if isinstance(callback, keeping_callbacks()):
+            raise ConfigError(
+                what,
+                expected="checkpoint_dir=..., which keeps the rows with the model",
+                received=f"{type(callback).__name__}, which would keep the model without its rows",
+            )
         if restores_best(callback):
             raise ConfigError(
                 what,

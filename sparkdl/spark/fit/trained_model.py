@@ -21,6 +21,7 @@ from sparkdl.learner.state.optimizer_state import (
     load_optimizer_state,
 )
 from sparkdl.run_state import RunState
+from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
 
 
@@ -58,6 +59,7 @@ class TrainedModel:
             self.has_optimizer = True
         if state.rule:
             self.rule_state = state.rule
+            serve_trained(self.model, state.rule)
 
     def save(self, checkpoints: Checkpoints, epoch: int, rate: float | None = None) -> None:
         """Writes a checkpoint after ``epoch`` epochs.
