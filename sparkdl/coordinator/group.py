@@ -222,8 +222,16 @@ class Group:
             reply.rank = worker.rank
             if worker.changes_taken < self.orders.changes_told:
                 reply.meta["changes"] = self.orders.changes_told
-            if worker.rank == min((w.rank for w in self.members()), default=worker.rank):
+            if worker is self._lead(worker):
                 reply.flags |= Flag.LEAD
+
+    def _lead(self, alone: Worker) -> Worker:
+        """The member whose state the run keeps: with the most batches, and of these the lowest.
+
+        One with fewer has counted fewer, and has drawn fewer random numbers.
+        """
+        members = self.members()
+        return max(members, key=lambda w: (w.said.batches_per_epoch, -w.rank), default=alone)
 
     # -- workers ---------------------------------------------------------------------------------
 

@@ -246,12 +246,19 @@ class Client(Closing):
             np.copyto(self.sliced_buffer(head.size // 4, len(slices)), head.view(np.float32))
         self.round_slices = slices
 
-    def snapshot_wanted(self, epoch: int, batch: int = 0) -> bool:
+    def snapshot_wanted(self, epoch: int, batch: int = 0, *, every_step: bool = True) -> bool:
         """Whether this rank is to send the weights of a position, by :meth:`snapshot`.
+
+        Args:
+            epoch: Of the position.
+            batch: Of the position.
+            every_step: Whether this rank had a batch in every step of the epoch.
 
         Waits while another rank is sending them: False says that the server has them.
         """
-        message = Message(StoreKind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch)
+        message = Message(
+            StoreKind.SNAPSHOT, flags=Flag.WAIT, epoch=epoch, batch=batch, batches=int(every_step)
+        )
         return bool(self.session.request(message, deferred=True).flags & Flag.UPLOAD)
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:

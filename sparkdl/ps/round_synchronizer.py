@@ -114,7 +114,7 @@ class RoundSynchronizer(Way):
 
     def keeps_state(self, holds: bool, epoch: int) -> bool:
         """The worker that stores the weights of that moment stores the rest, before it does."""
-        return self._client.snapshot_wanted(epoch)
+        return self._client.snapshot_wanted(epoch, every_step=self._had_every_step)
 
     def end_run(self, learner: SharedLearner) -> None:
         """Leaves the weights with the server, unless it has them."""
@@ -135,6 +135,11 @@ class RoundSynchronizer(Way):
         before = self._done - 1 - self._first
         carried = self._learner.carried_state_at(self._own_steps, before)
         return replace(state, carried=carried).to_bytes()
+
+    @property
+    def _had_every_step(self) -> bool:
+        """Whether this rank had a batch in every round of the epoch that it took part in."""
+        return self._own_steps >= self._progress.batch - self._first
 
     @property
     def _done(self) -> int:
@@ -172,7 +177,7 @@ class RoundSynchronizer(Way):
 
         To be called by all ranks at an epoch's end (``epoch`` being the next one) and at the end.
         """
-        if self._client.snapshot_wanted(epoch, batch):
+        if self._client.snapshot_wanted(epoch, batch, every_step=self._had_every_step):
             learner.read_weights(self._client.buffer)
             self._client.snapshot(epoch, batch)
 

@@ -31,7 +31,7 @@ from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.hashing import mix64
 from sparkdl.tables.routing import hash_range
-from sparkdl.tables.store import BLOCK_ROWS, Rows, RowStore
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
 
 Array = npt.NDArray[Any]
 
@@ -193,7 +193,7 @@ class TableFiles:
             raise _damaged(path, f"{_TYPES[name]} of shape {shape}", told)
         return found
 
-    def blocks(self, rank: int, ranks: int) -> Iterator[Rows]:
+    def blocks(self, rank: int, ranks: int) -> Iterator[TableRows]:
         """The rows that ``rank`` of ``ranks`` owns, by their hashes; checksums are tested."""
         for part in self._overlapping(rank, ranks):
             names = [name for name in self._parts[part][0] if name != "waiting"]
@@ -201,9 +201,9 @@ class TableFiles:
                 meta = found.get("meta")
                 state = found.get("state", np.zeros((len(found["ids"]), 0), np.float32))
                 if meta is None:
-                    yield Rows(found["ids"], found["values"], state)
+                    yield TableRows(found["ids"], found["values"], state)
                 else:
-                    yield Rows(found["ids"], found["values"], state, meta[:, 0], meta[:, 1])
+                    yield TableRows(found["ids"], found["values"], state, meta[:, 0], meta[:, 1])
 
     def waiting(self, rank: int, ranks: int) -> Iterator[Array]:
         """Ids without a row and how often each was seen, that ``rank`` owns: (n, 2)."""
@@ -336,7 +336,7 @@ def _shapes(
     return shapes
 
 
-def _columns(rows: Rows) -> dict[str, Array]:
+def _columns(rows: TableRows) -> dict[str, Array]:
     found: dict[str, Array] = {"ids": rows.ids, "values": rows.values}
     if rows.state.shape[1]:
         found["state"] = rows.state

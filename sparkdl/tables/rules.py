@@ -256,7 +256,7 @@ def row_rule_of(name: str, constants: Mapping[str, float | bool | None]) -> RowR
         constants: Its config; its learning rate is left to the caller.
 
     Raises:
-        UnknownNameError: Rows have no such rule.
+        UnknownNameError: TableRows have no such rule.
         ConfigError: It has an option switched on that rows of a table cannot have.
     """
     if name not in _KERAS:

@@ -35,7 +35,7 @@ _FEW = 16
 Unknown = Literal["zeros", "initial"]
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Rows of a table, sorted by the hash of their ids.
 
     ``counts`` (how often a row was seen) and ``clocks`` (the step of its last gradient) are None
@@ -304,7 +304,7 @@ class RowStore:
             if self.eviction.on:
                 self._evict()
 
-    def blocks(self, since: int | None = None) -> Iterator[Rows]:
+    def blocks(self, since: int | None = None) -> Iterator[TableRows]:
         """All rows, sorted by the hash of their ids, in pieces of at most 16,384.
 
         The store must not change meanwhile.
@@ -327,22 +327,22 @@ class RowStore:
             slots = slots[self._meta[slots, 1] > since]
         return slots[np.argsort(mix64(self._index.ids(slots)))]
 
-    def rows_at(self, slots: Slots) -> Rows:
+    def rows_at(self, slots: Slots) -> TableRows:
         """A copy of the rows at some of :meth:`slots`."""
         ids, values = self._index.ids(slots), self._values.take(slots, axis=0)
         state = self._state.take(slots, axis=0)
         if self.tracks:
-            return Rows(ids, values, state, self._meta[slots, 0], self._meta[slots, 1])
-        return Rows(ids, values, state)
+            return TableRows(ids, values, state, self._meta[slots, 0], self._meta[slots, 1])
+        return TableRows(ids, values, state)
 
-    def export(self, since: int | None = None) -> Rows:
+    def export(self, since: int | None = None) -> TableRows:
         """The rows of :meth:`blocks` in one."""
         parts = list(self.blocks(since)) or [self._no_rows()]
         ids, values, state = (np.concatenate([part[i] for part in parts]) for i in range(3))
         if not self.tracks:
-            return Rows(ids, values, state)
+            return TableRows(ids, values, state)
         meta = [np.concatenate([np.asarray(p[i]) for p in parts]) for i in (3, 4)]
-        return Rows(ids, values, state, *meta)
+        return TableRows(ids, values, state, *meta)
 
     def load(
         self,
@@ -528,10 +528,11 @@ class RowStore:
             leaving = slots[self.eviction.leaving(counts, clocks, self.clock)]
             self._index.remove(self._index.ids(leaving))
 
-    def _no_rows(self) -> Rows:
+    def _no_rows(self) -> TableRows:
         none = np.zeros(0, np.uint32)
         state = np.zeros((0, self._state.shape[1]), np.float32)
-        return Rows(np.zeros(0, np.int64), np.zeros((0, self.dim), np.float32), state, none, none)
+        values = np.zeros((0, self.dim), np.float32)
+        return TableRows(np.zeros(0, np.int64), values, state, none, none)
 
 
 def merged(

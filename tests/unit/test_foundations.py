@@ -60,6 +60,7 @@ def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None
         "errors",
         "estimators",
         "horovod",
+        "layers",
         "transformers",
         "udf",
         "ml",

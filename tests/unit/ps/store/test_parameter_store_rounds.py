@@ -489,8 +489,33 @@ def test_a_state_out_of_bounds_is_refused(fields: dict[str, int]) -> None:
 
 
 def asks(world: World, connection: int, **fields: Any) -> Message | None:
-    """A worker asks whether to send its weights of the end of the first epoch."""
-    return world.send(connection, StoreKind.SNAPSHOT, flags=Flag.WAIT, **{"epoch": 1, **fields})
+    """A worker that had every step asks whether to send its weights of the first epoch's end."""
+    told = {"epoch": 1, "batches": 1, **fields}
+    return world.send(connection, StoreKind.SNAPSHOT, flags=Flag.WAIT, **told)
+
+
+def test_a_worker_that_had_fewer_batches_sends_only_if_no_other_can() -> None:
+    """Its seeds and counters are of fewer steps."""
+    world = started(workers=3, payload=GRADIENT)
+    assert asks(world, 0, batches=0) is None
+    complete = asks(world, 1)
+    assert complete is not None
+    assert complete.flags & Flag.UPLOAD
+    world.send(1, StoreKind.SNAPSHOT, 9.0, epoch=1)
+    assert not world.last(0).flags & Flag.UPLOAD
+    for connection in (0, 2):
+        assert asks(world, connection, epoch=2, batches=0) is None
+    world.drop(1)
+    world.wait(3)  # the grace
+    assert [bool(world.last(c).flags & Flag.UPLOAD) for c in (0, 2)].count(True) == 1
+
+
+def test_a_wait_for_a_worker_with_every_step_has_a_limit() -> None:
+    world = started(payload=GRADIENT, round_timeout_s=20, lease_s=1000)
+    assert asks(world, 0, batches=0) is None
+    world.wait(21)
+    assert code(world.last(0)) == "timeout"
+    assert "missing: 1" in world.last(0).meta["what"]
 
 
 def test_the_first_worker_that_asks_sends_the_weights_and_the_others_wait_for_them() -> None:
@@ -562,6 +587,16 @@ def test_the_lowest_live_rank_leads() -> None:
     world.wait(3)
     world.send(1, CoordinatorKind.HEARTBEAT)
     assert world.last(1).flags & Flag.LEAD
+
+
+def test_a_rank_with_more_batches_leads() -> None:
+    """Its seeds and counters are those of all steps."""
+    world = World(Rounds(GRADIENT))
+    world.hello(0, meta={"batches_per_epoch": 0})
+    world.hello(1, meta={"batches_per_epoch": 3})
+    for rank in (0, 1):
+        world.send(rank, CoordinatorKind.HEARTBEAT)
+        assert bool(world.last(rank).flags & Flag.LEAD) == (rank == 1)
 
 
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
