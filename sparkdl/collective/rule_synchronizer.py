@@ -352,7 +352,7 @@ class RuleSynchronizer:
 
     @property
     def ranks_are_equal(self) -> bool:
-        """Where a rule exchanges gradients, or takes the step itself, at each step."""
+        """Whether the rule exchanges gradients, or takes the step itself, at each step."""
         return self._window == 1 and not isinstance(self._steps, WeightsSteps)
 
     def evaluating(self) -> contextlib.AbstractContextManager[None]:
