@@ -78,8 +78,8 @@ def measure(spark: Any, ids: int, options: argparse.Namespace) -> list[str]:
                     batch_size=BATCH, communicator="builtin",
                 )  # fmt: skip
                 where = {"checkpoint_dir": folder} if served else {}
-                model.fit(frame, epochs=2, verbose=0, **where)
-                rates[served].append(2 * ROWS / model.summary.seconds)
+                model.fit(frame, epochs=4, verbose=0, **where)
+                rates[served].append(4 * ROWS / model.summary.seconds)
                 print(ids, served, f"{rates[served][-1]:,.0f}", file=sys.stderr, flush=True)
     told = {kind: workload.median(found[1:]) if found else 0.0 for kind, found in rates.items()}
     ratio = f"{told[True] / told[False]:.2f}" if told[False] else ""
