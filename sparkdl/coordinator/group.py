@@ -226,12 +226,13 @@ class Group:
                 reply.flags |= Flag.LEAD
 
     def _lead(self, alone: Worker) -> Worker:
-        """The member whose state the run keeps: with the most batches, and of these the lowest.
+        """The worker whose state the run keeps: with the most batches, and of these the lowest.
 
-        One with fewer has counted fewer, and has drawn fewer random numbers.
+        One with fewer has counted fewer, and has drawn fewer random numbers. One that is done has
+        left its state, and no other is to leave one after it.
         """
-        members = self.members()
-        return max(members, key=lambda w: (w.said.batches_per_epoch, -w.rank), default=alone)
+        found = [w for w in self.workers.values() if w.finished or (w.member and w.alive)]
+        return max(found, key=lambda w: (w.said.batches_per_epoch, -w.rank), default=alone)
 
     # -- workers ---------------------------------------------------------------------------------
 

@@ -46,11 +46,14 @@ def frame(spark: Any) -> Any:
     return spark.createDataFrame(rows, "features array<bigint>, label double").cache()
 
 
-def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(frame: Any, tmp_path: Any) -> None:
+def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(
+    frame: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the driver is, and no worker
     ids, labels = make_rows()
     model = make_model()
     spark_model = SparkModel(model, "allreduce", num_workers=2, batch_size=16)
-    folder = str(tmp_path / "run")
+    folder = "run"
     history = spark_model.fit(
         frame, epochs=3, verbose=0, checkpoint_dir=folder, validation_split=0.2
     ).history
@@ -73,6 +76,12 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(frame: Any, tmp_path
     more = goes_on.fit(frame, epochs=5, verbose=0, checkpoint_dir=folder, resume=True).history
     assert len(more["loss"]) == 2
     assert more["loss"][-1] < history["loss"][-1]
+    again = SparkModel(make_model(), "allreduce", num_workers=1, batch_size=32)
+    with pytest.warns(UserWarning, match="nothing left to train"):
+        again.fit(frame, epochs=5, verbose=0, checkpoint_dir=folder, resume=True)
+    np.testing.assert_array_equal(
+        again.model.predict(ids, verbose=0), goes_on.model.predict(ids, verbose=0)
+    )
     with pytest.raises(ModelError, match="cannot be exported"):
         goes_on.export(str(tmp_path / "saved"))
 

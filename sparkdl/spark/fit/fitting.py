@@ -43,7 +43,7 @@ from sparkdl.spark.fit.plan import (
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.tables import check_tables, serve_trained, tables_folder
+from sparkdl.spark.fit.tables import check_tables, tables_folder
 from sparkdl.spark.fit.telling import (
     describe_run,
     facts_of,
@@ -168,7 +168,6 @@ class FitCall:
         except BaseException as error:
             monitor.fail(error)
             raise
-        serve_trained(trained.model, trained.rule_state)
         if checkpoints is not None and not monitor.stopped_inside:
             trained.save(checkpoints, monitor.epochs_done)
         ensemble: list[Any] = []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.collective.rules import Mean
 from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files import storage
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
@@ -20,7 +22,8 @@ def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
     """Where the rows of the model's tables are kept; None for a model without tables."""
     if checkpoints is None or not ModelTables(model).layers:
         return None
-    return f"{checkpoints.folder}/tables"
+    here = storage.path_on_disk(checkpoints.folder)  # workers have working folders of their own
+    return f"{checkpoints.folder if here is None else os.path.abspath(here)}/tables"
 
 
 def check_tables(

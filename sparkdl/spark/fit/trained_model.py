@@ -104,6 +104,7 @@ class TrainedModel:
         if rate is not None:
             innermost_optimizer(self.model).learning_rate = rate
         self.rule_state = checkpoint.state.rule
+        serve_trained(self.model, self.rule_state)
 
     def beside(self, epoch: int) -> RunState:
         """The state that a ``.keras`` file of the model does not hold, after ``epoch`` epochs."""

@@ -597,6 +597,9 @@ def test_a_rank_with_more_batches_leads() -> None:
     for rank in (0, 1):
         world.send(rank, CoordinatorKind.HEARTBEAT)
         assert bool(world.last(rank).flags & Flag.LEAD) == (rank == 1)
+    world.send(1, CoordinatorKind.FINISH)
+    world.send(0, CoordinatorKind.HEARTBEAT)
+    assert not world.last(0).flags & Flag.LEAD  # the state of rank 1 is there, and stays
 
 
 @pytest.mark.parametrize("place", [None, 0, 1, 2])
