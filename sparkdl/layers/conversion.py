@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.errors import ModelError, ResourceError
 from sparkdl.layers.local_rows import LocalRows
-from sparkdl.layers.served_embedding import ServedEmbedding, served_layers
+from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.values import require_int
 
 MOST_PLAIN_BYTES = 4 << 30
@@ -72,7 +72,7 @@ def to_plain_model(model: Any, ids: int) -> Any:
     """
     _require_cloneable(model)
     ids = require_int("ids", ids, least=1)
-    size = sum(4 * ids * layer.dim for layer in served_layers(model))
+    size = sum(4 * ids * layer.dim for layer in model.layers if isinstance(layer, ServedEmbedding))
     if size > MOST_PLAIN_BYTES:
         raise ResourceError(
             "the rows of the tables do not fit a plain model",

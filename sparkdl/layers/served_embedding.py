@@ -16,10 +16,11 @@ from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.lookups import Ids, lookup, takes_64_bits
 from sparkdl.layers.row_optimizers import fixed_rate, refuse_scaled_loss, row_rule_of
 from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import RowService, TableSpec
 from sparkdl.tables.starts import RowStart
-from sparkdl.tables.store import RowStore
+from sparkdl.tables.store import RowStore, merged
 from sparkdl.values import require_int, require_name
 from sparkdl.weights import FloatArray
 
@@ -213,7 +214,8 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, ids: Any, training: Any = None) -> Any:
         """The rows of ``ids``."""
-        call = _Call(self, self._find_service(), bool(training))
+        self._find_service()
+        call = _Call(self, bool(training))
         anchor = ops.convert_to_tensor(self._anchor)
         rows = ops.cast(lookup(call, ids, anchor, self.dim), self.compute_dtype)
         if self.combiner is None:
@@ -243,17 +245,17 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
                 else "keras.Input(..., dtype='int64'): floats lose ids above 2**24",
             )
 
-    def _find_service(self) -> RowService:
+    def _find_service(self) -> None:
+        """Where no other place was told: the table of a layer of the same name, or a new one."""
         if self._service is None:
             model = self._get_call_context().entry_layer
-            siblings = [self] if model is None else served_layers(model)
+            siblings = [] if model is None else ModelTables(model).layers
             name = self.table_name
             found = [s.service for s in siblings if s.service is not None and s.table_name == name]
             self._service = found[0] if found else LocalRows()
         if isinstance(self._service, LocalRows):
             model = self._get_call_context().entry_layer
             self._service.serve(self, model)
-        return self._service
 
     # -- config and files --------------------------------------------------------------------------
 
@@ -307,20 +309,24 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
 class _Call:
     """One call of the layer in a step: its ids, each once, and their rows."""
 
-    def __init__(self, layer: ServedEmbedding, service: RowService, training: bool) -> None:
+    def __init__(self, layer: ServedEmbedding, training: bool) -> None:
         self._table, self._dim, self._pad = layer.table_name, layer.dim, layer.pad_id
         self._layer, self._training = layer, training
-        self._pulled: tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.intp], int] | None = None
+        self._pulled: tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.int64]] | None = None
+
+    @property
+    def _service(self) -> RowService:
+        """That of the layer now, which may be another than when the step was compiled."""
+        assert self._layer.service is not None
+        return self._layer.service
 
     def pull(self, ids: Ids) -> FloatArray:
         """See :class:`sparkdl.layers.lookups.HostRows`."""
         flat = np.asarray(ids).reshape(-1).astype(np.int64)
         present = np.ones(flat.size, bool) if self._pad is None else flat != self._pad
         unique, inverse = np.unique(flat[present], return_inverse=True)
-        service = self._layer.service
-        assert service is not None
-        rows, number = service.pull(self._table, unique, training=self._training)
-        self._pulled = number, present, inverse, unique.size
+        rows, number = self._service.pull(self._table, unique, training=self._training)
+        self._pulled = number, present, inverse.astype(np.int64)
         found = np.zeros((flat.size, self._dim), np.float32)
         found[present] = rows[inverse]
         return found.reshape(*np.shape(ids), self._dim)
@@ -328,18 +334,7 @@ class _Call:
     def push(self, ids: Ids, gradients: FloatArray) -> None:
         """See :class:`sparkdl.layers.lookups.HostRows`."""
         assert self._pulled is not None
-        number, present, inverse, count = self._pulled
+        number, present, inverse = self._pulled
         own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]
-        order = np.argsort(inverse, kind="stable")
-        starts = np.searchsorted(inverse[order], np.arange(count))
-        summed = np.add.reduceat(own[order], starts, axis=0) if count else own
-        service = self._layer.service
-        assert service is not None
-        service.push(number, summed, np.bincount(inverse, minlength=count))
-
-
-def served_layers(model: Any) -> list[ServedEmbedding]:
-    """The layers of a model whose rows lie in tables, each once."""
-    flattened = model._flatten_layers(include_self=True)
-    found = {id(layer): layer for layer in flattened if isinstance(layer, ServedEmbedding)}
-    return list(found.values())
+        _, summed, counts = merged(inverse, own)  # the places of the ids, which are in their order
+        self._service.push(number, summed, counts)

@@ -71,6 +71,10 @@ class ServesRows(Protocol):
     def table_name(self) -> str:
         """The table's name."""
 
+    @property
+    def service(self) -> RowService | None:
+        """The place of the rows; None before the first call."""
+
     def table_spec(self, optimizer: object) -> TableSpec:
         """The table as it is trained with the model's ``optimizer``.
 

@@ -83,7 +83,7 @@ def serve_trained(model: Any, state: bytes) -> None:
 
 def stored_tables(model: Any) -> Mapping[str, TableReader]:
     """Table name -> the rows that a fit has written; empty where there are none."""
-    services = [getattr(layer, "service", None) for layer in ModelTables(model).layers]
+    services = [layer.service for layer in ModelTables(model).layers]
     stored = [service for service in services if isinstance(service, StoredRows)]
     return stored[0].tables if stored else {}
 
