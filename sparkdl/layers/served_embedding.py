@@ -246,7 +246,7 @@ class ServedEmbedding(keras.layers.Layer):  # type: ignore[misc]
             )
 
     def _find_service(self) -> None:
-        """Where no other place was told: the table of a layer of the same name, or a new one."""
+        """Takes the table of a layer of the same name, or a new one, if no other place was told."""
         if self._service is None:
             model = self._get_call_context().entry_layer
             siblings = [] if model is None else ModelTables(model).layers
