@@ -195,7 +195,9 @@ def on_config(config: Any) -> Any:
         {"Tutorials": ["tour.md", *({t: u} for t, u in PAGES.tutorials)]},
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
-            {"Elsewhere": ["tables.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md", "elephas.md"]},
+            {"Elsewhere": [
+                "tables.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md", "elephas.md",
+            ]},
         ]},
         {"Rules": "rules.md"},
         {"Reference": ["reference/index.md", *({t: u} for t, u in PAGES.reference)]},
