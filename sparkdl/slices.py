@@ -48,11 +48,6 @@ class Slices:
         """Bytes of indices and rows."""
         return self.indices.nbytes + self.rows.nbytes
 
-    @property
-    def emptied(self) -> Slices:
-        """The same without rows."""
-        return Slices(self.place, self.indices[:0], self.rows[:0])
-
 
 def join_slices(parts: Sequence[tuple[float, Sequence[Slices]]]) -> list[Slices]:
     """The slices of all workers, each variable's in the order of the workers.

@@ -89,6 +89,7 @@ WaitReason = Literal[
     "snapshot",
     "epoch",
     "sums",
+    "carried",
 ]
 
 

@@ -22,6 +22,9 @@ class StoreKind(FrameKind):
     ADD_UP = 38  # a few numbers, in the meta; answered with their sums over the ranks of the round
     SLICES_PUT = 39, Body.CHUNK  # one chunk of a commit with slices too large for one frame
     SLICES_GET = 40  # one chunk of such a round's result
+    CARRIED = 41  # who sends counters and seeds after an epoch, and are they here
+    CARRIED_PUT = 42, Body.CHUNK  # one chunk of them
+    CARRIED_GET = 43
     WEIGHTS = 65, Body.DENSE  # a reply
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -107,10 +108,27 @@ class RoundSynchronizer(Way):
         super().take_changes(learner, changes)
         self.take_statistics(learner)
 
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
+        """The weights are this worker's; counters are those of a worker with every batch."""
+        self._share_carried(learner, self._progress.epoch, self._progress.batch)
+        yield
+
+    def _share_carried(self, learner: SharedLearner, epoch: int, batch: int) -> None:
+        """Gives this rank, if it had fewer batches, what a rank with all of them has counted."""
+        every_step = self._had_every_step
+        send, is_there = self._client.carried_wanted(epoch, batch, every_step=every_step)
+        if send:
+            carried = RunState(epoch, carried=learner.carried_state()).to_bytes()
+            self._client.put_carried(carried, epoch, batch)
+        elif is_there and not every_step:
+            learner.load_carried_state(RunState.from_bytes(self._client.carried()).carried)
+
     def end_epoch(self, learner: SharedLearner, epoch: int) -> None:
         """Leaves the weights with the server, if no other worker does."""
         self.snapshot(learner, epoch + 1)
         self._unstored = None
+        self._share_carried(learner, epoch + 1, 0)
 
     def keeps_state(self, holds: bool, epoch: int) -> bool:
         """The worker that stores the weights of that moment stores the rest, before it does."""

@@ -40,6 +40,10 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         "A MultiOptimizer has no learning rate: the driver ended in an AttributeError.",
         Case(optimizer="multi", sizes=(13, 7), fits=("fit", "again")),
     ),
+    "a worker without a batch counts every batch": (
+        "In synchronous mode it evaluated, and began the next epoch, with a counter of its own.",
+        Case(blocks=("counting",), sizes=(11, 0), held_out=9, batch=5, seed=31),
+    ),
     "states of a layer": (
         "Keras lists the states of stateful layers among no variables: they did not travel.",
         Case(

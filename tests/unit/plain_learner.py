@@ -71,8 +71,13 @@ class PlainLearner:
 
     def load_optimizer_state(self, state: bytes) -> None: ...
 
+    carried = b""
+
     def carried_state(self) -> bytes:
-        return b""
+        return self.carried
+
+    def load_carried_state(self, state: bytes) -> None:
+        self.carried = state
 
     def carried_state_at(self, steps: int, wanted: int) -> bytes:
         return self.carried_state()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -15,11 +16,137 @@ from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import COMMITS, StoreKind, limits_of
 from sparkdl.ps.store.center import Center
-from sparkdl.ps.store.holdings import Holdings
-from sparkdl.ps.store.reading import Reading
 from sparkdl.rules.rule import Rule
-from sparkdl.transport.frames import Flag, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
+
+
+@dataclass
+class _Holding:
+    """One worker's copy of the center, as it has it after ``version`` encoded replies."""
+
+    weights: FloatArray
+    version: int
+    last: ByteArray
+
+
+class Holdings:
+    """Answers with the change of what a worker holds, encoded, instead of the whole center.
+
+    ::
+
+        c = C(center - held);   held += D(c)
+
+    on the server, and ``held += D(c)`` on the worker. What the codec loses stays in ``center -
+    held`` and is sent with a later reply. A worker counts the replies that it took; one that asks
+    with the count before the last gets the last again, so a lost reply is no lost change.
+
+    Memory: one buffer for each worker that asks for encoded replies, and its last reply. Not
+    thread-safe for one worker; different workers may be answered at the same time.
+
+    Args:
+        compression: Of the run.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self._sections = compression.replies
+        self._trained = slice(0, compression.layout.trained_size)
+        self._averaged = slice(compression.layout.trained_size, compression.layout.size)
+        self._held: dict[int, _Holding] = {}
+
+    def answer(self, request: Message, center: FloatArray) -> Message:
+        """The reply to a request with ``ENCODED`` from a worker that gets weights.
+
+        A worker that holds nothing yet, as its ``meta['held']`` says, gets the center as it is.
+        """
+        holding = self._held.get(request.rank)
+        version = request.meta.get("held")
+        reply = Message(StoreKind.WEIGHTS, sequence=request.sequence)
+        if holding is None or version not in (holding.version, holding.version - 1):
+            self._held[request.rank] = holding = _Holding(center.copy(), 0, np.empty(0, np.uint8))
+            # Not the center itself: it may change while it is sent.
+            reply.body = holding.weights.view(np.uint8)
+            return reply
+        if version == holding.version:
+            self._advance(holding, center)
+        reply.flags = Flag.ENCODED | Flag.CHANGE
+        reply.body = holding.last
+        return reply
+
+    def forget(self, rank: int) -> None:
+        """Frees what ``rank`` held: it is gone, or done."""
+        self._held.pop(rank, None)
+
+    def _advance(self, holding: _Holding, center: FloatArray) -> None:
+        codec = self._sections.codec
+        change = center[self._trained] - holding.weights[self._trained]
+        payload = codec.encode(change)
+        codec.decode(payload, change)
+        holding.weights[self._trained] += change
+        holding.last = self._sections.join(center[self._averaged], payload)
+        holding.version += 1
+
+
+PIECE_BYTES = 4 << 20
+
+
+class Reading:
+    """One reply's view of the center.
+
+    Most pulls meet no commit while they are sent: they read the center itself, and no copy is
+    made. A commit that comes meanwhile first calls :meth:`preserve`, which moves what is still
+    unread into the reader's own buffer (the buffer of its connection, idle by then).
+
+    Args:
+        source: The center's bytes.
+        spare: Gives the reader's own buffer, of the same size or larger.
+    """
+
+    def __init__(self, source: ByteArray, spare: Callable[[], ByteArray]) -> None:
+        self.nbytes = source.nbytes
+        self._source = source
+        self._spare = spare
+        self._position = 0
+        self._lock = threading.Lock()
+        self._own = False
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to preserve."""
+        return self._own or self._position == self.nbytes
+
+    def read(self, consume: Callable[[memoryview], int]) -> bool:
+        """Hands ``consume`` the next piece; True when all is consumed.
+
+        Args:
+            consume: Takes a piece and returns how many of its bytes it took. It must not block:
+                commits wait for it.
+        """
+        with self._lock:
+            end = min(self._position + PIECE_BYTES, self.nbytes)
+            self._position += consume(self._source[self._position : end].data)
+            return self._position == self.nbytes
+
+    def copy_into(self, target: ByteArray) -> None:
+        """Copies all that is unread to its place in ``target``."""
+        while True:
+            with self._lock:
+                start, end = self._position, min(self._position + PIECE_BYTES, self.nbytes)
+                piece = self._source[start:end]
+                if piece.ctypes.data != target[start:end].ctypes.data:
+                    np.copyto(target[start:end], piece)
+                self._position = end
+                if end == self.nbytes:
+                    return
+
+    def preserve(self) -> None:
+        """The center is about to change: keeps what is unread in the reader's own buffer."""
+        with self._lock:
+            if not self.done:
+                own = self._spare()
+                rest = slice(self._position, self.nbytes)
+                np.copyto(own[rest], self._source[rest])
+                self._source, self._own = own, True
 
 
 class ParameterStore(Store, abc.ABC):

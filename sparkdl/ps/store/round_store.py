@@ -14,8 +14,7 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
 from sparkdl.ps.store.sliced_commits import SlicedCommits
-from sparkdl.ps.store.snapshot import Snapshot
-from sparkdl.ps.store.transfer import StateTransfer
+from sparkdl.ps.store.snapshot import CarriedValues, Snapshot, StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.slices import Slices
 from sparkdl.transport.frames import Flag, Kind, Message
@@ -38,6 +37,9 @@ class RoundStore(ParameterStore):
         StoreKind.ADD_UP,
         StoreKind.SLICES_PUT,
         StoreKind.SLICES_GET,
+        StoreKind.CARRIED,
+        StoreKind.CARRIED_PUT,
+        StoreKind.CARRIED_GET,
     }
     latched = True  # with rounds, every rank must learn of an order at the same step
 
@@ -61,12 +63,12 @@ class RoundStore(ParameterStore):
     def attach(self, group: Group) -> None:
         """Takes the run's group."""
         super().attach(group)
-        self._snapshot = Snapshot(group)
+        self._snapshot = Snapshot(group, "snapshot", "the weights after the last round")
         self._sums = Sums(group)
         most = group.settings.max_state_bytes
-        self._transfer = StateTransfer(
-            8 * self.limits.dense_bytes + (64 << 20) if most is None else most
-        )
+        most = 8 * self.limits.dense_bytes + (64 << 20) if most is None else most
+        self._transfer = StateTransfer(most)
+        self._carried = CarriedValues(group, most)
 
     # -- who takes part --------------------------------------------------------------------------
 
@@ -119,6 +121,7 @@ class RoundStore(ParameterStore):
         """
         group = self._group
         self._position = self._snapshot.position
+        self._carried.go_back(self._position)
         group.telemetry.forget(self._position[0])
         for worker in group.workers.values():
             worker.epoch, worker.batch = self._position
@@ -133,6 +136,7 @@ class RoundStore(ParameterStore):
         self._sliced.forget(worker.rank)
         self._transfer.leave(worker.rank)
         self._snapshot.leave(worker.rank)
+        self._carried.leave(worker.rank)
         if worker.finished:
             self._round.payloads.pop(worker.rank, None)
 
@@ -187,6 +191,8 @@ class RoundStore(ParameterStore):
             whole = self._center.slices_for(message)
             reply = chunk_reply(whole, message.offset, group.limits.chunk_bytes)
             group.answer(connection, reply, worker)
+        elif kind in (StoreKind.CARRIED, StoreKind.CARRIED_PUT, StoreKind.CARRIED_GET):
+            self._carried.receive(connection, message, worker)
         else:
             self._transfer.receive(group, connection, message)
         return None
@@ -233,10 +239,12 @@ class RoundStore(ParameterStore):
         self._complete_round()
         self._ask_for_state()
         self._snapshot.settle()
+        self._carried.settle()
 
     def expire(self) -> None:
         """Ends the waits in rounds that passed their limit; each error names who was missing."""
         self._snapshot.expire()
+        self._carried.expire()
         group, limits = self._group, self._group.settings
         missing = self.missing()
         lost = [rank for rank in missing if not group.workers[rank].alive]

@@ -1,73 +1,237 @@
-"""Which of the workers that hold the weights sends them to the server, and of when they are."""
+"""Which of the workers that hold the same values sends them to the server, and of when they are."""
 
 from __future__ import annotations
 
-from sparkdl.coordinator.group import Group
-from sparkdl.transport.frames import Flag, Kind, Message
+from sparkdl.coordinator.blobs import Assembly, chunk_reply
+from sparkdl.coordinator.group import Group, WaitReason
+from sparkdl.coordinator.worker import Worker
+from sparkdl.errors import ProtocolError
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 
 
 class Snapshot:
-    """The weights of a position (epoch, batch) come from one worker; all others wait until then.
+    """The values of a position (epoch, batch) come from one worker; all others wait until then.
 
     Weights are equal on all workers, so the first that asks sends them, and the next one if that
     one dies; but seeds and counters are those of a worker that has taken every step of the epoch.
     Only if no such worker is there another one sends. No worker goes on from a position before its
-    weights are here, so no death loses them.
+    values are here, so no death loses them.
 
     Args:
         group: The run's.
+        reason: What requests that wait for these values wait for.
+        what: The values, in an error.
+        together: Whether nobody sends before all have asked: so all have the values of one position
+            before those of the next one take their place.
     """
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(
+        self, group: Group, reason: WaitReason, what: str, *, together: bool = False
+    ) -> None:
+        self._group, self._reason, self._what = group, reason, what
+        self._together = together
         self._sender: int | None = None
         self.position = (0, 0)
 
     def take(self, message: Message) -> bool:
-        """Whether the weights that come with ``message`` are newer than those that are here."""
+        """Whether the values that come with ``message`` are newer than those that are here."""
         position = (message.epoch, message.batch)
         if position <= self.position:
             return False  # sent again, or by a worker that was silent while the others went on
         self.position, self._sender = position, None
         return True
 
-    def settle(self) -> None:
-        """Answers those who ask whether to send the weights: one is told to."""
-        waiting = list(self._group.waiting("snapshot"))
-        asked = {wait.message.rank: bool(wait.message.batches) for _, wait in waiting}
-        for connection, wait in waiting:
-            message, reply = wait.message, Message(Kind.OK)
-            if (message.epoch, message.batch) > self.position:
-                if self._sender is None and not asked[message.rank] and self._to_come(asked):
-                    continue
-                if self._sender not in (None, message.rank):
-                    continue
-                self._sender, reply.flags = message.rank, Flag.UPLOAD
-            self._group.answer(connection, reply, self._group.workers[message.rank])
+    def go_back(self, position: tuple[int, int]) -> None:
+        """The run trains again from an earlier position on."""
+        self.position, self._sender = position, None
 
-    def _to_come(self, asked: dict[int, bool]) -> list[int]:
-        """Ranks that may have taken every step of the epoch, and send the weights.
+    def settle(self, total: int = 0) -> None:
+        """Answers those who ask whether to send the values: one is told to.
 
         Args:
-            asked: Rank that waits -> whether it has.
+            total: Told to those who are not: the bytes of the values, where they can be read.
         """
+        waiting = list(self._group.waiting(self._reason))
+        asked = self._asked()
+        for connection, wait in waiting:
+            message, reply = wait.message, Message(Kind.OK, total=total)
+            if self._is_new(message):
+                if self._sender is None and not asked[message.rank] and self._to_come(asked):
+                    continue
+                if self._sender not in (None, message.rank) or self._yet_to_ask(asked):
+                    continue
+                self._sender, reply = message.rank, Message(Kind.OK, flags=Flag.UPLOAD)
+            self._group.answer(connection, reply, self._group.workers[message.rank])
+
+    def _is_new(self, message: Message) -> bool:
+        return (message.epoch, message.batch) > self.position
+
+    def _asked(self) -> dict[int, bool]:
+        """Rank that waits for newer values -> whether it has taken every step of the epoch."""
+        messages = [wait.message for _, wait in self._group.waiting(self._reason)]
+        return {m.rank: bool(m.batches) for m in messages if self._is_new(m)}
+
+    def _to_come(self, asked: dict[int, bool]) -> list[int]:
+        """Ranks that may have taken every step of the epoch, and send the values."""
         present = [w.rank for w in self._group.workers.values() if w.alive and not w.finished]
         return [rank for rank in present if asked.get(rank, True)]
+
+    def _yet_to_ask(self, asked: dict[int, bool]) -> list[int]:
+        """Ranks whose question an answer waits for."""
+        if not self._together or self._sender is not None:
+            return []
+        return [w.rank for w in self._group.members() if not w.finished and w.rank not in asked]
 
     def expire(self) -> None:
         """Ends the waits for a worker that lives and does not send."""
         group, limit_s = self._group, self._group.settings.round_timeout_s
-        waiting = list(group.waiting("snapshot"))
-        asked = {wait.message.rank: bool(wait.message.batches) for _, wait in waiting}
-        missing = self._to_come(asked) if self._sender is None else [self._sender]
-        for connection, wait in waiting:
+        asked = self._asked()
+        missing = [self._sender] if self._sender is not None else self._yet_to_ask(asked)
+        missing = missing or self._to_come(asked)
+        for connection, wait in group.waiting(self._reason):
             if group.now - wait.since > limit_s and missing:
                 group.time_out(
-                    connection, "the weights after the last round", missing, limit_s,
-                    "raise round_timeout_s?",
+                    connection, self._what, missing, limit_s, "raise round_timeout_s?"
                 )  # fmt: skip
 
     def leave(self, rank: int) -> None:
         """``rank`` is dead or done: it sends nothing any more."""
         if self._sender == rank:
             self._sender = None
+
+
+class CarriedValues:
+    """Gives workers with fewer batches the values that no step exchanges of one that had them all.
+
+    A layer's counter of batches is such a value. One process counts every batch; so does the worker
+    with the most batches, and it sends what it has counted. Where all workers have as many batches,
+    nothing is sent.
+
+    Args:
+        group: The run's.
+        max_bytes: Bound of the values.
+    """
+
+    def __init__(self, group: Group, max_bytes: int) -> None:
+        self._group = group
+        self._assembly = Assembly("the counters and seeds of a worker", max_bytes)
+        self._blob: ByteArray | None = None
+        self._sender = Snapshot(
+            group, "carried", "the counters and seeds after an epoch", together=True
+        )
+
+    @property
+    def _uneven(self) -> bool:
+        return len({w.said.batches_per_epoch for w in self._group.workers.values()}) > 1
+
+    def receive(self, connection: int, message: Message, worker: Worker) -> None:
+        """Answers or defers a request."""
+        if message.kind is StoreKind.CARRIED:
+            if self._uneven:
+                self._group.defer(connection, "carried", message)
+                return
+            reply = Message(Kind.OK)
+        elif message.kind is StoreKind.CARRIED_PUT:
+            whole = self._assembly.put(message)
+            if whole is not None and self._sender.take(message):
+                self._blob = whole
+            reply = Message(Kind.OK)
+        else:
+            assert self._blob is not None  # it was told of the bytes that it reads
+            reply = chunk_reply(self._blob, message.offset, self._group.limits.chunk_bytes)
+        self._group.answer(connection, reply, worker)
+
+    def settle(self) -> None:
+        """Answers those who wait for the values."""
+        self._sender.settle(0 if self._blob is None else self._blob.size)
+
+    def expire(self) -> None:
+        """Ends the waits for a worker that lives and does not send."""
+        self._sender.expire()
+
+    def go_back(self, position: tuple[int, int]) -> None:
+        """The run trains again from an earlier position on."""
+        self._sender.go_back(position)
+
+    def leave(self, rank: int) -> None:
+        """``rank`` is dead or done."""
+        self._sender.leave(rank)
+
+
+class StateTransfer:
+    """One member uploads its state in chunks; joiners read it; it is freed after the last reader.
+
+    Args:
+        max_bytes: Bound of the whole state.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._assembly = Assembly("the state for a joiner", max_bytes)
+        self._blob: ByteArray | None = None
+        self._fresh = False
+        self.uploader: int | None = None
+        self.position = (0, 0)
+        self.readers: set[int] = set()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether a whole state is here that no round has made old since it came."""
+        return self._fresh and self._blob is not None
+
+    @fresh.setter
+    def fresh(self, value: bool) -> None:
+        self._fresh = value
+        if not self.readers and self.uploader is None:
+            self._blob = None
+
+    def put(self, message: Message) -> None:
+        """Takes one chunk.
+
+        Raises:
+            ProtocolError: Too large, or a chunk out of order.
+        """
+        whole = self._assembly.put(message)
+        if whole is not None:
+            self._blob, self._fresh = whole, True
+            self.uploader, self.position = None, (message.epoch, message.batch)
+
+    def get(self, offset: int, limit: int) -> Message:
+        """The reply with one chunk from ``offset`` on.
+
+        Raises:
+            ProtocolError: There is no state, or the offset lies outside it.
+        """
+        if self._blob is None:
+            raise ProtocolError(
+                "no state is stored for a joiner",
+                expected="STATE_PUT of a member first",
+                received="STATE_GET",
+            )
+        return chunk_reply(self._blob, offset, limit)
+
+    def leave(self, rank: int) -> None:
+        """``rank`` is gone: it neither reads nor uploads any more."""
+        if rank in self.readers:
+            self.read_by(rank)
+        if self.uploader == rank:
+            self.uploader = None
+
+    def read_by(self, rank: int) -> None:
+        """``rank`` has read the state; frees it after the last reader."""
+        self.readers.discard(rank)
+        if not self.readers and self.uploader is None:
+            self._blob = None
+
+    def receive(self, group: Group, connection: int, message: Message) -> None:
+        """Answers a chunk that a member uploads, or a joiner that asks for one."""
+        worker = group.identify(connection, message)
+        if message.kind is StoreKind.STATE_PUT:
+            if worker.member and self.uploader == worker.rank:
+                self.put(message)  # once it is whole, the store lets the joiners in
+            group.answer(connection, Message(Kind.OK), worker)
+            return
+        reply = self.get(message.offset, group.limits.chunk_bytes)
+        if reply.offset + reply.body_bytes == reply.total:
+            self.read_by(worker.rank)
+        group.answer(connection, reply, worker)

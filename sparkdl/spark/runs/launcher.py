@@ -17,7 +17,6 @@ from sparkdl.launch.task import Task
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
 from sparkdl.spark.runs.capacity import barrier_refusal
 from sparkdl.spark.runs.jobs import SparkJob
-from sparkdl.spark.runs.large_results import collect_in_pieces
 from sparkdl.spark.runs.resources import Setting, memory_hint
 from sparkdl.spark.session.interpreter import (
     context_of,
@@ -31,6 +30,41 @@ from sparkdl.spark.session.versions import arrow_stage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
+from sparkdl.launch.results import CHUNK_BYTES, Row
+
+PIECE_BYTES = 32 << 20
+"""Bytes that come in one job, if each row is as large as it can be."""
+_PLACE = "place"
+
+
+def collect_in_pieces(results: Any) -> list[Row]:
+    """The rows of a stage that has not begun, in their order within each partition.
+
+    Args:
+        results: A DataFrame with :data:`RESULT_SCHEMA`.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.storagelevel import StorageLevel
+
+    placed = results.withColumn(_PLACE, f.monotonically_increasing_id())
+    kept = placed.persist(StorageLevel.DISK_ONLY)
+    try:
+        # The stage runs here, once: its rows are on the disks before the first column is read.
+        places = sorted(int(row[_PLACE]) for row in kept.select(_PLACE).collect())
+        names = [column.split()[0] for column in RESULT_SCHEMA.split(", ")]
+        rows: list[Row] = []
+        at_once = max(1, PIECE_BYTES // CHUNK_BYTES)
+        for first in range(0, len(places), at_once):
+            ends = places[first], places[first : first + at_once][-1]
+            part: list[Any] = (
+                kept.where(f.col(_PLACE).between(*ends)).select(_PLACE, *names).collect()
+            )
+            part.sort(key=lambda row: int(row[_PLACE]))
+            rows += part
+        return rows
+    finally:
+        with contextlib.suppress(Exception):  # the session may be gone, and the error says so
+            kept.unpersist()
 
 
 def rows_problem(error: BaseException) -> DataError | None:

@@ -52,6 +52,8 @@ def run(parts: list[int], order: dict[str, Any], at: int, epochs: int = 1) -> li
     """Two ranks with so many batches of 4 rows; the driver's order comes amid rank 0's stack."""
     with clients(BSP(), 2) as (made, server), server.driver() as driver:
         learners = [Rank(at, lambda: driver.control(**order)), Rank()]
+        for learner, count in zip(learners, parts, strict=True):
+            learner.carried = b"counted %d" % count
 
         def work(rank: int) -> None:
             count = 4 * parts[rank]
@@ -88,6 +90,14 @@ def test_all_ranks_take_what_callbacks_wrote_after_the_same_round(parts: list[in
     learners = run(parts, {"changes": VariableChanges({5: np.array(0.5)})}, at=3)
     assert [learner.changed for learner in learners] == [[(MAX_STACK, 0.5)]] * 2
     assert [learner.rounds for learner in learners] == [40, 40]
+
+
+@pytest.mark.parametrize("parts", [[40, 23], [23, 40], [40, 0]])
+def test_a_rank_with_fewer_batches_ends_its_epoch_with_the_counters_of_the_other(
+    parts: list[int],
+) -> None:
+    learners = run(parts, {}, at=3)
+    assert [learner.carried for learner in learners] == [b"counted 40"] * 2
 
 
 @pytest.mark.parametrize("stop", [{"stop": True}, {"stop": True, "release": 0}])

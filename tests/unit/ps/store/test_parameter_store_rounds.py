@@ -631,3 +631,66 @@ def test_a_subclass_with_an_update_of_its_own_is_asked() -> None:
     assert BSP().replies_mean
     assert not BSP(payload="delta").replies_mean
     assert not Doubled().replies_mean
+
+
+def counted(world: World, connection: int, batches: int, batch: int = 3) -> Message | None:
+    """A worker at an epoch's end asks who sends the counters."""
+    fields = {"epoch": 0, "batch": batch, "batches": batches}
+    return world.send(connection, StoreKind.CARRIED, **fields)
+
+
+def uneven_world(**limits: float) -> World:
+    world = World(Rounds(GRADIENT), **limits)
+    world.hello(0, meta={"batches_per_epoch": 1})
+    world.hello(1, meta={"batches_per_epoch": 3})
+    return world
+
+
+def sends_counters(world: World, connection: int, content: bytes, batch: int = 3) -> None:
+    body = np.frombuffer(content, np.uint8)
+    fields = {"epoch": 0, "batch": batch, "total": body.size, "body": body}
+    world.send(connection, StoreKind.CARRIED_PUT, **fields)
+
+
+def test_counters_of_a_worker_with_every_batch_are_there_for_one_with_fewer() -> None:
+    world = uneven_world()
+    for batch, content in [(3, b"three"), (4, b"four")]:
+        assert counted(world, 0, 0, batch) is None
+        asked = counted(world, 1, 1, batch)
+        assert asked is not None
+        assert asked.flags & Flag.UPLOAD
+        sends_counters(world, 1, content, batch)
+        assert world.last(0).total == len(content)
+        reply = world.send(0, StoreKind.CARRIED_GET, offset=0)
+        assert reply is not None
+        assert reply.body is not None
+        assert reply.body.tobytes() == content
+
+
+def test_counters_wait_until_all_have_those_of_before() -> None:
+    """Else a slow worker would read the first half of one and the second half of the other."""
+    world = uneven_world()
+    assert counted(world, 1, 1) is None
+    asked = counted(world, 0, 0)
+    assert asked is None
+    assert world.last(1).flags & Flag.UPLOAD
+    sends_counters(world, 1, b"three")
+    assert counted(world, 1, 1, batch=4) is None
+    assert not world.last(0).flags & Flag.UPLOAD
+
+
+def test_counters_that_are_equal_on_all_do_not_travel() -> None:
+    world = started(payload=GRADIENT)
+    for rank in (0, 1):
+        reply = counted(world, rank, 1)
+        assert reply is not None
+        assert not reply.flags & Flag.UPLOAD
+        assert reply.total == 0
+
+
+def test_a_worker_with_fewer_batches_sends_counters_if_the_other_is_lost() -> None:
+    world = uneven_world()
+    assert counted(world, 0, 0) is None
+    world.drop(1)
+    world.wait(3)  # the grace
+    assert world.last(0).flags & Flag.UPLOAD
