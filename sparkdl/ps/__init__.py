@@ -1,9 +1,9 @@
 """The parameter server: weights that all workers share, behind a coordinator.
 
 ``store``: the weights, rounds and replies on the server. ``server``: its process.
-``coder``: what travels instead of float32. ``way``: how a worker and its server exchange.
+``way``: how a worker and its server exchange.
 ``damping``: how much of a change counts where those of several workers are added.
-``client``: a worker's pushes and pulls.
+``client``: a worker's pushes and pulls, encoded where they are to be.
 ``strategy``, ``synchronizer``, ``round_synchronizer``: what the training loop sees of it.
 ``unwrapping``: errors out of a framework's call. ``kinds``: the frames of a store.
 ``choice``: from the user's arguments to a rule, a window and a codec.

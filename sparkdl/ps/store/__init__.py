@@ -3,11 +3,11 @@
 ``commit_store``, ``round_store``
     A store for each kind of rule: each commit changes the center, or the mean of a round does.
 ``parameter_store``
-    What both share: the center, pulls, replies that read the center.
-``rounds``, ``sliced_commits``, ``snapshot``, ``transfer``
+    The part of both: the center, pulls, replies that read the center, what each worker holds.
+``rounds``, ``sliced_commits``, ``snapshot``
     Parts of a store of rounds.
-``center``, ``holdings``, ``reading``
-    The weights and the rule; what each worker holds of them; a reply that reads them piecewise.
+``center``
+    The weights and the rule.
 """
 
 from sparkdl.codecs import Compression

@@ -1,6 +1,6 @@
 """The cluster at the driver's word: ranks as the tasks of a stage.
 
-- ``launcher``: the stage. ``large_results``: its rows, piece by piece.
+- ``launcher``: the stage, and its rows piece by piece.
 - ``capacity``: how many tasks run at once, and who may take all slots. ``jobs``: one Spark job.
 - ``resources``, ``network``: what tasks ask of executors, and where they listen.
 - ``function_stage``, ``program_stage``: a function or a program's nodes on every rank.
