@@ -326,14 +326,10 @@ class _GradientSteps(_Steps):
 
 
 class _OptimizerSteps(_Steps):
-    def __init__(self, learner: Any, exchange: Any, window: int, adaptive: bool) -> None:
-        super().__init__(learner, exchange, window, adaptive)
-        exchange.start(self.flat)
-
     def train(self, batch: Any, last: bool) -> int:
         rows = self.exchange.fill(self._compute(batch))
-        self.exchange.step(self.flat, rows, self.learner.learning_rate)
-        self.learner.write_weights(self.flat)
+        self.exchange.step(self.learner.weights_within, rows, self.learner.learning_rate)
+        self.learner.write_weights(self.exchange.buffer)
         return int(rows)
 
 

@@ -7,6 +7,7 @@ five things. Nothing in the bytes is executed or unpickled when they are read.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
@@ -30,6 +31,9 @@ class Stateful(Protocol):
     def read_weights(self, out: FloatArray) -> None: ...
 
     def write_weights(self, flat: FloatArray) -> None: ...
+
+    def weights_within(self, place: slice) -> Iterator[tuple[slice, FloatArray]]:
+        """Copies of the values in one part of the flat buffer, variable by variable."""
 
     def optimizer_state(self) -> bytes: ...
 

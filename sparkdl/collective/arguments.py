@@ -85,8 +85,18 @@ def check_op(source: Array, op: str, weight: float, operation: str) -> float:
     return float(weight)
 
 
-def check_out(source: Array, out: Array, shape: tuple[int, ...], operation: str) -> None:
-    """Raises ConfigError unless the result of an operation on ``source`` can go into ``out``."""
+def check_out(
+    source: Array, out: Array, shape: tuple[int, ...], operation: str, first: int = 0
+) -> None:
+    """Raises ConfigError unless the result of an operation on ``source`` can go into ``out``.
+
+    Args:
+        source: The input.
+        out: For the result.
+        shape: Of the result.
+        operation: For the message.
+        first: The element of ``source`` at which ``out`` may begin.
+    """
     if (
         out.shape != shape
         or out.dtype != source.dtype
@@ -100,11 +110,11 @@ def check_out(source: Array, out: Array, shape: tuple[int, ...], operation: str)
             f", writable: {out.flags.writeable}",
         )
     if out.size and np.may_share_memory(source, out):
-        same = out.__array_interface__["data"][0] == source.__array_interface__["data"][0]
-        if not same or out.shape != source.shape:
+        begins = out.__array_interface__["data"][0] - source.__array_interface__["data"][0]
+        if begins != first * source.itemsize:
             raise ConfigError(
                 f"cannot {operation} into this out",
-                expected="the input itself, or memory apart from it",
+                expected="the place of the result in the input, or memory apart from it",
                 received="memory that overlaps the input in part",
             )
 

@@ -128,7 +128,8 @@ class Communicator(Protocol):
         """This rank's part of :meth:`all_reduce`, flat.
 
         Rank ``r`` gets elements ``[n·r//size, n·(r+1)//size)`` of the flattened array, the parts
-        of ``Layout.shards(size)``.
+        of ``Layout.shards(size)``. ``out`` may be this part of ``array`` itself, which saves a
+        copy of the whole: the rest of ``array`` is undefined then.
         """
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:

@@ -142,7 +142,7 @@ class OrderedCommunicator(Closing):
         edges = shard_edges(source.size, self._size)
         shape = (edges[self._rank + 1] - edges[self._rank],)
         target = np.empty(shape, source.dtype) if out is None else out
-        check_out(source, target, shape, "reduce_scatter")
+        check_out(source, target, shape, "reduce_scatter", edges[self._rank])
         flat, result = source.reshape(-1), target.reshape(-1)
 
         def work() -> Array:

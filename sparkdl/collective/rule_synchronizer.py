@@ -149,9 +149,6 @@ class OptimizerSteps(FilledSteps):
         self._still: list[slice] | None = None
 
     def start(self, learner: SharedLearner) -> None:
-        self._flat = np.empty(self._exchange.layout.size, np.float32)
-        learner.read_weights(self._flat)
-        self._exchange.start(self._flat)
         self._number = learner.step
         names = self._exchange.optimizer.keras_slots()
         slots = learner.optimizer_slots([slot for slot, _ in names.values()])
@@ -166,11 +163,11 @@ class OptimizerSteps(FilledSteps):
         rows = self._exchange.fill(self._taken())
         if self._still is None:
             learner.know_gradients(self._find_still)
-        before = [(place, self._flat[place].copy()) for place in self._still or ()]
-        if self._exchange.step(self._flat, rows, learner.learning_rate):
-            for place, values in before:
-                self._flat[place] = values
-            learner.write_weights(self._flat)
+        if self._exchange.step(learner.weights_within, rows, learner.learning_rate):
+            for still in self._still or ():
+                for place, values in learner.weights_within(still):
+                    self._exchange.buffer[place] = values
+            learner.write_weights(self._exchange.buffer)
             self._number += 1
             learner.set_step(self._number)
         return None
@@ -191,16 +188,17 @@ class OptimizerSteps(FilledSteps):
                 received=f"{len(changes.optimizer)} changed variables of the optimizer",
                 hint="rule=None (the mean of the gradients) trains with Keras' optimizer",
             )
-        changes.write_into(self._flat)
 
     def keep(self, learner: SharedLearner, state: State) -> bool:
-        if self._fits:
-            names = self._exchange.optimizer.keras_slots()
+        names = self._exchange.optimizer.keras_slots()
+        fits = self._fits and names.keys() <= state.keys()
+        slots = {}
+        if fits:
             slots = {
                 slot: state[name] * np.float32(factor) for name, (slot, factor) in names.items()
             }
-            learner.load_optimizer_slots(slots, self._number)
-        return self._fits
+        learner.load_optimizer_slots(slots, self._number)
+        return fits
 
 
 class WeightsSteps(RuleSteps):
@@ -328,11 +326,14 @@ class RuleSynchronizer:
             steps: Steps of an epoch, the most of any rank.
         """
         take_root_state(self._communicator, learner, self._exchange.buffer, root)
+        if isinstance(self._exchange, OptimizerExchange):
+            self._exchange.keeper = root
         self._steps_per_epoch = steps
         self._steps.start(learner)
         if self._given_state:
             arrays = unpack_arrays(self._given_state, "the state that a rule kept")
             self._exchange.load_state({k: v if v.ndim else v.item() for k, v in arrays.items()})
+            self._given_state = b""
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""

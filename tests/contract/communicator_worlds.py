@@ -238,7 +238,7 @@ def exchange_by_rule(c: Any, rule: Any, steps: int, seconds: float) -> np.ndarra
     layout = Layout.of([("w", (40, 30), "float32"), ("b", (7,), "float32")], [("m", (3,), "f4")])
     exchange = rule.open(c, layout)
     x = np.ones(layout.size, np.float32)
-    if not isinstance(exchange, GradientExchange):
+    if not isinstance(exchange, GradientExchange | OptimizerExchange):
         exchange.start(x)
 
     def apply(flat: np.ndarray) -> None:
@@ -256,7 +256,8 @@ def exchange_by_rule(c: Any, rule: Any, steps: int, seconds: float) -> np.ndarra
         if isinstance(exchange, GradientExchange):
             assert exchange.take_step(parts, apply)
         elif isinstance(exchange, OptimizerExchange):
-            assert exchange.step(x, exchange.fill(parts), 0.1)
+            assert exchange.step(lambda p, x=x: [(p, x[p].copy())], exchange.fill(parts), 0.1)
+            np.copyto(x, exchange.buffer)
         else:
             x -= np.float32(0.1 * bool(rows)) * values
             exchange.after_window(x, rows, 1.0, 0.1)

@@ -110,7 +110,7 @@ class Orders:
             if case.shuffle:
                 partition.find_order()
             self._rows.append(partition.under(source.spec).train)
-        self._places = [_keys(x, y) for x, y, _ in parts_of(every, sizes)]
+        self._places = [_keys(*part) for part in parts_of(every, sizes)]
 
     def order(self, rank: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
         """The numbers of the rows of a rank, as it trains them in an epoch."""
@@ -119,20 +119,21 @@ class Orders:
             rows, len(rows), seed=seed, rank=rank, prefetch=0, by_content=True, shuffle=shuffle
         )
         (stack,) = taken.stacks(epoch, 1)
-        x, y = ({n: a[0] for n, a in group.items()} for group in (stack.x, stack.y))
+        groups = (stack.x, stack.y, stack.sample_weight or {})
+        x, y, weights = ({n: a[0] for n, a in group.items()} for group in groups)
         left = list(self._places[rank])
         order = []
-        for key in _keys(x, y):
+        for key in _keys(x, y, weights):
             order.append(left.index(key))
             left[order[-1]] = b""
         return np.asarray(order)
 
 
-def _keys(x: Mapping[str, np.ndarray], y: Mapping[str, np.ndarray]) -> list[bytes]:
-    """The content of each row."""
-    if not len(next(iter(x.values()))):
+def _keys(*groups: Mapping[str, np.ndarray]) -> list[bytes]:
+    """The content of each row: rows that differ in their weight alone are told apart, too."""
+    arrays = [a.reshape(len(a), -1).astype("float32") for g in groups for _, a in sorted(g.items())]
+    if not len(arrays[0]):
         return []
-    arrays = [a.reshape(len(a), -1).astype("float64") for a in (*x.values(), *y.values())]
     return [row.tobytes() for row in np.concatenate(arrays, axis=1)]
 
 
@@ -140,11 +141,16 @@ class GlobalBatches(keras.utils.PyDataset):
     """Step t has the t-th batch of each worker, as one batch."""
 
     def __init__(
-        self, case: Case, parts: list[tuple[Arrays, Arrays, Arrays]], orders: Orders, seed: int
+        self,
+        case: Case,
+        parts: list[tuple[Arrays, Arrays, Arrays]],
+        orders: Orders,
+        seed: int,
+        stirred: int = 0,
     ) -> None:
         super().__init__()
         self._case, self._parts, self._epoch, self._orders = case, parts, 0, orders
-        self._seed = seed
+        self._seed, self._stirred = seed, stirred
 
     def begin(self, epoch: int) -> None:
         self._epoch = epoch
@@ -157,6 +163,8 @@ class GlobalBatches(keras.utils.PyDataset):
         for rank, part in enumerate(self._parts):
             order = self._order(rank, _count(part))
             places = order[step * self._case.batch : (step + 1) * self._case.batch]
+            if self._stirred:
+                places = np.random.default_rng([self._stirred, step]).permutation(places)
             if len(places):
                 picked.append([{n: a[places] for n, a in arrays.items()} for arrays in part])
         joined = [
@@ -233,12 +241,13 @@ class _Begins(keras.callbacks.Callback):
         self._batches.begin(epoch)
 
 
-def train_with_keras(case: Case, nudge: float = 0.0) -> Outcome:
+def train_with_keras(case: Case, nudge: float = 0.0, stirred: int = 0) -> Outcome:
     """Plain Keras, in this process, eagerly: to trace so small a model takes longer.
 
     Args:
         case: What is trained.
         nudge: By which share the first weights are others, to see what rounding alone does.
+        stirred: Seed of another order of the rows within each batch, to see the same; 0 for none.
     """
     model = build(case)
     for number, variable in enumerate(model.trainable_variables if nudge else ()):
@@ -261,7 +270,7 @@ def train_with_keras(case: Case, nudge: float = 0.0) -> Outcome:
             model = reloaded(model)
             model.run_eagerly = True
             continue
-        batches = GlobalBatches(case, parts, orders, _SEED_STEP * trained)
+        batches = GlobalBatches(case, parts, orders, _SEED_STEP * trained, stirred)
         callbacks = callbacks_of(case)
         first, last = epochs_of(what)
         history = model.fit(

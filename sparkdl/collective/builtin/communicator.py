@@ -162,7 +162,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         if factors is None:
             target.fill(0)
             return
-        whole = np.empty_like(source)
+        whole = source if np.may_share_memory(source, target) else np.empty_like(source)
         if small:
             self._reduce_small(records, whole, op, factors)
         elif self._shared is not None and self._places.num_rings == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,6 +19,8 @@ from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]
 """One batch: what writes its ``[mean gradient | statistics]`` into a buffer, and its rows."""
+WeightsWithin = Callable[[slice], Iterable[tuple[slice, FloatArray]]]
+"""Gives copies of the weights in one part of the flat buffer, piece by piece."""
 
 
 @dataclass(frozen=True)
@@ -302,24 +304,27 @@ class OptimizerExchange(FilledExchange):
     """Takes the place of the optimizer: gradients go in, weights come out.
 
     :meth:`state` is that of :attr:`optimizer` over the whole trained section, as one process would
-    have it; so the compiled Keras optimizer can keep it from one run to the next.
+    have it; so the compiled Keras optimizer can keep it from one run to the next. No whole copy of
+    the weights is held here: the learner has them.
     """
 
     optimizer: FlatOptimizer
+    keeper: int | None = None
+    """The one rank on which :meth:`state` is wanted; None: on all."""
 
-    def start(self, weights: FloatArray) -> None:
-        """Takes the weights that all ranks begin with (equal on all)."""
-
-    def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
+    def step(
+        self, weights_within: WeightsWithin, rows: int, learning_rate: float | None = None
+    ) -> bool:
         """One step of all ranks with the gradient in :attr:`buffer` (see :meth:`fill`).
 
         Args:
-            weights: Of the layout, equal on all ranks before and after; changed in place.
+            weights_within: Gives the present weights of a part of the layout.
             rows: Rows behind this rank's gradient; 0 for none.
             learning_rate: The one to use; None: the optimizer's own.
 
         Returns:
-            Whether any rank had rows; if none had, nothing changes.
+            Whether any rank had rows; then :attr:`buffer` has the new weights, equal on all ranks.
+            If none had, nothing changes.
 
         Raises:
             ConfigError: No learning rate, here or in the optimizer.

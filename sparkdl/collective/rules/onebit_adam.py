@@ -11,7 +11,12 @@ import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
+from sparkdl.collective.rules.exchange_rule import (
+    ExchangeRule,
+    OptimizerExchange,
+    WeightsWithin,
+    choose_rate,
+)
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
 from sparkdl.optimizers.flat import FlatAdam, State
@@ -188,11 +193,16 @@ class OneBitAdamExchange(OptimizerExchange):
         cuts |= {edge for edge in self._edges if edge < size}
         self._starts = np.array(sorted(cuts), np.int64)
         self._frozen: _Frozen | None = None
+        self._weights = np.empty(size, np.float32)
 
-    def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
+    def step(
+        self, weights_within: WeightsWithin, rows: int, learning_rate: float | None = None
+    ) -> bool:
         rate = choose_rate(OneBitAdam.name, learning_rate, self._adam.learning_rate)
         trained = self.layout.trained_size
-        x = weights[:trained]
+        x = self._weights
+        for place, values in weights_within(slice(0, trained)):
+            x[place] = values
         if self._frozen is None:
             if not self.average(self.whole, rows):
                 return False
@@ -203,7 +213,7 @@ class OneBitAdamExchange(OptimizerExchange):
             if not self.average(self.tail, rows):
                 return False
             self._step_frozen(self._frozen, x, rows, rate)
-        np.copyto(weights[trained:], self.buffer[trained:])
+        np.copyto(self.trained, x)
         return True
 
     def state(self) -> State:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.rules.exchange_rule import ExchangeRule, OptimizerExchange, choose_rate
+from sparkdl.collective.rules.exchange_rule import (
+    ExchangeRule,
+    OptimizerExchange,
+    WeightsWithin,
+    choose_rate,
+)
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config
 from sparkdl.weights import FloatArray, Layout
+
+_PIECE = 1 << 22
+"""Elements of a slice that travel at once to the rank that keeps the whole state."""
 
 
 @dataclass(frozen=True)
@@ -79,31 +89,69 @@ class SlicedExchange(OptimizerExchange):
         super().__init__(communicator, layout)
         self.optimizer = optimizer
         size, rank, count = layout.trained_size, communicator.rank, communicator.size
-        self._mine = slice(size * rank // count, size * (rank + 1) // count)
+        edges = shard_edges(size, count)
+        self._slices = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        self._mine = self._slices[rank]
         self.own_state: State = optimizer.init(
             np.zeros(self._mine.stop - self._mine.start, np.float32)
         )
         """Optimizer state of this rank's slice."""
 
-    def step(self, weights: FloatArray, rows: int, learning_rate: float | None = None) -> bool:
+    def step(
+        self, weights_within: WeightsWithin, rows: int, learning_rate: float | None = None
+    ) -> bool:
         rate = choose_rate(Sliced.name, learning_rate, self.optimizer.learning_rate)
         if not self.average(self.tail, rows):
             return False
-        trained = self.layout.trained_size
         self.sent_bytes += self.trained.nbytes
-        gradient = self.communicator.reduce_scatter(self.trained, "weighted", weight=rows)
-        part = weights[self._mine]
-        self.optimizer.step(part, gradient, self.own_state, rate, part)
-        np.concatenate(self.all_gather(part), out=weights[:trained])
-        np.copyto(weights[trained:], self.buffer[trained:])
+        communicator, mine = self.communicator, self.trained[self._mine]
+        communicator.reduce_scatter(self.trained, "weighted", weight=rows, out=mine)
+        self._step_own(weights_within, rate)
+        self.sent_bytes += mine.nbytes
+        for root, place in enumerate(self._slices):
+            part = self.trained[place]
+            communicator.broadcast(part, root, out=part)
         return True
 
+    def _step_own(self, weights_within: WeightsWithin, rate: float) -> None:
+        """Replaces this rank's slice of the gradient by that of the new weights."""
+        state, first = self.own_state, self._mine.start
+        counts = {name: v for name, v in state.items() if not isinstance(v, np.ndarray)}
+        after = counts
+        for place, weights in weights_within(self._mine):
+            own = slice(place.start - first, place.stop - first)
+            after = {n: v[own] if isinstance(v, np.ndarray) else v for n, v in state.items()}
+            self.optimizer.step(weights, self.trained[place], after, rate, weights)
+            self.trained[place] = weights
+        if after is counts:  # fewer weights than ranks: this one counts the step all the same
+            nothing = np.empty(0, np.float32)
+            after = {n: counts.get(n, nothing) for n in state}
+            self.optimizer.step(nothing, nothing, after, rate, nothing)
+        state.update({name: after[name] for name in counts})
+
     def state(self) -> State:
-        """The whole optimizer state, as one process would have it."""
-        return {
-            name: np.concatenate(self.all_gather(value)) if isinstance(value, np.ndarray) else value
-            for name, value in self.own_state.items()
-        }
+        """The whole optimizer state, as one process would have it; empty but on the keeper."""
+        keeps = self.keeper in (None, self.communicator.rank)
+        found: State = {}
+        for name, own in self.own_state.items():
+            if not isinstance(own, np.ndarray):
+                found[name] = own
+                continue
+            whole = np.empty(self.layout.trained_size if keeps else 0, np.float32)
+            for root, place in enumerate(self._slices):
+                self._copy_slice(own, root, place, whole[place])
+            found[name] = whole
+        return found if keeps else {}
+
+    def _copy_slice(self, own: FloatArray, root: int, place: slice, out: FloatArray) -> None:
+        """Copies a rank's slice to ``out``, in pieces: no rank but the keeper holds a whole one."""
+        for first in range(0, place.stop - place.start, _PIECE):
+            size = min(_PIECE, place.stop - place.start - first)
+            mine = root == self.communicator.rank
+            piece = own[first : first + size] if mine else np.empty(size, np.float32)
+            self.communicator.broadcast(piece, root, out=piece)
+            if out.size:
+                out[first : first + size] = piece
 
     def load_state(self, state: State) -> None:
         for name, own in self.own_state.items():

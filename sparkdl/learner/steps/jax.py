@@ -239,6 +239,10 @@ class JaxLearner(KerasLearner):
         present = self._present()
         return [np.asarray(present[id(v)]) for v in variables]
 
+    def _value_at(self, index: int) -> npt.NDArray[Any]:
+        trainable, non_trainable, _, _ = self._state
+        return np.asarray([*trainable, *self._averages(non_trainable)][index])
+
     def _set_values(self, pairs: Any) -> None:
         present = self._present()
         for variable, value in pairs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from types import FunctionType
 from typing import Any
@@ -120,6 +120,17 @@ class KerasLearner(ABC):
         build_metrics(self.model, *map_arrays(_one_batch, example))
         attach_shown_values(self.model)
         self._metrics_ready = True
+
+    def weights_within(self, place: slice) -> Iterator[tuple[slice, FloatArray]]:
+        for index, slot in enumerate(self._layout.slots):
+            first, stop = max(place.start, slot.offset), min(place.stop, slot.offset + slot.size)
+            if first < stop:
+                values = self._value_at(index).reshape(-1)[first - slot.offset : stop - slot.offset]
+                yield slice(first, stop), values.astype(np.float32)
+
+    def _value_at(self, index: int) -> npt.NDArray[Any]:
+        """The present value of one variable of the layout."""
+        return self._values_of([(*self.trained, *self.averaged)[index]])[0]
 
     def constrained(self, flat: FloatArray) -> FloatArray:
         return constrained(self.trained, self._layout, flat)

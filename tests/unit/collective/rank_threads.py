@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sparkdl.collective.rules import Part
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.weights import FloatArray
 
 
 def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
@@ -53,3 +54,18 @@ def part(values: np.ndarray, rows: int) -> Part:
         out[:] = values
 
     return compute, rows
+
+
+def take_step(exchange: Any, weights: FloatArray, rows: int, rate: float | None) -> bool:
+    """A step of an exchange that takes the optimizer's place; ``weights`` change in place."""
+
+    def within(place: slice) -> Iterator[tuple[slice, FloatArray]]:
+        middle = (place.start + place.stop) // 2
+        for piece in (slice(place.start, middle), slice(middle, place.stop)):
+            if piece.stop > piece.start:
+                yield piece, weights[piece].copy()
+
+    trained: bool = exchange.step(within, rows, rate)
+    if trained:
+        np.copyto(weights, exchange.buffer)
+    return trained

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from rank_threads import on_ranks, part
+from rank_threads import on_ranks, part, take_step
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules import (
@@ -97,8 +97,7 @@ def step(
     if isinstance(exchange, GradientExchange):
         assert exchange.take_step(parts, apply) == any(rows)
     elif isinstance(exchange, OptimizerExchange):
-        exchange.start(x)
-        assert exchange.step(x, exchange.fill(parts), 0.1) == any(rows)
+        assert take_step(exchange, x, exchange.fill(parts), 0.1) == any(rows)
     else:
         assert isinstance(exchange, WeightsExchange)
         exchange.start(x)
@@ -177,7 +176,7 @@ def test_ten_against_eleven_steps_end_and_leave_equal_ranks(rule: ExchangeRule) 
         def apply(flat: FloatArray) -> None:
             np.subtract(x, 0.1 * flat, out=x)
 
-        if not isinstance(exchange, GradientExchange):
+        if isinstance(exchange, WeightsExchange):
             exchange.start(x)
         for i in range(11):
             g = random.normal(size=N).astype(np.float32)
@@ -185,7 +184,7 @@ def test_ten_against_eleven_steps_end_and_leave_equal_ranks(rule: ExchangeRule) 
             if isinstance(exchange, GradientExchange):
                 exchange.take_step(parts, apply)
             elif isinstance(exchange, OptimizerExchange):
-                exchange.step(x, exchange.fill(parts), 0.1)
+                take_step(exchange, x, exchange.fill(parts), 0.1)
             else:
                 x -= np.float32(0.1) * g * bool(parts)
                 exchange.after_window(x, 4 * len(parts), 1.0, 0.1)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rank_threads import on_ranks, part, vector
+from rank_threads import on_ranks, part, take_step, vector
 
 from sparkdl.collective.rules import ExchangeRule, OneBitAdam, Sliced
 from sparkdl.errors import ConfigError, UnknownNameError
@@ -46,13 +46,12 @@ def together(
     def work(c: Any) -> tuple[FloatArray, Any]:
         exchange = rule.open(c, LAYOUT)
         x = vector(5, N)
-        exchange.start(x)
         n = rows[c.rank]
         for i in range(steps):
             mine = exchange.fill([part(gradients(i, len(rows))[c.rank], n)] if n else [])
-            assert exchange.step(x, mine, rate)
+            assert take_step(exchange, x, mine, rate)
         before = x.copy()
-        assert not exchange.step(x, 0, rate)  # nobody has rows: nothing happens
+        assert not take_step(exchange, x, 0, rate)  # nobody has rows: nothing happens
         np.testing.assert_array_equal(x, before)
         exchange.close()
         return x, exchange
@@ -95,7 +94,7 @@ def test_a_sliced_run_goes_on_with_another_number_of_ranks() -> None:
         exchange = rule.open(c, LAYOUT)
         x = vector(5, N)
         for i in range(6):
-            exchange.step(x, exchange.fill([part(gradients(i, 1)[0], 1)]), 0.05)
+            take_step(exchange, x, exchange.fill([part(gradients(i, 1)[0], 1)]), 0.05)
         return x, exchange.state()
 
     x0, state = on_ranks(2, first)[0]
@@ -105,7 +104,7 @@ def test_a_sliced_run_goes_on_with_another_number_of_ranks() -> None:
         exchange.load_state(state)
         x = x0.copy()
         for i in range(6, 12):
-            exchange.step(x, exchange.fill([part(gradients(i, 1)[0], 1)]), 0.05)
+            take_step(exchange, x, exchange.fill([part(gradients(i, 1)[0], 1)]), 0.05)
         return x
 
     for x in on_ranks(3, second):
@@ -184,7 +183,7 @@ def train_softmax(rule: ExchangeRule, ranks: int, steps: int) -> list[Any]:
             pick = random.integers(rows.start, rows.stop, 32)
             gradient = softmax_loss(flat, x[pick], y[pick])[1]
             sent = exchange.sent_bytes
-            exchange.step(flat, exchange.fill([part(gradient, 32)]), 0.02)
+            take_step(exchange, flat, exchange.fill([part(gradient, 32)]), 0.02)
             losses.append(softmax_loss(flat, x, y)[0])
         return flat, losses, exchange.sent_bytes - sent
 
@@ -215,7 +214,7 @@ def test_the_floor_holds_coordinates_that_hardly_had_a_gradient(floor: float, th
         for i in range(10):
             gradient = vector(i, 50)
             gradient[7] = 1e-9
-            exchange.step(x, exchange.fill([part(gradient, 1)]), 0.01)
+            take_step(exchange, x, exchange.fill([part(gradient, 1)]), 0.01)
         return x
 
     for x in on_ranks(2, work):
@@ -231,14 +230,14 @@ def test_one_bit_adam_loses_nothing_only_late() -> None:
     def work(c: Any) -> None:
         exchange = OneBitAdam(FlatAdam(), freeze_step=1).open(c, layout)
         x = np.zeros(n, np.float32)
-        exchange.step(x, exchange.fill([part(vector(c.rank, n), 1)]), 0.1)
+        take_step(exchange, x, exchange.fill([part(vector(c.rank, n), 1)]), 0.1)
         frozen = exchange._frozen
         assert frozen is not None
         for i in range(20):
             mean, errors = frozen.mean.copy(), frozen.worker_error.copy()
             server = frozen.server_error.copy()
             g = vector(50 * i + c.rank, n)
-            exchange.step(x, exchange.fill([part(g, 1)]), 0.1)
+            take_step(exchange, x, exchange.fill([part(g, 1)]), 0.1)
             u = np.float32(0.9) * mean + np.float32(0.1) * g + errors
             sent = c.all_reduce(u - frozen.worker_error, "mean")  # decoded, averaged
             got = frozen.mean[frozen.mine] + frozen.server_error
@@ -254,13 +253,13 @@ def test_one_bit_adam_goes_on_after_a_restart() -> None:
         exchange = rule.open(c, LAYOUT)
         x = vector(5, N)
         for i in range(6):
-            exchange.step(x, exchange.fill([part(gradients(i, 2)[c.rank], 1)]), 0.05)
+            take_step(exchange, x, exchange.fill([part(gradients(i, 2)[c.rank], 1)]), 0.05)
         again = rule.open(c, LAYOUT)
         again.load_state(exchange.state())
         for name, value in exchange.state().items():
             np.testing.assert_allclose(again.state()[name], value, rtol=1e-6, atol=1e-7)
         y = x.copy()
-        again.step(y, again.fill([part(gradients(7, 2)[c.rank], 1)]), 0.05)
+        take_step(again, y, again.fill([part(gradients(7, 2)[c.rank], 1)]), 0.05)
         assert np.isfinite(y).all()
 
     on_ranks(2, work)
