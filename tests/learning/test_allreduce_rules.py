@@ -68,7 +68,7 @@ def run(
         learner, c = learners[rank], communicators[rank]
         exchange = rule.open(c, layout)
         flat = read_model(models[rank], layout)
-        if not isinstance(exchange, GradientExchange):
+        if isinstance(exchange, WeightsExchange):
             exchange.start(flat)
         batches = Batches(rows_from_numpy(*parts[rank]), BATCH, shuffle=False, rank=rank)
         rows_seen = 0
@@ -85,8 +85,9 @@ def run(
                 if isinstance(exchange, GradientExchange):
                     exchange.take_step(given, learner.apply_gradients)
                 elif isinstance(exchange, OptimizerExchange):
-                    exchange.step(flat, exchange.fill(given), learner.learning_rate)
-                    learner.write_weights(flat)
+                    filled = exchange.fill(given)
+                    exchange.step(learner.weights_within, filled, learner.learning_rate)
+                    learner.write_weights(exchange.buffer)
                 else:
                     assert isinstance(exchange, WeightsExchange)
                     if batch is not None:

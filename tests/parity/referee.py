@@ -131,9 +131,10 @@ class Orders:
 
 def _keys(*groups: Mapping[str, np.ndarray]) -> list[bytes]:
     """The content of each row: rows that differ in their weight alone are told apart, too."""
-    arrays = [a.reshape(len(a), -1).astype("float32") for g in groups for _, a in sorted(g.items())]
+    arrays = [array for group in groups for _, array in sorted(group.items())]
     if not len(arrays[0]):
         return []
+    arrays = [a.reshape(len(a), -1).astype("float32") for a in arrays]
     return [row.tobytes() for row in np.concatenate(arrays, axis=1)]
 
 

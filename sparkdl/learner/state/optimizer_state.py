@@ -16,7 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
+from sparkdl.files import packed_arrays
 from sparkdl.files.packed_arrays import unpack_arrays
+from sparkdl.optimizers.optimizer import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
@@ -91,6 +93,11 @@ def batch_counter(optimizer: Any) -> Any:
     return optimizer._iterations
 
 
+def steps_of(state: bytes) -> int:
+    """The batches that an optimizer has counted, whose state a learner's returned."""
+    return int(unpack_arrays(state, "the optimizer state")["arr_0"])
+
+
 def optimizers_within(optimizer: Any) -> list[Any]:
     """The optimizers of a ``MultiOptimizer``, which has no learning rate of its own; else none."""
     kind = vars(keras.optimizers).get("MultiOptimizer")  # since Keras 3.12
@@ -160,3 +167,79 @@ def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):
         return None
     return [numbers[id(slots[optimizer._get_variable_index(v)])] for v in trained]
+
+
+class DriverSlots:
+    """The slots of a model's optimizer, whose steps the workers of a run take in slices.
+
+    A worker holds the state of its slice alone. So the model that is sent to it has an optimizer
+    without slots, and the slots travel as the state of the rule: whole to the driver, where the
+    model's own optimizer gets them.
+
+    Args:
+        model: Compiled; of the optimizer's class that ``flat`` is the counterpart of.
+        flat: The optimizer that takes the steps.
+    """
+
+    def __init__(self, model: Any, flat: FlatOptimizer) -> None:
+        self._model, self._flat = model, flat
+        self._names = flat.keras_slots()
+
+    @classmethod
+    def of(cls, model: Any, flat: FlatOptimizer | None) -> DriverSlots | None:
+        """Those of ``model``; None where its optimizer keeps nothing of what ``flat`` keeps."""
+        if flat is None or not flat.keras_slots():
+            return None
+        names = {flat.keras_class, flat.keras_class.removesuffix("W")}  # Adam may decay weights
+        return cls(model, flat) if type(model.optimizer).__name__ in names else None
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Within, the model has an optimizer with the learning rate and the steps, without slots.
+
+        Two threads must not use the model meanwhile.
+        """
+        own = self._model.optimizer
+        rate = own._learning_rate
+        schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        plain = keras.optimizers.SGD(rate if schedule else float(rate.numpy()), name=own.name)
+        plain.build(self._model.trainable_variables)
+        plain.iterations.assign(int(own.iterations.numpy()))
+        self._model.optimizer = plain
+        try:
+            yield
+        finally:
+            self._model.optimizer = own
+
+    def to_bytes(self) -> bytes:
+        """The state of the rule that the slots are; empty before the first step."""
+        optimizer = self._model.optimizer
+        steps = int(batch_counter(optimizer).numpy()) if optimizer.built else 0
+        slots = None
+        if steps:
+            arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
+            names = [slot for slot, _ in self._names.values()]
+            slots = read_slots(optimizer, self._model.trainable_variables, arrays, names)
+        if slots is None:
+            return b""
+        state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
+        return packed_arrays.pack_arrays({**state, "steps": steps})
+
+    def take(self, state: bytes, steps: int) -> None:
+        """Gives the model's optimizer the state of the rule.
+
+        Args:
+            state: What the workers' rule kept; empty: that before the first step.
+            steps: The optimizer's.
+        """
+        optimizer, trained = self._model.optimizer, self._model.trainable_variables
+        if not optimizer.built:
+            optimizer.build(trained)
+        arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
+        if state:
+            found = unpack_arrays(state, "the state that a rule kept")
+        else:
+            found = self._flat.init(np.zeros(sum(int(np.prod(v.shape)) for v in trained), "f4"))
+        slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
+        changed = with_slots(optimizer, trained, arrays, slots, steps)
+        load_optimizer_state(self._model, pack_arrays(changed))

@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any
 
 from sparkdl.collective.choice import optimizer_config
+from sparkdl.collective.rules import Sliced
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
-from sparkdl.learner.archives.archive import encode_model, restore_state
+from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
 from sparkdl.learner.callback_sink import CallbackSink, may_act, warn_of_waiting_in_vain
 from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.model_weights import model_layout, read_model
-from sparkdl.learner.state.optimizer_state import take_averages
+from sparkdl.learner.state.optimizer_state import DriverSlots, batch_counter, take_averages
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
@@ -279,14 +280,16 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
     """
     trained, source = plan.trained, plan.source
-    rule_state, trained.has_optimizer = trained.rule_state, False
+    trained.slots, trained.has_optimizer = _slots_of(plan), False
+    rule_state = trained.state_for_rule()
     monitor.begin()  # the workers get the model with the learning rate of their first epoch
     with interrupts.CleanStack() as stack:
         # The server's process comes up while the model is written.
-        starting = stack.begin(_start_run(plan))
+        starting = stack.begin(_start_run(plan, rule_state))
         with interrupts.held():
             prepare_metrics(trained.model, source, settings.batch_size)
-            archive = encode_model(trained.model, plan.custom_objects)
+            with nullcontext() if trained.slots is None else trained.slots.left_out():
+                archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 
         monitor.watch(lambda: trained.take(run.state()))
@@ -311,8 +314,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
                 lost.epoch = settings.first_epoch
-                restore_state(trained.model, archive)
-                trained.rule_state = rule_state
+                _restore(trained, archive, rule_state)
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
@@ -321,8 +323,29 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             raise
 
 
+def _slots_of(plan: FitPlan) -> DriverSlots | None:
+    """The slots of the model's optimizer, if the workers take its steps in slices."""
+    rule, model = plan.exchange.rule, plan.trained.model
+    if not isinstance(rule, Sliced):
+        return None
+    bound = rule.bind(plan.num_workers, optimizer_config(model.optimizer))
+    return DriverSlots.of(model, bound.optimizer)
+
+
+def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) -> None:
+    """Gives the driver's model back the state that a stage began with."""
+    if trained.slots is None:
+        restore_state(trained.model, archive)
+        trained.rule_state = rule_state
+        return
+    with trained.slots.left_out():
+        restore_state(trained.model, archive)
+        steps = int(batch_counter(trained.model.optimizer).numpy())
+    trained.slots.take(rule_state, steps)
+
+
 def _start_run(
-    plan: FitPlan,
+    plan: FitPlan, rule_state: bytes
 ) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
     """Brings a run up in the background, from the driver's present model."""
     spark, model = plan.source.spark, plan.trained.model
@@ -335,7 +358,7 @@ def _start_run(
         )  # fmt: skip
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
     return start_all_reduce(
-        plan.config, plan.exchange, rule, layout, plan.trained.rule_state, plan.num_workers, spark,
+        plan.config, plan.exchange, rule, layout, rule_state, plan.num_workers, spark,
         tables_folder(model, plan.checkpoints),
     )  # fmt: skip
 

@@ -15,10 +15,12 @@ from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.carried_state import load_carried_state, untrusted_state
 from sparkdl.learner.state.model_weights import constrained, model_layout, write_model
 from sparkdl.learner.state.optimizer_state import (
+    DriverSlots,
     innermost_optimizer,
     learning_rate_of,
     learning_rate_set,
     load_optimizer_state,
+    steps_of,
 )
 from sparkdl.run_state import RunState
 from sparkdl.spark.fit.tables import serve_trained
@@ -37,6 +39,7 @@ class TrainedModel:
         constrains: Weights come from several workers' steps, and need not hold the constraints that
             each of these held.
         has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
+        slots: The optimizer's, where the workers take its steps in slices.
     """
 
     model: Any
@@ -44,6 +47,7 @@ class TrainedModel:
     keeps_rate: bool = False
     constrains: bool = False
     has_optimizer: bool = False
+    slots: DriverSlots | None = None
 
     def take(self, state: RunState) -> None:
         """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
@@ -55,11 +59,21 @@ class TrainedModel:
                 weights = constrained(self.model.trainable_variables, layout, weights)
             write_model(self.model, layout, weights)
         if state.optimizer:
-            load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
+            self._take_optimizer(state)
             self.has_optimizer = True
-        if state.rule:
+        if state.rule and self.slots is None:
             self.rule_state = state.rule
             serve_trained(self.model, state.rule)
+
+    def _take_optimizer(self, state: RunState) -> None:
+        if self.slots is None:
+            load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
+        elif state.rule:
+            self.slots.take(state.rule, steps_of(state.optimizer))
+
+    def state_for_rule(self) -> bytes:
+        """The state that the rule of the next run goes on from."""
+        return self.rule_state if self.slots is None else self.slots.to_bytes()
 
     def save(self, checkpoints: Checkpoints, epoch: int, rate: float | None = None) -> None:
         """Writes a checkpoint after ``epoch`` epochs.

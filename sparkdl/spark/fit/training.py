@@ -196,7 +196,8 @@ def _keep(
     if not stopped or monitor.stopped_inside:
         driver_model.take(state)
     elif not driver_model.has_optimizer:  # stopped before a worker had left one
-        driver_model.take(replace(state, weights=RunState(0).weights, rule=b""))
+        rule = b"" if driver_model.slots is None else state.rule
+        driver_model.take(replace(state, weights=RunState(0).weights, rule=rule))
     _last_epochs(run, monitor, on_epoch)  # only now: callbacks may write to the trained weights
 
 

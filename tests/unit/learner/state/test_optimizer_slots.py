@@ -17,6 +17,10 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
+from sparkdl.learner.archives.archive import decode_model, encode_model
+from sparkdl.learner.state.model_weights import write_model
+from sparkdl.learner.state.optimizer_state import DriverSlots, steps_of
+from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.worker import train
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
@@ -78,3 +82,55 @@ def test_variables_that_an_optimizer_does_not_have_are_none() -> None:
     learner = make_learner(model_with(keras.optimizers.SGD(0.1)))
     assert learner.optimizer_slots(["_momentums", "_velocities"]) is None
     assert learner.optimizer_slots([]) == {}
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "SGD"])
+def test_slots_that_stay_on_the_driver_end_as_those_of_keras(name: str) -> None:
+    """Each of two runs trains a model of its own, without slots, as a worker does."""
+    x, y = data()
+    driver = model_with(OPTIMIZERS[name]())
+    for number in range(2):
+        rule = make_rule("sliced").bind(1, optimizer_config(driver.optimizer))
+        slots = DriverSlots.of(driver, rule.optimizer)
+        assert slots is not None
+        given = slots.to_bytes()
+        assert bool(given) == (number > 0)
+        with slots.left_out():
+            archive = encode_model(driver)
+        worker = decode_model(archive)
+        assert len(worker.optimizer.variables) == (1 if name == "schedule" else 2)
+        learner = make_learner(worker)
+        with SoloCommunicator() as alone:
+            steps = RuleSynchronizer(alone, learner.layout, rule, state=given)
+            synchronizer = AllReduceSynchronizer(alone, learner.layout, steps=steps)
+            batches = Batches(rows_from_numpy(x, y), 20, shuffle=False)
+            train(
+                learner, synchronizer, batches, LoopSettings(epochs=2, batch_size=20), num_rows=50
+            )
+            state = synchronizer.outcome(learner, 2).state
+        assert state is not None
+        write_model(driver, learner.layout, state.weights)
+        slots.take(state.rule, steps_of(state.optimizer))
+    plain = model_with(OPTIMIZERS[name]())
+    plain.fit(x, y, batch_size=20, epochs=4, shuffle=False, verbose=0)
+    for mine, known in zip(driver.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), known.numpy(), atol=1e-5)
+    for mine, known in zip(driver.optimizer.variables, plain.optimizer.variables, strict=True):
+        np.testing.assert_allclose(mine.numpy(), known.numpy(), atol=1e-5, err_msg=mine.path)
+
+
+def test_slots_of_before_the_first_step_are_those_of_a_new_optimizer() -> None:
+    driver = model_with(keras.optimizers.Adagrad(0.1))
+    rule = make_rule("sliced").bind(2, optimizer_config(driver.optimizer))
+    slots = DriverSlots.of(driver, rule.optimizer)
+    assert slots is not None
+    slots.take(b"", 0)
+    for variable in driver.optimizer._accumulators:
+        np.testing.assert_allclose(variable.numpy(), 0.1)
+
+
+def test_slots_of_another_optimizer_are_no_matter_of_the_driver() -> None:
+    adam = make_rule("sliced", optimizer=FlatAdam()).optimizer
+    assert DriverSlots.of(model_with(keras.optimizers.SGD(0.1)), adam) is None
+    plain = make_rule("sliced", optimizer=FlatSGD()).optimizer
+    assert DriverSlots.of(model_with(keras.optimizers.SGD(0.1)), plain) is None

@@ -1,0 +1,103 @@
+"""The memory of a worker with ``rule='sliced'``, beside plain SGD and beside Adam on every worker.
+
+A network of 25 million weights (25 layers of 1,000 units) on as many workers as are asked for, each
+an executor of its own; every kind runs in a process of its own. Printed is the resident memory of a
+worker while it trains (the median and the most of its samples, the largest of the workers), and how
+much more it is than with SGD, by the size of Adam's state: 8 bytes for each weight.
+
+    python benchmarks/sliced_memory.py [--workers 2] [--repeats 1]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import psutil
+import workload
+
+WIDTH, LAYERS, BATCH, STEPS, EPOCHS = 1000, 25, 32, 12, 4
+KINDS = {"SGD": ("SGD", None), "Adam, sliced": ("Adam", "sliced"), "Adam": ("Adam", None)}
+STATE_MB = 8 * WIDTH * (WIDTH + 1) * LAYERS / 1e6
+
+
+def watch(ended: threading.Event, samples: dict[int, list[float]]) -> None:
+    """Keeps the memory of each Python process below this one, in MB."""
+    while not ended.wait(0.1):
+        for process in psutil.Process().children(recursive=True):
+            try:
+                if "python" in process.name():
+                    samples.setdefault(process.pid, []).append(process.memory_info().rss / 1e6)
+            except psutil.Error:
+                continue
+
+
+def train(kind: str, workers: int) -> dict[str, float]:
+    import keras
+
+    from sparkdl import SparkModel
+
+    optimizer, rule = KINDS[kind]
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
+    model: Any = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+    model.compile(getattr(keras.optimizers, optimizer)(1e-4), "mse")
+    x = np.random.default_rng(0).normal(size=(workers * BATCH * STEPS, WIDTH)).astype("float32")
+    ended, samples = threading.Event(), dict[int, list[float]]()
+    spark = workload.start_spark(workers)
+    watcher = threading.Thread(target=watch, args=(ended, samples))
+    watcher.start()
+    try:
+        spark_model = SparkModel(
+            model, mode="allreduce", rule=rule, num_workers=workers, batch_size=BATCH,
+            communicator="builtin",
+        )  # fmt: skip
+        spark_model.fit(x, x, epochs=EPOCHS, verbose=0)
+    finally:
+        ended.set()
+        watcher.join()
+        spark.stop()
+    ranks = sorted(samples.values(), key=max)[-workers:]
+    most = [max(values) for values in ranks]
+    # The first part of a process' life is its imports, the last its end.
+    middle = [statistics.median(values[len(values) // 2 : -2]) for values in ranks]
+    return {"median": max(middle), "most": max(most)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.kind:
+        print(json.dumps(train(options.kind, options.workers)))
+        return
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
+    for _ in range(options.repeats):
+        for kind, results in found.items():
+            command = [sys.executable, __file__, "--kind", kind, "--workers", str(options.workers)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
+            results.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    share = STATE_MB / options.workers
+    print(f"{options.workers} workers; Adam's state {STATE_MB:.0f} MB, a slice {share:.0f} MB\n")
+    print("| optimizer | memory, median | more than SGD, by a slice | most | more than SGD |")
+    print("|---|---|---|---|---|")
+    base = found["SGD"]
+    for kind, results in found.items():
+        cells = []
+        for value in ("median", "most"):
+            mine = statistics.median(r[value] for r in results)
+            more = (mine - statistics.median(r[value] for r in base)) / share
+            cells += [f"{mine:.0f} MB", f"{more:.2f}"]
+        print(f"| {kind} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
