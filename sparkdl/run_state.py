@@ -6,13 +6,16 @@ five things. Nothing in the bytes is executed or unpickled when they are read.
 
 from __future__ import annotations
 
+import os
 import struct
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.errors import ProtocolError
 from sparkdl.weights import FloatArray, Layout
@@ -20,6 +23,30 @@ from sparkdl.weights import FloatArray, Layout
 _MAGIC, _VERSION = b"SDRS", 2
 _HEADERS = {1: struct.Struct("<4sHxxqQQQ"), _VERSION: struct.Struct("<4sHxxqQQQQ")}
 """Version -> magic, version, epoch, and the sizes of the parts; the first had nothing carried."""
+
+
+class StoredBytes:
+    """Bytes in a temporary file that nobody else sees, and that ends with this object."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115  (closed with this object)
+
+    @property
+    def nbytes(self) -> int:
+        """How many there are."""
+        return os.fstat(self.file.fileno()).st_size
+
+    def read(self, place: slice) -> npt.NDArray[np.uint8]:
+        """Those at a place."""
+        content = os.pread(self.file.fileno(), place.stop - place.start, place.start)
+        return np.frombuffer(content, np.uint8)
+
+    def __bytes__(self) -> bytes:
+        return self.read(slice(0, self.nbytes)).tobytes()
+
+
+Blob = Sequence[bytes | memoryview | npt.NDArray[np.uint8] | StoredBytes]
+"""Bytes in several places, one after the other."""
 
 
 class Stateful(Protocol):
@@ -86,12 +113,21 @@ class RunState:
         if self.optimizer:
             learner.load_optimizer_state(self.optimizer)
 
-    def to_bytes(self) -> bytes:
-        """Header, weights, optimizer state, rule state, carried state; little-endian."""
+    def pieces(self, rule: StoredBytes | None = None) -> list[bytes | memoryview | StoredBytes]:
+        """Header, weights, optimizer state, rule state, carried state; little-endian.
+
+        Args:
+            rule: In the place of the state's own, if it is too large for the memory.
+        """
         weights = np.ascontiguousarray(self.weights, np.float32).view(np.uint8)
-        sizes = weights.size, len(self.optimizer), len(self.rule), len(self.carried)
+        rule_bytes = len(self.rule) if rule is None else rule.nbytes
+        sizes = weights.size, len(self.optimizer), rule_bytes, len(self.carried)
         header = _HEADERS[_VERSION].pack(_MAGIC, _VERSION, self.epoch, *sizes)
-        return b"".join((header, weights.data, self.optimizer, self.rule, self.carried))
+        return [header, weights.data, self.optimizer, rule or self.rule, self.carried]
+
+    def to_bytes(self) -> bytes:
+        """All of :meth:`pieces` in one."""
+        return b"".join(map(bytes, self.pieces()))
 
     @classmethod
     def from_bytes(cls, content: bytes | bytearray) -> RunState:

@@ -26,11 +26,12 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
-from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
+from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.optimizers.optimizer import State
 from sparkdl.phases import current_clock
+from sparkdl.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -75,9 +76,11 @@ class RuleSteps(abc.ABC):
     def hide_center(self, learner: SharedLearner) -> None:  # noqa: B027
         """Gives the learner this rank's own weights again, after :meth:`show_center`."""
 
-    def keep(self, learner: SharedLearner, state: State) -> bool:
-        """Puts the rule's state into the learner's optimizer; False if it has no room for it."""
-        return False
+    fits = False
+    """Whether the learner's optimizer has room for the rule's state."""
+
+    def keep(self, learner: SharedLearner, state: State) -> None:  # noqa: B027
+        """Puts the rule's state into the learner's optimizer, if it fits, and counts its steps."""
 
     def take_changes(self, changes: VariableChanges) -> None:  # noqa: B027
         """Called when the learner has been given ``changes``."""
@@ -146,13 +149,13 @@ class OptimizerSteps(FilledSteps):
     def __init__(self, exchange: OptimizerExchange, check: FiniteCheck) -> None:
         super().__init__(check)
         self._exchange = exchange
-        self._still: list[slice] | None = None
+        self._knows_still = False
 
     def start(self, learner: SharedLearner) -> None:
         self._number = learner.step
-        names = self._exchange.optimizer.keras_slots()
+        names = self._exchange.keras_slots()
         slots = learner.optimizer_slots([slot for slot, _ in names.values()])
-        self._fits = slots is not None
+        self.fits = slots is not None
         if slots and self._number:
             state: State = {
                 name: slots[slot] / np.float32(factor) for name, (slot, factor) in names.items()
@@ -161,23 +164,21 @@ class OptimizerSteps(FilledSteps):
 
     def exchange(self, learner: SharedLearner) -> int | None:
         rows = self._exchange.fill(self._taken())
-        if self._still is None:
+        if not self._knows_still:
             learner.know_gradients(self._find_still)
         if self._exchange.step(learner.weights_within, rows, learner.learning_rate):
-            for still in self._still or ():
-                for place, values in learner.weights_within(still):
-                    self._exchange.buffer[place] = values
             learner.write_weights(self._exchange.buffer)
             self._number += 1
             learner.set_step(self._number)
         return None
 
     def _find_still(self, mine: list[bool]) -> list[bool]:
-        """Finds the variables without gradient, which no optimizer of Keras moves, or decays."""
+        """Finds the variables without gradient."""
         agreed = self._agreed_by(self._exchange.communicator, mine)
         if agreed:
             slots = zip(self._exchange.layout.slots, agreed, strict=False)
-            self._still = [slice(s.offset, s.offset + s.size) for s, has in slots if not has]
+            still = [slice(s.offset, s.offset + s.size) for s, has in slots if not has]
+            self._exchange.still, self._knows_still = still, True
         return agreed
 
     def take_changes(self, changes: VariableChanges) -> None:
@@ -189,16 +190,10 @@ class OptimizerSteps(FilledSteps):
                 hint="rule=None (the mean of the gradients) trains with Keras' optimizer",
             )
 
-    def keep(self, learner: SharedLearner, state: State) -> bool:
-        names = self._exchange.optimizer.keras_slots()
-        fits = self._fits and names.keys() <= state.keys()
-        slots = {}
-        if fits:
-            slots = {
-                slot: state[name] * np.float32(factor) for name, (slot, factor) in names.items()
-            }
+    def keep(self, learner: SharedLearner, state: State) -> None:
+        names = self._exchange.keras_slots() if state and self.fits else {}
+        slots = {slot: state[name] * np.float32(factor) for name, (slot, factor) in names.items()}
         learner.load_optimizer_slots(slots, self._number)
-        return fits
 
 
 class WeightsSteps(RuleSteps):
@@ -365,7 +360,7 @@ class RuleSynchronizer:
         self._steps.hide_center(learner)
         self._step = 0
 
-    def save_state(self, learner: SharedLearner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
         """Puts the rule's optimizer state into the learner's optimizer, if it has room for it.
 
         A collective call.
@@ -373,10 +368,11 @@ class RuleSynchronizer:
         Returns:
             The state to go on from where the optimizer has no room for it; empty for none.
         """
-        state = self._exchange.state()
-        if self._steps.keep(learner, state) or not state:
+        if self._steps.fits:
+            self._steps.keep(learner, self._exchange.state())
             return b""
-        return pack_arrays(state)
+        self._steps.keep(learner, {})
+        return self._exchange.packed_state()
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """Gives the rule's own copies of the weights the same values."""

@@ -15,7 +15,7 @@ from sparkdl.finite import FiniteCheck
 from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport, MetricState, Report
-from sparkdl.run_state import RunState
+from sparkdl.run_state import Blob, RunState, StoredBytes
 from sparkdl.syncing import Orders, Outcome, Start
 from sparkdl.weights import Layout
 
@@ -32,7 +32,7 @@ class Control(Protocol):
     def report(self, report: EpochReport, *, wait: bool = False) -> None:
         """Sends the metrics of an epoch; with ``wait``, returns when the driver releases it."""
 
-    def keep(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: Blob, epoch: int) -> None:
         """Leaves a :class:`~sparkdl.run_state.RunState` in bytes with the driver.
 
         ``epoch`` is the number of epochs that are done.
@@ -78,7 +78,7 @@ class NoControl:
         if report.ended:
             self.unreported[report.epoch] = report
 
-    def keep(self, state: bytes, epoch: int) -> None:
+    def keep(self, state: Blob, epoch: int) -> None:
         """Does nothing."""
 
     def take_changes(self, count: int) -> list[VariableChanges]:
@@ -130,7 +130,7 @@ class StepSynchronizer(Protocol):
     def end_epoch(self, learner: SharedLearner) -> None:
         """Called after an epoch has been evaluated and reported."""
 
-    def save_state(self, learner: SharedLearner) -> bytes:
+    def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
         """What to go on from beside the learner's own state; a collective call."""
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
@@ -188,7 +188,7 @@ class AllReduceSynchronizer:
         )
         self._root = 0
         self._uneven = False  # some ranks have fewer batches than others
-        self.rule_state = b""
+        self.rule_state: bytes | StoredBytes = b""
         self._epoch = -1
         self._kept = -1  # epochs done in the state that was left with the driver last
         self._epoch_rows = self._epoch_batches = self._rows = 0
@@ -314,8 +314,7 @@ class AllReduceSynchronizer:
         """The root leaves its weights, its optimizer state and the rule's with the driver."""
         rule_state = self._steps.save_state(learner)
         if self.keeps_state and self._control is not self._unconnected:
-            state = RunState.of(learner, epoch, rule_state)
-            self._control.keep(state.to_bytes(), epoch)
+            self._control.keep(_pieces(learner, epoch, rule_state), epoch)
         self._kept = epoch
 
     def finish(self, learner: SharedLearner, epoch: int) -> None:
@@ -329,8 +328,7 @@ class AllReduceSynchronizer:
             self._communicator.barrier()
         connected = self._control is not self._unconnected
         if self.keeps_state and connected and (changed or self._kept != epoch):
-            state = RunState.of(learner, epoch, self.rule_state)
-            self._control.keep(state.to_bytes(), epoch)
+            self._control.keep(_pieces(learner, epoch, self.rule_state), epoch)
         self._control.finish()
 
     def outcome(self, learner: SharedLearner, epoch: int) -> Outcome:
@@ -341,7 +339,7 @@ class AllReduceSynchronizer:
             self._communicator.name,
             self._check.refused,
             unreported=self._unconnected.unreported,
-            state=RunState.of(learner, epoch, self.rule_state) if unsent else None,
+            state=RunState.of(learner, epoch, bytes(self.rule_state)) if unsent else None,
         )
 
     @property
@@ -353,3 +351,10 @@ class AllReduceSynchronizer:
     def orders(self) -> Orders:
         """What all ranks have agreed on."""
         return Orders(self._stopped, self._learning_rate)
+
+
+def _pieces(learner: SharedLearner, epoch: int, rule: bytes | StoredBytes) -> Blob:
+    """All that the run keeps of this rank, as bytes in several places."""
+    if isinstance(rule, StoredBytes):
+        return RunState.of(learner, epoch).pieces(rule)
+    return RunState.of(learner, epoch, rule).pieces()

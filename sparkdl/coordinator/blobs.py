@@ -10,6 +10,7 @@ import numpy as np
 
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
+from sparkdl.run_state import Blob, StoredBytes
 from sparkdl.transport.frames import ByteArray, Kind, Message
 
 _READS = 5
@@ -88,17 +89,36 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
     )
 
 
-def chunked(message: Message, blob: ByteArray, limit: int) -> Iterator[tuple[Message, ByteArray]]:
+def chunked(message: Message, blob: Blob, limit: int) -> Iterator[tuple[Message, ByteArray]]:
     """The frames that send a blob: copies of ``message``, each with its chunk; none if it is empty.
 
     Args:
         message: All but offset and total.
-        blob: The bytes.
+        blob: Of which no more than a chunk is copied at a time.
         limit: Bytes in a chunk.
     """
-    for offset in range(0, blob.size, limit):
-        frame = replace(message, offset=offset, total=blob.size, meta=dict(message.meta))
-        yield frame, blob[offset : offset + limit]
+    total = sum(_size(part) for part in blob)
+    for offset in range(0, total, limit):
+        frame = replace(message, offset=offset, total=total, meta=dict(message.meta))
+        yield frame, _cut(blob, offset, min(offset + limit, total))
+
+
+def _size(part: bytes | memoryview | ByteArray | StoredBytes) -> int:
+    return len(part) if isinstance(part, bytes) else part.nbytes
+
+
+def _cut(blob: Blob, first: int, stop: int) -> ByteArray:
+    found: list[ByteArray] = []
+    begins = 0
+    for part in blob:
+        place = slice(max(first - begins, 0), min(stop - begins, _size(part)))
+        if place.start < place.stop:
+            if isinstance(part, StoredBytes):
+                found.append(part.read(place))
+            else:
+                found.append(np.frombuffer(part, np.uint8)[place])
+        begins += _size(part)
+    return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 class BlobReplacedError(ProtocolError):

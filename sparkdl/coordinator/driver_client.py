@@ -80,10 +80,8 @@ class DriverClient(Closing):
         self.request(Message(CoordinatorKind.CONTROL, meta=dict(orders)))
 
     def _send(self, changes: bytes) -> None:
-        source = np.frombuffer(changes, np.uint8)
-        for frame, chunk in chunked(
-            Message(CoordinatorKind.CHANGES), source, self.limits.chunk_bytes
-        ):
+        message = Message(CoordinatorKind.CHANGES)
+        for frame, chunk in chunked(message, [changes], self.limits.chunk_bytes):
             self._connection.request(frame, chunk)
 
     def kept(self, rank: int | None = None) -> bytearray:

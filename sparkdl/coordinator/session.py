@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from sparkdl.changes import VariableChanges
 from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
@@ -25,6 +23,7 @@ from sparkdl.host_load import LoadMeter
 from sparkdl.log_lines import current_box
 from sparkdl.phases import current_clock
 from sparkdl.reports import EpochReport
+from sparkdl.run_state import Blob
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message
@@ -207,7 +206,7 @@ class Session(Closing):
         body = message.body
         self.request(message, 0 if body is None else body, deferred=wait)
 
-    def keep(self, state: bytes, epoch: int, *, own: bool = False) -> None:
+    def keep(self, state: Blob, epoch: int, *, own: bool = False) -> None:
         """Leaves ``state``, of the end of ``epoch`` epochs, for the driver.
 
         The coordinator keeps the last whole one of the run; what it means is between worker and
@@ -300,13 +299,12 @@ class Session(Closing):
         return reply
 
     def send_blob(
-        self, kind: FrameKind, blob: bytes, epoch: int, batch: int = 0, *, own: bool = False
+        self, kind: FrameKind, blob: Blob, epoch: int, batch: int = 0, *, own: bool = False
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
         meta = {"own": True} if own else {}
         message = Message(kind, epoch=epoch, batch=batch, meta=meta)
-        source = np.frombuffer(blob, np.uint8)
-        for frame, chunk in chunked(message, source, self.limits.chunk_bytes):
+        for frame, chunk in chunked(message, blob, self.limits.chunk_bytes):
             self.request(frame, chunk)
 
     # -- inside ----------------------------------------------------------------------------------

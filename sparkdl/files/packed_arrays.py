@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import zipfile
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.files.archive_parts import check_whole, damaged_model
+from sparkdl.run_state import StoredBytes
 
 
 def pack_arrays(arrays: dict[str, Any]) -> bytes:
@@ -17,6 +20,31 @@ def pack_arrays(arrays: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
     return buffer.getvalue()
+
+
+def store_arrays(
+    arrays: Mapping[str, npt.NDArray[Any] | int | float],
+    pieces: Iterable[tuple[str, int, Iterable[npt.NDArray[np.float32]]]],
+) -> StoredBytes:
+    """The same as :func:`pack_arrays`, in a file, of arrays that are never whole in memory.
+
+    Args:
+        arrays: Small ones.
+        pieces: Of each flat array the name, the number of elements, and its parts in order.
+    """
+    stored = StoredBytes()
+    with zipfile.ZipFile(stored.file, "w") as archive:
+        for name, value in arrays.items():
+            with archive.open(f"{name}.npy", "w") as entry:
+                np.lib.format.write_array(entry, np.asarray(value), allow_pickle=False)
+        for name, size, parts in pieces:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                head = {"descr": "<f4", "fortran_order": False, "shape": (size,)}
+                np.lib.format.write_array_header_1_0(entry, head)
+                for part in parts:
+                    entry.write(np.ascontiguousarray(part).view(np.uint8).data)
+    stored.file.flush()
+    return stored
 
 
 def unpack_arrays(content: bytes, what: str) -> dict[str, npt.NDArray[Any]]:

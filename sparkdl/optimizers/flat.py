@@ -384,18 +384,23 @@ class FlatAdam(FlatOptimizer):
         v = beta_2 · v + (1 - beta_2) · g²
         weights -= rate · √(1 - beta_2^t) / (1 - beta_1^t) · m / (√v + epsilon)
 
+    With ``amsgrad`` the largest ``v`` so far takes the place of ``v`` in the last line.
+
     Args:
         learning_rate: As for :class:`FlatOptimizer`.
         beta_1: Decay of the mean, in [0, 1).
         beta_2: Decay of the mean square, in [0, 1).
         epsilon: Keeps the division finite.
+        amsgrad: Whether the step of a coordinate never grows because its ``v`` has shrunk.
 
-    Reference: Kingma and Ba, 2015, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980.
+    References: Kingma and Ba, 2015, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980;
+    Reddi, Kale and Kumar, 2018, "On the Convergence of Adam and Beyond" (ICLR).
     """
 
     beta_1: float = 0.9
     beta_2: float = 0.999
     epsilon: float = 1e-7
+    amsgrad: bool = False
 
     name: ClassVar[str] = "adam"
     keras_class: ClassVar[str] = "Adam"
@@ -408,17 +413,23 @@ class FlatAdam(FlatOptimizer):
 
     def init(self, weights: FloatArray) -> State:
         """Both moments, divided by ``1 - beta`` (which saves two operations), and the step."""
-        return {
+        state: State = {
             "scaled_mean": np.zeros_like(weights),
             "scaled_mean_square": np.zeros_like(weights),
             "steps": 0,
         }
+        if self.amsgrad:
+            state["scaled_peak"] = np.zeros_like(weights)
+        return state
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        return {
+        slots = {
             "scaled_mean": ("_momentums", 1.0 - self.beta_1),
             "scaled_mean_square": ("_velocities", 1.0 - self.beta_2),
         }
+        if self.amsgrad:
+            slots["scaled_peak"] = ("_velocity_hats", 1.0 - self.beta_2)
+        return slots
 
     def step(
         self,
@@ -452,7 +463,8 @@ class FlatAdam(FlatOptimizer):
         beta_1, beta_2 = np.float32(self.beta_1), np.float32(self.beta_2)
         keep = np.float32(1.0 - rate * shrink)
         scalars = (beta_1, beta_2, epsilon, alpha, keep)
-        if run_compiled(_loop, weights, out, (gradient, means, squares), scalars):
+        peaks: FloatArray | None = state.get("scaled_peak")
+        if peaks is None and run_compiled(_loop, weights, out, (gradient, means, squares), scalars):
             return
 
         def body(part: slice, step: FloatArray) -> None:
@@ -460,6 +472,8 @@ class FlatAdam(FlatOptimizer):
             np.multiply(g, g, out=step)
             np.multiply(square, beta_2, out=square)
             np.add(square, step, out=square)
+            if peaks is not None:
+                square = np.maximum(peaks[part], square, out=peaks[part])
             np.sqrt(square, out=step)
             np.add(step, epsilon, out=step)
             np.multiply(mean, beta_1, out=mean)
@@ -500,7 +514,7 @@ class FlatAdamW(FlatAdam):
     Decay acts on every trained coordinate; flat weights know no variable names to leave out.
 
     Args:
-        learning_rate, beta_1, beta_2, epsilon: As for :class:`FlatAdam`.
+        learning_rate, beta_1, beta_2, epsilon, amsgrad: As for :class:`FlatAdam`.
         weight_decay: The decay per unit of learning rate.
 
     Reference: Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ def optimizer_from_config(
     *,
     where: str,
     hint: str,
+    beside: Collection[str] = (),
 ) -> Made:
     """The counterpart of a serialized Keras optimizer among ``classes``.
 
@@ -44,6 +45,7 @@ def optimizer_from_config(
             with weight decay becomes AdamW.
         where: Where it runs, for error messages.
         hint: What to do about an option that is not supported.
+        beside: Options that the caller sees to.
 
     Raises:
         UnknownNameError: No such optimizer in ``classes``.
@@ -74,7 +76,7 @@ def optimizer_from_config(
             taken[option] = None
         elif option in known:
             taken[option] = value
-        elif option not in _HARMLESS and value not in _SWITCHED_OFF:
+        elif option not in _HARMLESS and option not in beside and value not in _SWITCHED_OFF:
             raise ConfigError(
                 f"optimizer {class_name!r} {where}: option {option!r} is not supported",
                 expected="options " + ", ".join(sorted(known)),

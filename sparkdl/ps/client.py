@@ -272,9 +272,7 @@ class Client(Closing):
             if payload is None:
                 payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
             whole = pack(payload, slices)
-            self.session.send_blob(
-                StoreKind.SLICES_PUT, whole.tobytes(), progress.epoch, progress.batch
-            )
+            self.session.send_blob(StoreKind.SLICES_PUT, [whole], progress.epoch, progress.batch)
             nothing = np.empty(0, np.uint8)
             self._answered(self._commit(progress, nothing, Flag.SLICED, total=whole.size))
             return
@@ -342,7 +340,7 @@ class Client(Closing):
 
     def put_carried(self, carried: bytes, epoch: int, batch: int) -> None:
         """Sends counters and seeds to the other ranks. Overwrites ``buffer``."""
-        self.session.send_blob(StoreKind.CARRIED_PUT, carried, epoch, batch)
+        self.session.send_blob(StoreKind.CARRIED_PUT, [carried], epoch, batch)
 
     def carried(self) -> bytes:
         """The bytes that another rank sent by :meth:`put_carried`. Overwrites ``buffer``."""
@@ -350,7 +348,7 @@ class Client(Closing):
 
     def put_state(self, state: bytes, epoch: int, batch: int) -> None:
         """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
-        self.session.send_blob(StoreKind.STATE_PUT, state, epoch, batch)
+        self.session.send_blob(StoreKind.STATE_PUT, [state], epoch, batch)
 
     def get_state(self) -> bytes:
         """The state that a member uploaded for this joiner. Overwrites ``buffer``."""

@@ -240,7 +240,7 @@ class ServerSynchronizer:
         """
         if self._way.keeps_state(self._holds_state, epoch):
             self._way.drain(learner)
-            self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
+            self._session.keep(_beside_weights(learner, epoch).pieces(), epoch)
 
     def finish(self, learner: SharedLearner, epoch: int) -> None:
         """Says that this worker is done; what it trained since an exchange, or snapshot, counts.
@@ -250,9 +250,9 @@ class ServerSynchronizer:
         """
         self._way.end_run(learner)
         if self._rule.independent:
-            self._session.keep(RunState.of(learner, epoch).to_bytes(), epoch, own=True)
+            self._session.keep(RunState.of(learner, epoch).pieces(), epoch, own=True)
         elif self._holds_state:
-            self._session.keep(_beside_weights(learner, epoch).to_bytes(), epoch)
+            self._session.keep(_beside_weights(learner, epoch).pieces(), epoch)
         self._client.finish()
 
     def outcome(self, learner: SharedLearner, epoch: int) -> Outcome:

@@ -131,6 +131,10 @@ OPTIMIZERS = {
     "SGD with momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(0.01),
     "AdamW": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.05),
+    "clipped AMSGrad": lambda: keras.optimizers.Adam(
+        0.01, beta_2=0.7, amsgrad=True, global_clipnorm=0.2
+    ),
+    "clipped momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.5, clipnorm=0.1),
 }
 
 

@@ -12,8 +12,10 @@ import numpy as np
 from sparkdl.codecs.halves import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
+from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.rules.rule import Rule
+from sparkdl.run_state import StoredBytes
 from sparkdl.values import bare_options
 from sparkdl.weights import FloatArray, Layout
 
@@ -111,6 +113,11 @@ class Exchange:
         A collective call. Empty where a second run needs nothing.
         """
         return {}
+
+    def packed_state(self) -> bytes | StoredBytes:
+        """The same as bytes; a collective call."""
+        state = self.state()
+        return pack_arrays(state) if state else b""
 
     def load_state(self, state: State) -> None:
         """The counterpart of :meth:`state`, behind :meth:`WeightsExchange.start`, if any."""
@@ -309,8 +316,23 @@ class OptimizerExchange(FilledExchange):
     """
 
     optimizer: FlatOptimizer
+
+    def keras_slots(self) -> dict[str, tuple[str, float]]:
+        """Where the compiled Keras optimizer has the state; see the optimizer's."""
+        return self.optimizer.keras_slots()
+
     keeper: int | None = None
     """The one rank on which :meth:`state` is wanted; None: on all."""
+    still: Sequence[slice] = ()
+    """Places of the variables without gradient, which no optimizer of Keras moves, or decays."""
+
+    def hold_still(self, weights_within: WeightsWithin, part: slice) -> None:
+        """Gives the places of :attr:`still` within ``part`` of the new weights the present ones."""
+        for still in self.still:
+            for place, values in weights_within(
+                slice(max(still.start, part.start), min(still.stop, part.stop))
+            ):
+                self.buffer[place] = values
 
     def step(
         self, weights_within: WeightsWithin, rows: int, learning_rate: float | None = None

@@ -168,12 +168,17 @@ class OneBitAdam(ExchangeRule):
 
 
 def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
-    return optimizer_from_config(
-        config,
-        (FlatAdam,),
-        where="with one bit (rule 'onebit_adam')",
-        hint="leave {option!r} out, or choose rule='mean'",
-    )
+    hint = "leave {option!r} out, or choose rule='mean'"
+    where = "with one bit (rule 'onebit_adam')"
+    adam = optimizer_from_config(config, (FlatAdam,), where=where, hint=hint)
+    if adam.amsgrad:
+        raise ConfigError(
+            f"optimizer 'Adam' {where}: option 'amsgrad' is not supported",
+            expected="a variance that stands still after the warm-up",
+            received="amsgrad=True",
+            hint=hint.format(option="amsgrad"),
+        )
+    return adam
 
 
 class OneBitAdamExchange(OptimizerExchange):
@@ -214,6 +219,7 @@ class OneBitAdamExchange(OptimizerExchange):
                 return False
             self._step_frozen(self._frozen, x, rows, rate)
         np.copyto(self.trained, x)
+        self.hold_still(weights_within, slice(0, trained))
         return True
 
     def state(self) -> State:

@@ -193,7 +193,7 @@ def send_rows(
         rows = 0
         for count, blob in _packed(batches):
             rows += count
-            for message, chunk in chunked(first, blob, limits.chunk_bytes):
+            for message, chunk in chunked(first, [blob], limits.chunk_bytes):
                 if request(message, chunk).meta.get("left"):
                     return 0
         kept = request(first, 0).meta

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -179,19 +179,24 @@ class DriverSlots:
     Args:
         model: Compiled; of the optimizer's class that ``flat`` is the counterpart of.
         flat: The optimizer that takes the steps.
+        slots: See :meth:`FlatOptimizer.keras_slots`; those of ``flat``, and of what is done around
+            its steps.
     """
 
-    def __init__(self, model: Any, flat: FlatOptimizer) -> None:
-        self._model, self._flat = model, flat
-        self._names = flat.keras_slots()
+    def __init__(
+        self, model: Any, flat: FlatOptimizer, slots: Mapping[str, tuple[str, float]]
+    ) -> None:
+        self._model, self._flat, self._names = model, flat, slots
 
     @classmethod
-    def of(cls, model: Any, flat: FlatOptimizer | None) -> DriverSlots | None:
+    def of(
+        cls, model: Any, flat: FlatOptimizer | None, slots: Mapping[str, tuple[str, float]]
+    ) -> DriverSlots | None:
         """Those of ``model``; None where its optimizer keeps nothing of what ``flat`` keeps."""
-        if flat is None or not flat.keras_slots():
+        if flat is None or not slots:
             return None
         names = {flat.keras_class, flat.keras_class.removesuffix("W")}  # Adam may decay weights
-        return cls(model, flat) if type(model.optimizer).__name__ in names else None
+        return cls(model, flat, slots) if type(model.optimizer).__name__ in names else None
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
@@ -239,7 +244,8 @@ class DriverSlots:
         if state:
             found = unpack_arrays(state, "the state that a rule kept")
         else:
-            found = self._flat.init(np.zeros(sum(int(np.prod(v.shape)) for v in trained), "f4"))
+            nothing = np.zeros(sum(int(np.prod(v.shape)) for v in trained), np.float32)
+            found = dict.fromkeys(self._names, nothing) | self._flat.init(nothing)
         slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
         changed = with_slots(optimizer, trained, arrays, slots, steps)
         load_optimizer_state(self._model, pack_arrays(changed))

@@ -329,7 +329,7 @@ def _slots_of(plan: FitPlan) -> DriverSlots | None:
     if not isinstance(rule, Sliced):
         return None
     bound = rule.bind(plan.num_workers, optimizer_config(model.optimizer))
-    return DriverSlots.of(model, bound.optimizer)
+    return DriverSlots.of(model, bound.optimizer, bound.keras_slots())
 
 
 def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) -> None:

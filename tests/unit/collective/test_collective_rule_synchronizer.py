@@ -29,7 +29,7 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
 from sparkdl.reports import EpochReport
-from sparkdl.run_state import RunState
+from sparkdl.run_state import Blob, RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import train
 
@@ -148,8 +148,8 @@ class Kept(NoControl):
         self.reports += 1
         super().report(report, wait=wait)
 
-    def keep(self, state: bytes, epoch: int) -> None:
-        self.states.append(state)
+    def keep(self, state: Blob, epoch: int) -> None:
+        self.states.append(b"".join(map(bytes, state)))
 
     @property
     def stopped(self) -> bool:  # type: ignore[override]
@@ -354,7 +354,7 @@ def test_another_optimizer_than_the_models_keeps_its_state_apart() -> None:
     rule = make_rule("sliced", optimizer=FlatAdam())
     learners, synchronizers = fit(rule, [40, 24], epochs=2)  # compiled with FlatSGD
     assert [bool(s.rule_state) for s in synchronizers] == [True, False]  # of the root alone
-    fit(rule, [40, 24], epochs=2, learners=learners, state=synchronizers[0].rule_state)
+    fit(rule, [40, 24], epochs=2, learners=learners, state=bytes(synchronizers[0].rule_state))
     at_once, _ = fit(rule, [40, 24], epochs=4)
     np.testing.assert_allclose(learners[0].flat, at_once[0].flat, atol=1e-6)
 

@@ -17,6 +17,7 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
 from sparkdl.finite import FiniteCheck
 from sparkdl.reports import EpochReport, Report
+from sparkdl.run_state import Blob
 from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.weights import Layout
 
@@ -180,8 +181,8 @@ class Line:
     def report(self, report: EpochReport, *, wait: bool = False) -> None:
         self.sent.append((report, wait))
 
-    def keep(self, state: bytes, epoch: int) -> None:
-        self.kept.append((state, epoch))
+    def keep(self, state: Blob, epoch: int) -> None:
+        self.kept.append((b"".join(map(bytes, state)), epoch))
 
     def take_changes(self, count: int) -> list[VariableChanges]:
         return [VariableChanges({0: np.array(v, np.float32)}) for v in range(1, count + 1)]

@@ -8,6 +8,8 @@ import pytest
 from sparkdl.coordinator.blobs import BlobReplacedError, chunk_reply, chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
+from sparkdl.files.packed_arrays import store_arrays, unpack_arrays
+from sparkdl.run_state import Blob
 from sparkdl.transport.frames import Kind, Message
 
 BLOB = np.arange(10, dtype=np.uint8)
@@ -15,14 +17,29 @@ BLOB = np.arange(10, dtype=np.uint8)
 
 def test_chunks_say_where_they_lie() -> None:
     first = Message(CoordinatorKind.KEEP, epoch=3, meta={"own": True})
-    frames = list(chunked(first, BLOB, 4))
+    frames = list(chunked(first, [BLOB], 4))
     assert [(m.offset, m.total, m.epoch) for m, _ in frames] == [
         (0, 10, 3), (4, 10, 3), (8, 10, 3),
     ]  # fmt: skip
     assert [chunk.tolist() for _, chunk in frames] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert frames[0][0].meta is not frames[1][0].meta
-    assert list(chunked(first, BLOB[:0], 4)) == []
+    assert list(chunked(first, [BLOB[:0]], 4)) == []
+
     assert (first.offset, first.total) == (0, 0)
+
+
+def test_a_blob_in_several_places_travels_as_one() -> None:
+    stored = store_arrays({"count": 3}, [("a", 5, [np.ones(2, "f4"), np.zeros(3, "f4")])])
+    blob: Blob = [b"head", memoryview(b""), stored, np.arange(7, dtype=np.uint8)]
+    whole = b"".join(map(bytes, blob))
+    for limit in (1, 3, 64, 10_000):
+        frames = list(chunked(Message(CoordinatorKind.KEEP), blob, limit))
+        assert b"".join(chunk.tobytes() for _, chunk in frames) == whole
+        assert {message.total for message, _ in frames} == {len(whole)}
+        assert [message.offset for message, _ in frames] == list(range(0, len(whole), limit))
+    arrays = unpack_arrays(bytes(stored), "a state")
+    assert arrays["count"] == 3
+    assert arrays["a"].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize("limit", [1, 3, 10, 100])

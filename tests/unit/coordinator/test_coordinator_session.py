@@ -144,9 +144,9 @@ def test_a_state_is_kept_whole_whatever_its_size(
     in_threads(*(session.join for session in pair))
     assert driver.kept() == b""
     state = np.random.default_rng(0).bytes(2 * BLOB_BYTES + 17)
-    pair[0].keep(state, 3)
+    pair[0].keep([state], 3)
     assert driver.kept() == state
-    pair[1].keep(b"small", 4)
+    pair[1].keep([b"small"], 4)
     assert driver.kept() == b"small"
 
 
@@ -182,7 +182,7 @@ def test_a_chunk_whose_reply_is_lost_comes_twice_and_counts_once(
 
     connection._opener = opening
     break_replies()
-    pair[0].keep(state, 3)
+    pair[0].keep([state], 3)
     assert broken == [0, BLOB_BYTES, 2 * BLOB_BYTES]
     assert driver.kept() == state
 
@@ -325,7 +325,7 @@ def test_a_host_serves_a_coordinator_until_it_is_closed() -> None:
         ):
             met = in_threads(lambda: first.meet("a"), lambda: second.meet("b"))
             assert met == [["a", "b"]] * 2
-            first.keep(b"state", 1)
+            first.keep([b"state"], 1)
             first.log(["a line"])
             assert host.driver.kept() == b"state"
             assert host.driver.take_lines() == [(0, "a line")]

@@ -9,6 +9,7 @@ import pytest
 from rank_threads import on_ranks, part, take_step, vector
 
 from sparkdl.collective.rules import ExchangeRule, OneBitAdam, Sliced
+from sparkdl.collective.rules.sliced import AroundStep
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers.flat import (
     FlatAdagrad,
@@ -121,8 +122,8 @@ def test_the_compiled_optimizer_is_taken() -> None:
     assert OneBitAdam().bind(2, config("Adam")).optimizer == FlatAdam(0.05)
     with pytest.raises(UnknownNameError, match="Lion"):
         Sliced().bind(2, config("Lion"))
-    with pytest.raises(ConfigError, match="clipnorm"):
-        Sliced().bind(2, config("Adam", clipnorm=1.0))
+    assert Sliced().bind(2, config("Adam", clipnorm=2.0)).around == AroundStep(clipnorm=2.0)
+    assert Sliced().bind(2, config("Adam", amsgrad=True)).optimizer == FlatAdam(0.05, amsgrad=True)
     with pytest.raises(UnknownNameError, match="'SGD'"):
         OneBitAdam().bind(2, config("SGD"))
     with pytest.raises(ConfigError, match="weight_decay"):

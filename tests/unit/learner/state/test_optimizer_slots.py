@@ -19,7 +19,7 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.state.model_weights import write_model
-from sparkdl.learner.state.optimizer_state import DriverSlots, steps_of
+from sparkdl.learner.state.optimizer_state import DriverSlots, steps_of, take_averages
 from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.worker import train
 
@@ -31,6 +31,14 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "Nesterov": lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "AMSGrad": lambda: keras.optimizers.Adam(0.01, beta_2=0.6, amsgrad=True),
+    "clipnorm": lambda: keras.optimizers.Adam(0.01, clipnorm=0.05),
+    "global clipnorm": lambda: keras.optimizers.SGD(0.5, momentum=0.5, global_clipnorm=0.1),
+    "clipvalue": lambda: keras.optimizers.AdamW(0.01, clipvalue=0.02),
+    "average": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_momentum=0.7),
+    "overwritten": lambda: keras.optimizers.SGD(
+        0.05, use_ema=True, ema_momentum=0.7, ema_overwrite_frequency=3
+    ),
     "schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.02, 4, 0.5)
     ),
@@ -68,6 +76,7 @@ def test_two_sliced_runs_are_plain_keras(name: str) -> None:
             )
             assert synchronizer.rule_state == b""
     learner.sync_model()
+    take_averages(model)
     plain = model_with(OPTIMIZERS[name]())
     plain.fit(x, y, batch_size=20, epochs=4, shuffle=False, verbose=0)
     for mine, known in zip(model.variables, plain.variables, strict=True):
@@ -91,7 +100,7 @@ def test_slots_that_stay_on_the_driver_end_as_those_of_keras(name: str) -> None:
     driver = model_with(OPTIMIZERS[name]())
     for number in range(2):
         rule = make_rule("sliced").bind(1, optimizer_config(driver.optimizer))
-        slots = DriverSlots.of(driver, rule.optimizer)
+        slots = DriverSlots.of(driver, rule.optimizer, rule.keras_slots())
         assert slots is not None
         given = slots.to_bytes()
         assert bool(given) == (number > 0)
@@ -111,6 +120,7 @@ def test_slots_that_stay_on_the_driver_end_as_those_of_keras(name: str) -> None:
         assert state is not None
         write_model(driver, learner.layout, state.weights)
         slots.take(state.rule, steps_of(state.optimizer))
+    take_averages(driver)
     plain = model_with(OPTIMIZERS[name]())
     plain.fit(x, y, batch_size=20, epochs=4, shuffle=False, verbose=0)
     for mine, known in zip(driver.variables, plain.variables, strict=True):
@@ -122,7 +132,7 @@ def test_slots_that_stay_on_the_driver_end_as_those_of_keras(name: str) -> None:
 def test_slots_of_before_the_first_step_are_those_of_a_new_optimizer() -> None:
     driver = model_with(keras.optimizers.Adagrad(0.1))
     rule = make_rule("sliced").bind(2, optimizer_config(driver.optimizer))
-    slots = DriverSlots.of(driver, rule.optimizer)
+    slots = DriverSlots.of(driver, rule.optimizer, rule.keras_slots())
     assert slots is not None
     slots.take(b"", 0)
     for variable in driver.optimizer._accumulators:
@@ -130,7 +140,6 @@ def test_slots_of_before_the_first_step_are_those_of_a_new_optimizer() -> None:
 
 
 def test_slots_of_another_optimizer_are_no_matter_of_the_driver() -> None:
-    adam = make_rule("sliced", optimizer=FlatAdam()).optimizer
-    assert DriverSlots.of(model_with(keras.optimizers.SGD(0.1)), adam) is None
-    plain = make_rule("sliced", optimizer=FlatSGD()).optimizer
-    assert DriverSlots.of(model_with(keras.optimizers.SGD(0.1)), plain) is None
+    for optimizer in (FlatAdam(), FlatSGD()):
+        slots = optimizer.keras_slots()
+        assert DriverSlots.of(model_with(keras.optimizers.SGD(0.1)), optimizer, slots) is None
