@@ -71,7 +71,7 @@ class BatchStack:
 
 
 class BatchSource(Protocol):
-    """What the loop asks of the data; :class:`sparkdl.data.batches.Batches` implements it."""
+    """The data, as the loop sees them; :class:`sparkdl.data.batches.Batches` implements it."""
 
     @property
     def full_batches(self) -> int: ...

@@ -10,7 +10,9 @@ from sparkdl.errors import ConfigError, UnknownNameError
 
 
 class _Named(Protocol):
-    """What a registry keeps: classes with a ``name`` attribute, the word that users write."""
+    """The classes that a registry keeps: those with a ``name`` attribute, the word that users
+    write.
+    """
 
     name: ClassVar[str]
 

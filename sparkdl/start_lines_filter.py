@@ -35,7 +35,7 @@ _WITHOUT_GPU = (rb".*\] failed call to cuInit: ",)
 
 
 def known(no_gpu: bool) -> re.Pattern[bytes]:
-    """What matches at the start of a line that says nothing to a user."""
+    """The pattern at the start of a line that says nothing to a user."""
     return re.compile(b"|".join(_KNOWN + (_WITHOUT_GPU if no_gpu else ())))
 
 

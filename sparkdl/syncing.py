@@ -43,7 +43,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Orders:
-    """What the driver asks of a worker.
+    """The driver's orders to a worker.
 
     Args:
         stopped: All workers stop.
@@ -56,7 +56,7 @@ class Orders:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a synchronizer says of the training when it has ended.
+    """A synchronizer's facts about the training when it has ended.
 
     Args:
         transport: Name of the transport or communicator, e.g. ``'shm'`` or ``'horovod'``.
@@ -133,7 +133,7 @@ class Synchronizer(Protocol[L]):
 
     @property
     def orders(self) -> Orders:
-        """What the driver has told, as of a step at which this worker may follow."""
+        """The driver's orders, as of a step at which this worker may follow."""
 
     def take_changes(self, learner: L) -> None:
         """Gives ``learner`` what the driver's callbacks wrote to the model, if it is time.
@@ -142,7 +142,7 @@ class Synchronizer(Protocol[L]):
         """
 
     def outcome(self, learner: L, epoch: int) -> Outcome:
-        """What there is to say of the training, after :meth:`finish`.
+        """The facts about the training, after :meth:`finish`.
 
         Args:
             learner: This worker's.

@@ -1,4 +1,4 @@
-"""What a codec is: it encodes float32 vectors in fewer bytes, and decodes them.
+"""A codec encodes float32 vectors in fewer bytes, and decodes them.
 
 A *codec* is a frozen configuration with pure functions; the sender and the receiver have equal
 ones. A *compressor* belongs to one worker and one vector: it remembers what the codec has lost and
@@ -35,7 +35,7 @@ class Compressor(Protocol):
 
     @property
     def residual(self) -> FloatArray | None:
-        """What is still to be sent; None where nothing is kept back."""
+        """The part that is still to be sent; None where nothing is kept back."""
 
     def encode(self, array: FloatArray) -> ByteArray:
         """The payload to send for ``array``, which is not changed."""
@@ -255,7 +255,7 @@ class Sections:
 
 @dataclass(frozen=True)
 class Compression:
-    """What is encoded in one run: the workers' commits and the server's replies.
+    """The encoded part of a run's traffic: the workers' commits and the server's replies.
 
     A commit is encoded by ``codec``, with its error feedback. A reply is the change of what the
     worker holds (or the mean gradient of a round), encoded by ``codec.reply``: for sparse codecs

@@ -137,7 +137,7 @@ def put(codec: str, payload: Payload, out: FloatArray, limit: int) -> None:
 
 @dataclass(frozen=True)
 class _FewElements(Codec):
-    """What top-k and random-k share: how many elements they keep, and the reply's codec."""
+    """The base of top-k and random-k: how many elements they keep, and the reply's codec."""
 
     ratio: float = 0.01
     k: int | None = None

@@ -13,7 +13,7 @@ from sparkdl.errors import ConfigError
 
 @dataclass(frozen=True)
 class AllReduceExchange:
-    """What workers exchange with each other, and when.
+    """The rule and the window by which workers exchange with each other.
 
     Args:
         rule: How the ranks' gradients or weights become one.

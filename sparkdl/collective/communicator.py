@@ -136,7 +136,7 @@ class Communicator(Protocol):
         """Every rank's array in rank order; shapes and dtypes may differ between ranks."""
 
     def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
-        """What every rank has for this one, in rank order.
+        """The parts that every rank has for this one, in rank order.
 
         Args:
             parts: ``size`` arrays of one dimension; the one at ``r`` goes to rank ``r``. Lengths

@@ -1,4 +1,4 @@
-"""What ranks tell each other before they connect."""
+"""The facts that ranks tell each other before they connect."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Control(Protocol):
         """How many changes of variables the driver asks this rank to have taken."""
 
     def take_changes(self, count: int) -> list[VariableChanges]:
-        """What the driver's callbacks wrote to the model since the last call, up to ``count``."""
+        """The changes that the driver's callbacks made since the last call, up to ``count``."""
 
     @property
     def stopped(self) -> bool:
@@ -131,7 +131,7 @@ class StepSynchronizer(Protocol):
         """Called after an epoch has been evaluated and reported."""
 
     def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
-        """What to go on from beside the learner's own state; a collective call."""
+        """The state to go on from beside the learner's own; a collective call."""
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """The learner was given ``changes``, on all ranks at this step.
@@ -349,7 +349,7 @@ class AllReduceSynchronizer:
 
     @property
     def orders(self) -> Orders:
-        """What all ranks have agreed on."""
+        """The driver's orders that all ranks have agreed on."""
         return Orders(self._stopped, self._learning_rate)
 
 

@@ -215,7 +215,7 @@ class Session(Closing):
         self.send_blob(CoordinatorKind.KEEP, state, epoch, own=own)
 
     def take_changes(self, count: int) -> list[VariableChanges]:
-        """What the driver's callbacks wrote to the model since the last call. Overwrites ``raw``.
+        """The changes that the driver's callbacks made since the last call. Overwrites ``raw``.
 
         Args:
             count: How many there are since the run began, at most :attr:`changes` of any rank.

@@ -34,7 +34,7 @@ def _new_run() -> str:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What training goes on from.
+    """The state that training goes on from.
 
     Args:
         model_file: A ``.keras`` file: weights and optimizer state.
@@ -49,8 +49,9 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class _Index:
-    """What ``checkpoint.json`` says: the newest file, the one before it, those to keep, and the run
-    that wrote them; empty in those of earlier versions."""
+    """The content of ``checkpoint.json``: the newest file, the one before it, those to keep, and
+    the run that wrote them; empty in those of earlier versions.
+    """
 
     epoch: int
     file: str
@@ -267,7 +268,7 @@ class Checkpoints:
         return self._read_index() or self._guess_index()
 
     def _guess_index(self) -> _Index | None:
-        """What an index would say of the whole files of the newest run, or of those that are there
+        """The index that fits the whole files of the newest run, or of those that are there
         if none is whole; None where none are to be seen.
 
         All are kept: nothing tells which somebody asked for.

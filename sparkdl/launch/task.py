@@ -81,7 +81,7 @@ class Task(Protocol):
         """
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """What becomes of an exception that ended :meth:`run`: batches for the driver, or raised.
+        """Turns an exception that ended :meth:`run` into batches for the driver, or raises it.
 
         A raised exception ends the other ranks (of a barrier stage), or makes Spark try again.
         Runs in the process that the launcher started, never in a child.
@@ -89,7 +89,7 @@ class Task(Protocol):
 
 
 class RaisingTask:
-    """What the tasks share whose exceptions end the whole launch."""
+    """The base of tasks whose exceptions end the whole launch."""
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""

@@ -1,4 +1,4 @@
-"""What a worker trains: a Keras model on one of three backends; importing this imports none.
+"""A Keras model in training on one of three backends; importing this imports none of them.
 
 - ``steps``: compiled training steps, a learner for each backend; see
   :class:`sparkdl.learning.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones.

@@ -1,4 +1,4 @@
-"""What callbacks write to the driver's model: found by comparing, and written on a worker."""
+"""Writes of callbacks to the driver's model: found by comparing, and repeated on a worker."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _paired(variables: list[Any], values: Mapping[int, Any]) -> _Pairs:
 
 
 def _digests(variables: list[Any]) -> list[bytes]:
-    """What tells values apart: as good as the values, without a second model in memory."""
+    """Digests of values: they tell values apart without a second model in memory."""
     found = []
     for variable in variables:
         value = np.ascontiguousarray(variable.numpy())
@@ -136,7 +136,7 @@ def _digests(variables: list[Any]) -> list[bytes]:
 
 
 def _parts_of(model: Any) -> dict[str, Any]:
-    """What must stay as it is while workers train; the keys say it in a message."""
+    """The parts that must stay as they are while workers train; the keys name them in a message."""
     layers = [
         layer
         for layer in model._flatten_layers(include_self=True, recursive=True)
@@ -153,7 +153,7 @@ def _parts_of(model: Any) -> dict[str, Any]:
 
 
 def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
-    """What an optimizer was made with that is no variable: ``clipnorm``, ``use_ema`` and so on."""
+    """The settings of an optimizer that are no variables: ``clipnorm``, ``use_ema`` and so on."""
     return [
         {
             name: value

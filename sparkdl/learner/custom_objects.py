@@ -86,7 +86,7 @@ def compile_settings(model: Any) -> dict[str, Any]:
 
 
 def _compiled(model: Any) -> list[Any]:
-    """What the model was compiled with, as far as it may hold classes and functions."""
+    """The compile settings that may hold classes and functions."""
     settings = compile_settings(model)
     parts = [settings.get(name) for name in ("loss", "metrics", "weighted_metrics")]
     return [getattr(model, "optimizer", None), *parts]

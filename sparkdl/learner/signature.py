@@ -211,7 +211,7 @@ def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
 
 
 def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
-    """What a model was compiled with as ``loss``, for each of its outputs (None: no loss)."""
+    """The ``loss`` that a model was compiled with, for each of its outputs (None: no loss)."""
     if isinstance(loss, dict):
         return {name: loss.get(name) for name in outputs}
     if isinstance(loss, (list, tuple)):

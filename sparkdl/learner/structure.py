@@ -21,7 +21,8 @@ def arrange_batch(
 
 
 def pack_batch(x: Any, y: Any, sample_weight: Any) -> Any:
-    """What Keras' own ``fit`` passes to ``train_step``: ``x``, ``(x, y)`` or all three.
+    """The argument of ``train_step`` as Keras' own ``fit`` packs it: ``x``, ``(x, y)`` or all
+    three.
 
     A ``train_step`` of the user's own may count on that: ``x, y = data``.
     """

@@ -1,4 +1,4 @@
-"""What an optimizer on flat float32 vectors is."""
+"""The base of optimizers on flat float32 vectors."""
 
 from __future__ import annotations
 

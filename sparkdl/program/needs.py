@@ -1,4 +1,4 @@
-"""What the groups of a program ask for, in the words of what starts its nodes."""
+"""The resources that the groups of a program ask for, in the words of their launcher."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def environments_of(program: Program) -> list[dict[str, str]]:
 
 
 def task_resources(program: Program) -> dict[str, float] | None:
-    """What each task of Spark's stage asks for: the most that any group does; None: nothing."""
+    """The request of each task of Spark's stage: the most that any group does; None: nothing."""
     cores = max(placed.needs.cores for placed in program.placed)
     gpus = max(placed.needs.gpus for placed in program.placed)
     resources: dict[str, float] = {}
@@ -51,7 +51,7 @@ def task_resources(program: Program) -> dict[str, float] | None:
 
 
 def device_request(program: Program) -> DeviceRequest:
-    """What the nodes see: of the GPUs of its task as many as its group asks for.
+    """The devices of a node: of the GPUs of its task as many as its group asks for.
 
     A task of Spark has as many as the group that asks for most. Where no group asks, a node sees
     the GPUs of its task, or those that its process sees.

@@ -44,7 +44,7 @@ _REBIND_S, _LOOK_S, _ASK_S = 10.0, 0.05, 60.0
 
 
 class ProgramControl:
-    """What the launching process serves: whether the program stops, and the order to stop."""
+    """The service of the launching process: whether the program stops, and the order to stop."""
 
     def __init__(self) -> None:
         self._stopping = threading.Event()

@@ -1,4 +1,4 @@
-"""What a node serves: the public methods of an object, called by other nodes."""
+"""The service of a node: the public methods of an object, called by other nodes."""
 
 from __future__ import annotations
 

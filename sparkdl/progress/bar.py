@@ -127,7 +127,7 @@ def _columns(stream: TextIO) -> int:
 
 
 def _strokes(stream: TextIO) -> tuple[str, str]:
-    """What the bar is drawn with: lines, or ASCII where the stream cannot write them."""
+    """The characters of the bar: lines, or ASCII where the stream cannot write them."""
     try:
         "━─".encode(stream.encoding or "utf-8")
     except (UnicodeEncodeError, LookupError):

@@ -474,7 +474,7 @@ class FitMonitor:
         )
 
     def _command(self, released: int | None) -> Command | None:
-        """What is to be told, if anything: a new rate, a stop, who may go on, what was written."""
+        """The command to be given, if any: a new rate, a stop, who may go on, what was written."""
         rate = self._steering.learning_rate
         changed = rate is not None and rate != self._learning_rate
         # Where the training stops, what callbacks write (the best weights) is for the driver alone.

@@ -17,7 +17,7 @@ EPOCH_RULES = {"asynchronous": {"name": "geo"}, "hogwild": {"name": "hogwild", "
 
 @dataclass(frozen=True)
 class ServerExchange:
-    """What workers and a parameter server exchange, and when.
+    """The rule, the window and the codec of workers and their parameter server.
 
     Args:
         rule: How a commit changes the center.

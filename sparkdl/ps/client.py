@@ -151,7 +151,9 @@ class Client(Closing):
 
     @property
     def residual(self) -> FloatArray | None:
-        """What a codec still has to send of the trained section; None where nothing is kept."""
+        """The rest of the trained section that a codec has yet to send; None where nothing is
+        kept.
+        """
         return None if self._coder is None else self._coder.residual
 
     @property

@@ -216,7 +216,7 @@ class RoundSynchronizer(Way):
 
     @property
     def buffer(self) -> FloatArray:
-        """What is sent, and then what came back."""
+        """The numbers to be sent, and after a round those that came back."""
         if self._apart is not None:
             return self._apart
         if self._sliced:
@@ -295,7 +295,9 @@ class RoundSynchronizer(Way):
         """Nothing to do: the server tells all ranks at the same round."""
 
     def agree_on_gradients(self, mine: list[int]) -> list[int]:
-        """What this rank knows, and tells with its rows; without a batch what the round told."""
+        """The kinds that this rank knows, and tells with its rows; without a batch those of the
+        round.
+        """
         if mine:
             self._client.without_gradient = [i for i, kind in enumerate(mine) if not kind]
             return mine
@@ -313,7 +315,7 @@ class RoundSynchronizer(Way):
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:
-        """What this rank knows; the server waits for no sums of a rank without rows."""
+        """The number that this rank knows; the server waits for no sums of a rank without rows."""
         return max(0, mine) if self._client.num_workers > 1 else 0
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

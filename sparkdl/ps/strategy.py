@@ -280,7 +280,7 @@ class ServerSynchronizer:
 
     @property
     def orders(self) -> Orders:
-        """What the server has told of last."""
+        """The orders that the server has told of last."""
         return self._orders
 
     @property

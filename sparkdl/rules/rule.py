@@ -1,4 +1,4 @@
-"""What an update rule is: a pure function on flat float32 buffers, in two halves.
+"""An update rule: a pure function on flat float32 buffers, in two halves.
 
 The *server half* (``init``, ``update``) says how a commit changes the center. The *worker half*
 (``exchange``) says what a worker sends and what it takes back. A rule of your own subclasses
@@ -23,7 +23,7 @@ __all__ = ["Commit", "Peer", "Rule", "State", "learning_rate_of", "require_paylo
 
 @dataclass(frozen=True)
 class Commit:
-    """What the server knows of one commit when the rule is applied.
+    """The facts about one commit when the rule is applied.
 
     Args:
         worker: Rank of the sender.

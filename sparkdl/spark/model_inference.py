@@ -34,7 +34,7 @@ from sparkdl.values import require_flag, require_int, require_name, require_path
 
 
 class ModelInference(ModelSettings):
-    """What a ``SparkModel`` does with its model beside training it."""
+    """The inference of a ``SparkModel``: all that it does with its model beside training."""
 
     @lists_its_arguments
     def predict(

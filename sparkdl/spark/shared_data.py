@@ -22,7 +22,7 @@ _MOST_QUESTIONS = 4
 
 @dataclass(frozen=True)
 class _Question:
-    """What decides which rows a fit reads, and how it decodes them.
+    """All that decides which rows a fit reads, and how it decodes them.
 
     Args:
         signature: The model's.

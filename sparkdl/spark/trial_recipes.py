@@ -1,4 +1,4 @@
-"""What a trial of ``tune.search`` trains: the model of ``build``, or an estimator's with Params."""
+"""Recipes of a trial of ``tune.search``: the model of ``build``, or an estimator's with Params."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class StageRecipe:
 
 
 class StageStudy(Study):
-    """What a search over an estimator found; :attr:`best_stage` is the best fitted stage."""
+    """The result of a search over an estimator; :attr:`best_stage` is the best fitted stage."""
 
     recipe: StageRecipe
 

@@ -72,7 +72,7 @@ class InprocChannel:
 
 
 def _carried(message: Message, limits: FrameLimits) -> Message:
-    """What a receiver gets of ``message``, encoded and decoded again; its body stays in place."""
+    """The message that a receiver gets: encoded and decoded again; its body stays in place."""
     frame = encode(message, max_meta_bytes=limits.max_meta_bytes)
     received, meta_size, body_size = decode_header(frame[:HEADER_BYTES], limits.kinds)
     limits.check(received, meta_size, body_size)

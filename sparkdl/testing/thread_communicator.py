@@ -26,7 +26,7 @@ from sparkdl.errors import ConfigError, ProtocolError, TransportError, WaitTimeo
 
 
 class _Table:
-    """What the ranks of one world have contributed, and which of them have closed."""
+    """The contributions of the ranks of one world, and which ranks have closed."""
 
     def __init__(self, size: int) -> None:
         self.size = size

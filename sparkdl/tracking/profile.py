@@ -32,7 +32,7 @@ BATCHES_BETWEEN = 16
 
 @dataclass(frozen=True)
 class Facts:
-    """What a fit was, as far as it explains where time goes.
+    """The facts about a fit that explain where its time goes.
 
     Args:
         usage: Rank -> what its time went into.

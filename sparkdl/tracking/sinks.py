@@ -51,7 +51,7 @@ class GuardedSink:
 
     @property
     def wants_progress(self) -> bool:
-        """What the sink says; a function wants all."""
+        """The sink's own word; a function wants all."""
         return not self._broken and (callable(self._sink) or self._sink.wants_progress)
 
     def take_model(self, model: Callable[[], object]) -> None:

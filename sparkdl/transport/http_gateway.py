@@ -139,7 +139,8 @@ class GreetedServer(wsgi.Server):
 
 
 class Members:
-    """What cheroot takes for its listening socket: connections that the greeter has welcomed.
+    """The connections that cheroot takes from its listening socket: those that the greeter has
+    welcomed.
 
     Args:
         listener: The socket that they came to.

@@ -1,4 +1,4 @@
-"""What transports serve: message in, replies out, no sockets and no clock of its own."""
+"""The service behind transports: message in, replies out, no sockets and no clock of its own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trials of a search say about its hyper-parameters: which of them matter."""
+"""The hyper-parameters that matter, by the trials of a search."""
 
 from __future__ import annotations
 

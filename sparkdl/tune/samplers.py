@@ -26,7 +26,7 @@ Outcome = Literal["running", "paused", "complete", "failed"]
 
 @dataclass(frozen=True)
 class Experience:
-    """What is known of an earlier trial when a new one begins.
+    """The facts about an earlier trial when a new one begins.
 
     Args:
         params: Its hyper-parameters.

@@ -1,4 +1,4 @@
-"""What a rule of ``mode='allreduce'`` is: frozen options, and the exchange opened from them."""
+"""Rules of ``mode='allreduce'``: frozen options, and the exchange opened from them."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Exchange:
         self.extras = self.whole[size:-1]
 
     def state(self) -> State:
-        """What a second run needs to go on: names to arrays or ints, the same on all ranks.
+        """The state from which a second run goes on: names to arrays or ints, equal on all ranks.
 
         A collective call. Empty where a second run needs nothing.
         """

@@ -330,7 +330,7 @@ class OneBitAdamExchange(OptimizerExchange):
 
 
 class _Frozen:
-    """What the steps after the warm-up use; ``mine`` is this rank's slice."""
+    """The vectors of the steps after the warm-up; ``mine`` is this rank's slice."""
 
     def __init__(self, mean: FloatArray, inverse: FloatArray, code: SignCode, mine: slice) -> None:
         self.mean, self.inverse, self.code, self.mine = mean, inverse, code, mine

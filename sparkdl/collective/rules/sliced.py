@@ -32,7 +32,7 @@ _PIECE = 1 << 22
 
 @dataclass(frozen=True)
 class AroundStep:
-    """What a Keras optimizer does before and after its step, of the options of its constructor.
+    """The options of a Keras optimizer that act before and after its step.
 
     Args:
         clipnorm: Largest norm of the gradient of each variable; None for no limit.

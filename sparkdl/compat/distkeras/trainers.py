@@ -23,7 +23,7 @@ from sparkdl.spark.ml.parts import archive_of
 
 
 class Trainer:
-    """What all trainers have. ``train`` never changes the model that it was given.
+    """The base of all trainers. ``train`` never changes the model that it was given.
 
     Args:
         keras_model: A built Keras model; compiled or not.
@@ -242,7 +242,7 @@ def own_optimizer(optimizer: Any) -> Any:
 
 
 class DistributedTrainer(Trainer):
-    """What the trainers with a parameter server have.
+    """The base of the trainers with a parameter server.
 
     Args:
         keras_model: See :class:`Trainer`.

@@ -39,7 +39,7 @@ _SETTINGS = "distributed_config"
 
 @dataclass(frozen=True)
 class StageFile:
-    """What such a file holds.
+    """The content of such a file.
 
     Args:
         config: The Params that have a value, by name.
@@ -179,7 +179,7 @@ def _getter(name: str) -> Callable[[Any], Any]:
 
 
 class _ElephasStage(Stage):
-    """What both stages have: a model's architecture as JSON, and custom objects."""
+    """The base of both stages: a model's architecture as JSON, and custom objects."""
 
     PARTS: tuple[str, ...] = ("custom_objects",)
     _custom_objects: dict[str, Any]

@@ -249,7 +249,7 @@ def _class_named(name: Any) -> type[_Model]:
 
 
 def _settings_in(content: bytes, path: str) -> dict[str, Any]:
-    """What the HDF5 file of a model says about its training; empty if plain Keras wrote it."""
+    """The settings of training in a model's HDF5 file; empty if plain Keras wrote it."""
     import h5py
 
     try:

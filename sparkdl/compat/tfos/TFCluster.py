@@ -154,7 +154,7 @@ class TFCluster:
         return run
 
     def inference(self, dataRDD: Any, feed_timeout: float = 600.0, qname: str = "input") -> Any:
-        """What the function gives as results for the elements of an RDD: one for each, in order.
+        """The function's results for the elements of an RDD: one for each, in order.
 
         Nothing runs before the results are asked for. Then each partition that is asked for calls
         the function once, in an ordinary task, as the only node of a cluster; the function gets the

@@ -1,4 +1,4 @@
-"""What a node keeps beside its function: values by name, and queues."""
+"""The store of a node beside its function: values by name, and queues."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class TFManager:
         return self._queues.get(qname)
 
     def elements(self, qname_in: str, qname_out: str) -> Elements:
-        """What a feed takes: Spark's rows, or what is put into a queue of this process.
+        """The elements of a feed: Spark's rows, or those put into a queue of this process.
 
         Raises:
             ConfigError: There are no rows, and no such queue.
@@ -86,7 +86,7 @@ class TFManager:
 
 
 class _QueueElements:
-    """What a thread of this process puts into a queue; None is the end."""
+    """The elements that a thread of this process puts into a queue; None is the end."""
 
     def __init__(
         self, mgr: TFManager, taken: queue.Queue[Any], given: queue.Queue[Any] | None

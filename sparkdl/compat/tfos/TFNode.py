@@ -1,4 +1,4 @@
-"""What a function finds on its node: its context, and the rows that it is fed."""
+"""The tools of a function on its node: its context, and the rows that it is fed."""
 
 from __future__ import annotations
 

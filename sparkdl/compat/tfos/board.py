@@ -28,7 +28,7 @@ _MARK = "sparkdl-board: "
 
 @dataclass(frozen=True)
 class BoardRequest:
-    """What the chief is told of TensorBoard.
+    """The settings of TensorBoard that the chief is told.
 
     Args:
         log_dir: The folder that it shows; None: ``tensorboard_<executor_id>`` below the node's
@@ -70,7 +70,7 @@ class BoardUrl:
 
     @contextmanager
     def requested(self, spark: Any, log_dir: str | None) -> Iterator[BoardRequest]:
-        """What the chief needs; within, it can tell the URL.
+        """The request for the chief; within, the chief can tell the URL.
 
         Args:
             spark: The session.
@@ -116,7 +116,7 @@ def board_of(request: BoardRequest) -> Iterator[None]:
 
 
 def _url_of(process: subprocess.Popen[str]) -> str:
-    """What the process says when it serves."""
+    """The URL that the process prints when it serves."""
     output, printed = process.stdout, list[str]()
     assert output is not None
 

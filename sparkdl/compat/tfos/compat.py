@@ -1,4 +1,4 @@
-"""What differed between versions of TensorFlow."""
+"""Functions that differed between versions of TensorFlow."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def infer_schema(example: bytes | _Example, binary_features: Sequence[str] = ())
 
 
 class _Example(Protocol):
-    """What ``tf.train.Example`` has."""
+    """The interface of ``tf.train.Example``."""
 
     def SerializeToString(self) -> bytes: ...
 

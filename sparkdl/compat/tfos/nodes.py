@@ -136,7 +136,7 @@ MapFunction = Callable[[Any, TFNodeContext], object]
 
 
 class FedRows(Protocol):
-    """What a node needs of its rank's feed."""
+    """The part of a rank's feed that a node needs."""
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
         """The next rows; None if there are no more."""
@@ -170,7 +170,7 @@ class RankElements:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """What the nodes of a cluster are told.
+    """The facts that the nodes of a cluster are told.
 
     Args:
         default_fs: The default file system of Spark.

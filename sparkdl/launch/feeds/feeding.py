@@ -1,4 +1,4 @@
-"""What ``run(fn, data=...)`` gives to the function on each rank: its feed."""
+"""The feed that ``run(fn, data=...)`` gives to the function on each rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What driver and ranks tell each other while a stream feeds the ranks: no rows, only where."""
+"""The messages of driver and ranks while a stream feeds the ranks: no rows, only where."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class ModelArchive:
     beside: bytes = b""
 
     def without_content(self) -> ModelArchive:
-        """What is left to know of it once a model was made of it."""
+        """The archive without its file, once a model was made of it."""
         return replace(self, content=b"", beside=b"")
 
 

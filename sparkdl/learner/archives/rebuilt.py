@@ -61,7 +61,7 @@ _known: OrderedDict[str, _Rebuilt] = OrderedDict()
 def compared_with_rebuilt(
     model: Any, key: str, load: Load, custom_objects: dict[str, Any]
 ) -> tuple[UnsavedSettings, dict[str, np.ndarray]]:
-    """What a worker gets beside the file of a model, so that it has the same model.
+    """The settings and values beside a model's file, with which a worker has the same model.
 
     Args:
         model: Built, compiled or not.

@@ -69,7 +69,7 @@ class GlobalSettings:
             state.set_global_attribute("dtype_policy", policy)
 
     def within(self, function: Callable[[], T]) -> T:
-        """What ``function`` returns with these settings."""
+        """Calls ``function`` with these settings; returns its result."""
         with self.set():
             return function()
 
@@ -91,7 +91,7 @@ class GlobalSettings:
 
 @dataclass(frozen=True)
 class UnsavedSettings:
-    """What a loaded model is given, so that it is as the one that was saved.
+    """The settings that make a loaded model the one that was saved.
 
     Args:
         globals: Of Keras.
@@ -253,7 +253,7 @@ a loss or a metric are there (``delta`` of Huber, ``axis`` of CosineSimilarity).
 
 @dataclass(frozen=True)
 class ComparedPart:
-    """What can be compared of one layer, loss, metric or optimizer.
+    """The comparable attributes of one layer, loss, metric or optimizer.
 
     Args:
         thing: The object itself; None in what is kept of a model.
@@ -314,7 +314,7 @@ def _is_inner(name: str, kind: type) -> bool:
 
 @cache
 def _attributes_of_keras() -> frozenset[str]:
-    """What every layer, model, loss, metric and optimizer has."""
+    """The attributes that every layer, model, loss, metric and optimizer has."""
     model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
     model.compile("sgd", "mse", metrics=["mae"])
     things = (
@@ -326,7 +326,7 @@ def _attributes_of_keras() -> frozenset[str]:
 
 @dataclass(frozen=True)
 class BesideFile:
-    """What a model gets that was loaded from its file.
+    """The settings and values for a model that was loaded from its file.
 
     Args:
         settings: Those that no configuration has.

@@ -1,4 +1,4 @@
-"""What a Keras model is compiled with: given apart, asked of a compiled one, wanted by a rule."""
+"""Compile settings of a Keras model: given apart, asked of a compiled one, wanted by a rule."""
 
 from __future__ import annotations
 

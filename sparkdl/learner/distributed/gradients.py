@@ -89,7 +89,7 @@ def as_dense(gradient: Any) -> Any:
 
 
 class _CommunicatorReducer:
-    """What the backends share: one flat NumPy array in, the joined one out."""
+    """The base of all backends: one flat NumPy array in, the joined one out."""
 
     def __init__(
         self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool

@@ -91,7 +91,7 @@ def is_distributed(optimizer: Any) -> bool:
 
 
 class _Distribution:
-    """What a distributed optimizer has beside the plain one, in an object that Keras ignores.
+    """The additions to a plain optimizer, in an object that Keras ignores.
 
     Args:
         reducer: Joins gradients over the ranks.
@@ -140,7 +140,7 @@ class _Distributed:
 
     @property
     def _made(self) -> _Distribution:
-        """What the optimizer has beside the plain one, once it is made."""
+        """The additions to the plain optimizer, once they are made."""
         assert self._distribution is not None
         return self._distribution
 

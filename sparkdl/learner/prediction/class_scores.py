@@ -59,7 +59,7 @@ class ClassScores:
         return _softmax(values) if self.exclusive else _sigmoid(values)
 
     def raw(self, values: Array) -> Array:
-        """What grows with the probability: logits, or the logarithm of the probabilities.
+        """Numbers that grow with the probability: logits, or the logarithm of the probabilities.
 
         A single unit becomes ``-z, z`` with its logit z.
         """

@@ -29,7 +29,7 @@ _LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl
 
 
 def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
-    """What Keras' error about one batch says of the model's loss or metrics.
+    """The mistake in loss or metrics behind Keras' error about one batch.
 
     Args:
         model: Compiled.

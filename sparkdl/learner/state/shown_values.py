@@ -1,4 +1,5 @@
-"""What a ``compute_metrics`` of the user's own shows beside the values of the model's metrics.
+"""Values that a ``compute_metrics`` of the user's own shows beside the values of the model's
+metrics.
 
 Keras shows what it returned for the last batch. Workers add metric variables up, so each such value
 has a metric here: on a worker's model as long as it lives, on the driver's while results are made.

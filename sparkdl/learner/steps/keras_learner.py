@@ -41,7 +41,7 @@ from sparkdl.weights import FloatArray, Layout
 
 
 class KerasLearner(ABC):
-    """What does not depend on the backend in a learner around one compiled ``keras.Model``.
+    """The part of a learner that is alike on all backends, around one compiled ``keras.Model``.
 
     See :class:`sparkdl.learning.Learner` for its methods.
 
@@ -210,7 +210,7 @@ class KerasLearner(ABC):
             reducer.send_as_slices(self._sliced)
 
     def _agree_without_batch(self, reducer: Reducer) -> None:
-        """What the others agree on and add up, in the order in which they do."""
+        """Takes part in all that the others agree on and add up, in their order."""
         self._add_nothing_up(reducer, reducer.agree_on_terms(-1))
         self._learn_from(reducer)
 

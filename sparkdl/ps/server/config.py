@@ -73,7 +73,7 @@ class ServerConfig:
         return Coordinator(self.limits(), store)
 
     def compression(self) -> Compression | None:
-        """What travels encoded; the workers need an equal one.
+        """The codecs of commits and replies; the workers need equal ones.
 
         Raises:
             ConfigError: The codec would send more than no compression does.

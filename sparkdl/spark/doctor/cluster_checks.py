@@ -1,4 +1,4 @@
-"""What Spark's settings and the common probe of all slots mean."""
+"""Findings from Spark's settings and from the common probe of all slots."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
 
 
 def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
-    """What a Spark Connect client is refused.
+    """The checks of what a Spark Connect client is refused.
 
     Args:
         config: Of the run.

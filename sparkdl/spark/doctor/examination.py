@@ -242,7 +242,7 @@ def doctor(
 
 
 def environment() -> dict[str, Any]:
-    """What this process knows of its Python, its packages and its machine, as plain values.
+    """This process' Python, packages and machine, as plain values.
 
     ``'packages'`` has versions by name (None where a package is missing), ``'spark'`` and
     ``'java'`` the versions that a session of this process would have, ``'memory'`` and ``'disk'``

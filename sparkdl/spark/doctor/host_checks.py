@@ -1,4 +1,6 @@
-"""What the facts of the driver and the executors mean: Python, packages, memory, disk, devices."""
+"""Findings from the facts of the driver and the executors: Python, packages, memory, disk,
+devices.
+"""
 
 from __future__ import annotations
 

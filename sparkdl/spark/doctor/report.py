@@ -34,7 +34,7 @@ class Check:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """What :func:`sparkdl.doctor` found; printed as lines, drawn in a notebook as a table.
+    """The findings of :func:`sparkdl.doctor`; printed as lines, drawn in a notebook as a table.
 
     Args:
         checks: In the order in which they were made.

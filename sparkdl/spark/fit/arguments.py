@@ -92,7 +92,7 @@ def check_class_weight(class_weight: Any) -> Mapping[int, float]:
 
 @dataclass(frozen=True)
 class FitArguments(UserSettings):
-    """What the user asked of one ``fit``, beside data, columns and callbacks.
+    """The arguments of one ``fit``, beside data, columns and callbacks.
 
     Args:
         epochs: Passes over the data; where it goes on from a given epoch, the epoch to stop at.

@@ -21,7 +21,7 @@ ChosenExchange = ServerExchange | AllReduceExchange
 def choose_exchange(
     config: FitConfig, rule: Any, compression: Any, optimizer: Any
 ) -> ChosenExchange:
-    """What workers exchange for what the user asked.
+    """The exchange that fits what the user asked.
 
     Args:
         config: What the user asked beside the rest.

@@ -1,4 +1,4 @@
-"""What ``fit`` warns of: workers that take turns, and those that were in each other's way."""
+"""Warnings of ``fit``: workers that take turns, and those that were in each other's way."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def open_sinks(
 
 
 def progress_sink(verbose: str | int) -> Sink:
-    """What shows a fit to whoever called it: curves in a notebook, else a bar or lines."""
+    """The view of a fit for its caller: curves in a notebook, else a bar or lines."""
     if curves_take_the_bars_place(verbose):
         return GuardedSink(NotebookCurves())
     return ProgressBar(verbosity(verbose))

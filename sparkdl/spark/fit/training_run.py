@@ -60,7 +60,7 @@ class Run(Protocol):
 
 
 class CoordinatedRun(ABC):
-    """What the runs share whose workers a coordinator follows; see :class:`Run`."""
+    """The base of runs whose workers a coordinator follows; see :class:`Run`."""
 
     @property
     @abstractmethod

@@ -155,7 +155,7 @@ def make_spec(
 def _match(
     given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
-    """What the user named for each of the model's inputs (or outputs).
+    """The columns that the user named for each of the model's inputs (or outputs).
 
     Args:
         given: One choice, for a model with one input, or input name -> choice.

@@ -44,7 +44,7 @@ class RddForm(Form):
 
 
 def pair_encoder(signature: Signature) -> PairEncoder:
-    """What turns an RDD's elements into rows of bytes, by the model's own, fixed shapes.
+    """The encoder of an RDD's elements as rows of bytes, by the model's own, fixed shapes.
 
     Raises:
         DataError: A shape of the model is free.

@@ -115,7 +115,7 @@ _BATCH_SIZE = 32
 
 
 class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
-    """What both have in common: which model, and how images become its inputs."""
+    """The base of both: which model, and how images become its inputs."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("preprocess", "_preprocess", code=True),)
 

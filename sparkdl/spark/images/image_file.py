@@ -31,7 +31,7 @@ _BATCH_SIZE = 32
 
 
 class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):  # type: ignore[misc]
-    """What both have in common: a model, and a function that loads one image."""
+    """The base of both: a model, and a function that loads one image."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("imageLoader", "_loader", code=True),)
 

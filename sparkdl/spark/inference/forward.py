@@ -47,7 +47,7 @@ def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
 
 
 class ForwardTask:
-    """What the tasks share that run a model forward: its devices, and what becomes of failures."""
+    """The base of tasks that run a model forward: its devices, and what becomes of failures."""
 
     archive: PredictorArchive
     use_gpu: UseGpu

@@ -1,4 +1,4 @@
-"""What a classifier or a regressor asks of its model and its label column, before a job starts."""
+"""Checks of a classifier's or a regressor's model and label column, before a job starts."""
 
 from __future__ import annotations
 

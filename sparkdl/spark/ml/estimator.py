@@ -226,7 +226,7 @@ class KerasTransformer(
 
     @property
     def features(self) -> Any:
-        """What the model reads: a column, several, or input name -> either."""
+        """The columns that the model reads: a column, several, or input name -> either."""
         several = self.getOrDefault("featuresCols")
         return self.getOrDefault("inputCol") if several is None else several
 

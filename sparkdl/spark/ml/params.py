@@ -181,6 +181,6 @@ class ColumnsStage(Stage):
 
     @property
     def features(self) -> Any:
-        """What the model reads: a column, several, or input name -> either."""
+        """The columns that the model reads: a column, several, or input name -> either."""
         several = self.getOrDefault("featuresCols")
         return self.getOrDefault("featuresCol") if several is None else several

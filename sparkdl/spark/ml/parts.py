@@ -1,4 +1,6 @@
-"""What an estimator has beside its Params: a model, or how to make one; callbacks; a decoder."""
+"""The parts of an estimator beside its Params: a model, or how to make one; callbacks; a
+decoder.
+"""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Stage(Params):
         self.setParams(**arguments)
 
     def _prepare(self) -> None:
-        """What a stage does between its defaults and its arguments."""
+        """The preparation of a stage between its defaults and its arguments."""
 
     def setParams(self: Self, **arguments: Any) -> Self:
         """Sets Params and parts by keyword, each as its own setter would.

@@ -39,7 +39,7 @@ E = TypeVar("E", bound="TrainingStage")
 
 @dataclass(frozen=True)
 class StageFit:
-    """What a fit of an estimator does: a model, the settings of its ``SparkModel``, and the
+    """The plan of an estimator's fit: a model, the settings of its ``SparkModel``, and the
     arguments of that one's ``fit``."""
 
     model: Any
@@ -49,7 +49,7 @@ class StageFit:
 
 @has_params(*MODEL_PARAMS, *LIMITS_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
 class TrainingStage(ColumnsStage):
-    """What the estimators share. Training goes through :class:`sparkdl.SparkModel`."""
+    """The base of the estimators. Training goes through :class:`sparkdl.SparkModel`."""
 
     PARTS = (
         "customObjects", "model", "modelBuilder", "optimizer", "loss", "metrics", "callbacks",
@@ -174,7 +174,7 @@ class TrainingStage(ColumnsStage):
         )
 
     def plan_fit(self, schema: Any) -> StageFit:
-        """What ``fit`` does with rows of a schema; the model is a new one.
+        """The plan of ``fit`` for rows of a schema; its model is a new one.
 
         Raises:
             ConfigError: There is no model, or what the Params say cannot go together.

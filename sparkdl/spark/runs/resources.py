@@ -1,4 +1,4 @@
-"""What tasks ask of their executors: Spark's stage-level scheduling, and memory.
+"""The resources that tasks ask of their executors: Spark's stage-level scheduling, and memory.
 
 Memory of the Python workers is no part of an executor's Java memory.
 """

@@ -1,4 +1,4 @@
-"""What all of ``spark/`` stands on: sessions, the executors' Python, versions of Spark, frames.
+"""The ground of all of ``spark/``: sessions, the executors' Python, versions of Spark, frames.
 
 - ``running``: whether a session runs, is local or Spark Connect, and what it says
 - ``interpreter``: the Python that executors start

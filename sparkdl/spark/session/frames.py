@@ -1,4 +1,4 @@
-"""What is a DataFrame, an RDD or a column of vectors, classic or Connect."""
+"""Tests of whether something is a DataFrame, an RDD or a column of vectors, also with Connect."""
 
 from __future__ import annotations
 

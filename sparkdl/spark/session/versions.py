@@ -183,7 +183,8 @@ def _known(kind: pa.DataType) -> pa.DataType:
 
 
 def metadata_place(spark: Any) -> Any:
-    """What Spark's writers and readers of a stage's Params take: the session, before 4.0 a context.
+    """The argument of Spark's writers and readers of a stage's Params: the session, before 4.0 a
+    context.
 
     Raises:
         ResourceError: A Connect session of an older Spark, which has no context.

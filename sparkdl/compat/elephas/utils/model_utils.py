@@ -1,4 +1,4 @@
-"""What kind of prediction a loss stands for."""
+"""The kind of prediction that a loss stands for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CLASSIFICATION = (
 
 
 class ModelType(Enum):
-    """What a model predicts."""
+    """The kind of a model's predictions."""
 
     CLASSIFICATION = 1
     REGRESSION = 2
@@ -34,7 +34,9 @@ class LossModelTypeMapper:
     }
 
     def get_model_type(self, loss: Any) -> ModelType | None:
-        """What a model with this loss predicts; None for a loss that is not in the list."""
+        """The kind of prediction of a model with this loss; None for a loss that is not in the
+        list.
+        """
         return self._types.get(name_of_loss(loss))
 
     def register_loss(self, loss: str | Callable[..., Any], model_type: ModelType) -> None:
