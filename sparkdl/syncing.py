@@ -22,7 +22,7 @@ L = TypeVar("L", bound=Learner, contravariant=True)
 
 @dataclass(frozen=True)
 class Start:
-    """Where a worker begins: beyond zero if an earlier attempt at its task did part of the work.
+    """The begin of a worker: beyond zero if an earlier attempt at its task did part of the work.
 
     Args:
         epoch: Epoch to begin with.

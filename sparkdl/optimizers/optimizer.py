@@ -51,7 +51,7 @@ class FlatOptimizer(abc.ABC):
         """
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        """Where the Keras optimizer that takes the same steps has the same state.
+        """The attributes of the Keras optimizer of the same steps that have the same state.
 
         Returns:
             Each array of the state -> the attribute with Keras' variables, and a factor: Keras'

@@ -104,7 +104,7 @@ class RoundSynchronizer(Way):
         self._unstored = (progress.epoch, progress.batch)
 
     def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
-        """Of the statistics this worker has a copy."""
+        """Takes the changes, also into this worker's copy of the statistics."""
         super().take_changes(learner, changes)
         self.take_statistics(learner)
 

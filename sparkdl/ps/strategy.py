@@ -274,8 +274,8 @@ class ServerSynchronizer:
 
     @property
     def cuts_stacks(self) -> bool:
-        """Where nobody waits for this worker's next window, and nothing has to be put right after
-        an exchange but the weights."""
+        """True where nobody waits for this worker's next window, and nothing has to be put right
+        after an exchange but the weights."""
         return self._way.cuts_stacks
 
     @property

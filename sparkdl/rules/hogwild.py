@@ -50,7 +50,7 @@ class Hogwild(Rule):
 
     @property
     def damps(self) -> bool:
-        """Where changes are added up, unless ``damping`` is False."""
+        """True where changes are added up, unless ``damping`` is False."""
         return self.damping and self.scale == "sum"
 
     def update(

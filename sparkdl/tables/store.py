@@ -320,7 +320,7 @@ class RowStore:
             yield self.rows_at(slots[start : start + BLOCK_ROWS])
 
     def slots(self, since: int | None = None) -> Slots:
-        """Where the rows of :meth:`blocks` are, in their order."""
+        """The places of the rows of :meth:`blocks`, in their order."""
         slots = self._index.live()
         if since is not None:
             self._require_tracking("rows that changed since a step of the clock")

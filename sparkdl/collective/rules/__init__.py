@@ -87,7 +87,7 @@ __all__ = [
 
 
 def _adapt(given: object) -> ExchangeRule | None:
-    """Of a server's rule the one that runs it without a server, where there is one."""
+    """The rule that runs a server's rule without a server, where there is one."""
     return DiLoCoExchangeRule(**given.config()) if type(given) is DiLoCo else None
 
 

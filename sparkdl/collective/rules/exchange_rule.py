@@ -294,7 +294,7 @@ class OuterExchange(WeightsExchange):
         super().__init__(communicator, layout, extras)
         self.outer = outer
         self.outer_state: State = {}
-        """What ``outer`` keeps beside the center's trained section."""
+        """The state that ``outer`` keeps beside the center's trained section."""
 
     def start(self, weights: FloatArray) -> None:
         super().start(weights)
@@ -318,7 +318,7 @@ class OptimizerExchange(FilledExchange):
     optimizer: FlatOptimizer
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        """Where the compiled Keras optimizer has the state; see the optimizer's."""
+        """The attributes of the compiled Keras optimizer that have the state; see the optimizer's."""
         return self.optimizer.keras_slots()
 
     keeper: int | None = None

@@ -79,7 +79,7 @@ class Sliced(ExchangeRule):
 
     optimizer: FlatOptimizer | None = None
     around: AroundStep = field(default=AroundStep(), init=False)
-    """What the compiled optimizer does around its step, which :meth:`bind` finds."""
+    """The compiled optimizer's options around its step, which :meth:`bind` finds."""
 
     name: ClassVar[str] = "sliced"
     exchanges = "optimizer"
@@ -107,8 +107,7 @@ class Sliced(ExchangeRule):
         return SlicedExchange(communicator, layout, self.optimizer, self.around)
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        """Where the Keras optimizer has the state of this rule; see
-        :meth:`FlatOptimizer.keras_slots`."""
+        """The attributes of the Keras optimizer that have the state; see the optimizer's."""
         return slots_of(self.optimizer, self.around) if self.optimizer else {}
 
 

@@ -19,7 +19,7 @@ from sparkdl.tables.reading import TableReader
 
 
 def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
-    """Where the rows of the model's tables are kept; None for a model without tables."""
+    """The folder that keeps the rows of the model's tables; None for a model without tables."""
     if checkpoints is None or not ModelTables(model).layers:
         return None
     here = storage.path_on_disk(checkpoints.folder)  # workers have working folders of their own
