@@ -318,7 +318,7 @@ class OptimizerExchange(FilledExchange):
     optimizer: FlatOptimizer
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
-        """The attributes of the compiled Keras optimizer that have the state; see the optimizer's."""
+        """Attributes of the compiled Keras optimizer that have the state; see the optimizer's."""
         return self.optimizer.keras_slots()
 
     keeper: int | None = None
