@@ -9,11 +9,10 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
 from sparkdl.spark.fit.choice import ChosenExchange
-from sparkdl.spark.fit.tables import stored_tables
+from sparkdl.spark.fit.tables import TrainedTable, stored_tables
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training import StageSummary
 from sparkdl.spark.forms.sources import Columns
-from sparkdl.tables.reading import TableReader
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 from sparkdl.values import shown
 
@@ -136,10 +135,11 @@ class ModelSettings:
         return None if self._facts is None else profile_of(self._facts)
 
     @property
-    def tables(self) -> Mapping[str, TableReader]:
+    def tables(self) -> Mapping[str, TrainedTable]:
         """Table name -> its rows after a fit, of a model with ``sparkdl.layers.ServedEmbedding``.
 
-        ``tables['ads'].pull(ids)`` gives rows; nothing is loaded whole. Empty for other models.
+        ``tables['ads'].pull(ids)`` gives rows, ``len(...)`` their number, ``.to_dataframe()`` all
+        of them for Spark; nothing is loaded whole. Empty for other models.
 
         Raises:
             ResourceError: The files of the fit are gone, or not whole.

@@ -42,6 +42,21 @@ class TableReader:
     def __len__(self) -> int:
         return len(self._files)
 
+    @property
+    def folder(self) -> str:
+        """The path or URI."""
+        return self._files.folder
+
+    @property
+    def parts(self) -> int:
+        """Parts of the table: as many as there were ranks."""
+        return self._files.ranks
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is kept how often ids were seen."""
+        return RowStore.from_settings(self._files.settings).tracks
+
     def pull(self, ids: Ids, default: Unknown = "zeros") -> FloatArray:
         """The rows of ids, of shape (ids, dim); see :meth:`look_up`."""
         return self.look_up(ids, default)[0]

@@ -62,6 +62,9 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(
     found, known = table.look_up(np.unique(ids))
     assert len(table) == known.sum() > IDS * 0.8
     assert (np.abs(found[known]) > 0).all()
+    listed = {row["id"]: row["row"] for row in table.to_dataframe().collect()}
+    assert sorted(listed) == np.unique(ids)[known].tolist()
+    np.testing.assert_array_equal([listed[i] for i in sorted(listed)], found[known])
 
     alone = model.predict(ids, verbose=0)[:, 0]
     predicted = sorted(
