@@ -192,6 +192,7 @@ class RoundStore(ParameterStore):
             reply = chunk_reply(whole, message.offset, group.limits.chunk_bytes)
             group.answer(connection, reply, worker)
         elif kind in (StoreKind.CARRIED, StoreKind.CARRIED_PUT, StoreKind.CARRIED_GET):
+            self._enter_round(worker)
             self._carried.receive(connection, message, worker)
         else:
             self._transfer.receive(group, connection, message)

@@ -138,7 +138,12 @@ class CarriedValues:
                 self._blob = whole
             reply = Message(Kind.OK)
         else:
-            assert self._blob is not None  # it was told of the bytes that it reads
+            if self._blob is None:
+                raise ProtocolError(
+                    "no counters and seeds are stored",
+                    expected="CARRIED_PUT of a rank first",
+                    received="CARRIED_GET",
+                )
             reply = chunk_reply(self._blob, message.offset, self._group.limits.chunk_bytes)
         self._group.answer(connection, reply, worker)
 

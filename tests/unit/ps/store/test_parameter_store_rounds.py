@@ -679,6 +679,24 @@ def test_counters_wait_until_all_have_those_of_before() -> None:
     assert not world.last(0).flags & Flag.UPLOAD
 
 
+def test_counters_that_nobody_has_sent_cannot_be_read() -> None:
+    reply = uneven_world().send(0, StoreKind.CARRIED_GET, offset=0)
+    assert reply is not None
+    assert reply.kind is Kind.ERROR
+
+
+def test_counters_of_a_worker_that_the_others_have_gone_back_without_are_refused() -> None:
+    world = uneven_world()
+    world.drop(0)
+    world.drop(1)
+    world.wait(3)  # the grace
+    world.hello(100, attempt=1, rank=0, meta={"batches_per_epoch": 1})
+    world.hello(101, attempt=1, rank=1, meta={"batches_per_epoch": 3})
+    late = world.send(1, StoreKind.CARRIED, epoch=0, batch=3, batches=1)
+    assert late is not None
+    assert late.kind is Kind.ERROR
+
+
 def test_counters_that_are_equal_on_all_do_not_travel() -> None:
     world = started(payload=GRADIENT)
     for rank in (0, 1):
