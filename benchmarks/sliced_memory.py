@@ -3,9 +3,10 @@
 A network of 25 million weights (25 layers of 1,000 units) on as many workers as are asked for, each
 an executor of its own; every kind runs in a process of its own. Printed is the resident memory of a
 worker while it trains (the median and the most of its samples, the largest of the workers), and how
-much more it is than with SGD, by the size of Adam's state: 8 bytes for each weight.
+much more it is than with SGD, by the size of Adam's state: 8 bytes for each weight. With ``--time`` the
+fits of Adam with and without slices alternate in one session, and the time of a step is printed.
 
-    python benchmarks/sliced_memory.py [--workers 2] [--repeats 1]
+    python benchmarks/sliced_memory.py [--workers 2] [--repeats 1] [--time]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -38,7 +40,8 @@ def watch(ended: threading.Event, samples: dict[int, list[float]]) -> None:
                 continue
 
 
-def train(kind: str, workers: int) -> dict[str, float]:
+def make(kind: str, workers: int) -> Any:
+    """A SparkModel of its own."""
     import keras
 
     from sparkdl import SparkModel
@@ -48,17 +51,49 @@ def train(kind: str, workers: int) -> dict[str, float]:
     layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
     model: Any = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
     model.compile(getattr(keras.optimizers, optimizer)(1e-4), "mse")
-    x = np.random.default_rng(0).normal(size=(workers * BATCH * STEPS, WIDTH)).astype("float32")
+    return SparkModel(
+        model, mode="allreduce", rule=rule, num_workers=workers, batch_size=BATCH,
+        communicator="builtin",
+    )  # fmt: skip
+
+
+def make_rows(workers: int) -> np.ndarray:
+    rows = workers * BATCH * STEPS
+    return np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+
+
+def time_steps(workers: int, repeats: int) -> None:
+    """Prints the time of a step: that of eight more epochs, by their steps."""
+    spark = workload.start_spark(workers)
+    x = make_rows(workers)
+    found: dict[str, list[float]] = {kind: [] for kind in KINDS if kind != "SGD"}
+    try:
+        for number in range(repeats + 1):
+            for kind, times in found.items():
+                seconds = {}
+                for epochs in (1, 9):
+                    began = time.perf_counter()
+                    make(kind, workers).fit(x, x, epochs=epochs, verbose=0)
+                    seconds[epochs] = time.perf_counter() - began
+                if number:  # the first fits compile
+                    times.append((seconds[9] - seconds[1]) / (8 * STEPS))
+    finally:
+        spark.stop()
+    middle = {kind: statistics.median(times) for kind, times in found.items()}
+    print("| optimizer | ms a step | × |")
+    print("|---|---|---|")
+    for kind, value in middle.items():
+        print(f"| {kind} | {value * 1e3:.0f} | {value / middle['Adam']:.2f} |")
+
+
+def train(kind: str, workers: int) -> dict[str, float]:
+    x = make_rows(workers)
     ended, samples = threading.Event(), dict[int, list[float]]()
     spark = workload.start_spark(workers)
     watcher = threading.Thread(target=watch, args=(ended, samples))
     watcher.start()
     try:
-        spark_model = SparkModel(
-            model, mode="allreduce", rule=rule, num_workers=workers, batch_size=BATCH,
-            communicator="builtin",
-        )  # fmt: skip
-        spark_model.fit(x, x, epochs=EPOCHS, verbose=0)
+        make(kind, workers).fit(x, x, epochs=EPOCHS, verbose=0)
     finally:
         ended.set()
         watcher.join()
@@ -74,8 +109,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--time", action="store_true")
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.time:
+        time_steps(options.workers, options.repeats)
+        return
     if options.kind:
         print(json.dumps(train(options.kind, options.workers)))
         return
