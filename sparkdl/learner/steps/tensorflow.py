@@ -32,6 +32,7 @@ from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart
 from sparkdl.learner.steps.tensorflow_exchange import (
+    LARGE_BYTES,
     LEAST_FUSED,
     HorovodExchange,
     Joined,
@@ -39,8 +40,11 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     apply_fused,
     as_arrays,
     as_slices,
+    assign_each,
+    copy_flat,
     copy_slots,
     dense_of,
+    flat_parts,
     flat_rows,
     flatten,
     in_form,
@@ -99,8 +103,11 @@ class TensorFlowLearner(KerasLearner):
 
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
-        self._assign(tf.convert_to_tensor(flat))
         self._flat = None
+        if self._layout.size_bytes < LARGE_BYTES:
+            self._assign(tf.convert_to_tensor(flat))
+        else:
+            assign_each((*self.trained, *self.averaged), self._layout.views(flat))
 
     def reload(self) -> None:
         super().reload()
@@ -112,7 +119,9 @@ class TensorFlowLearner(KerasLearner):
 
     @cached_property
     def _assign(self) -> Any:
-        return self._compile_flat(self._trace_assign)
+        return self._compile_flat(
+            lambda flat: assign_each((*self.trained, *self.averaged), split(flat, self._layout))
+        )
 
     @cached_property
     def _apply(self) -> Any:
@@ -128,14 +137,6 @@ class TensorFlowLearner(KerasLearner):
             tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in (*self.trained, *self.averaged)
         ]
         return tf.concat(parts, 0)
-
-    def _trace_assign(self, flat: tf.Tensor) -> None:
-        parts = split(flat, self._layout)
-        for variable, part in zip((*self.trained, *self.averaged), parts, strict=True):
-            if part.dtype == tf.float64:  # what rounds to the same float32 is more exact
-                same = tf.cast(variable.value, tf.float32) == tf.cast(part, tf.float32)
-                part = tf.where(same, variable.value, part)
-            variable.assign(part)
 
     # -- training ------------------------------------------------------------------------------
 
@@ -250,17 +251,17 @@ class TensorFlowLearner(KerasLearner):
         self.build_metrics(stack)
         data = self._tensors(stack, 0)
         if factors is None:
-            flat = self._gradients(stack, *data)
+            found = self._gradients(stack, *data)
         else:
-            flat = self._weighed_gradients(stack, *data, tf.convert_to_tensor(factors))
-        np.copyto(out, np.asarray(flat))
+            found = self._weighed_gradients(stack, *data, tf.convert_to_tensor(factors))
+        copy_flat(found, self._layout.slots, out)
         self._flat = None
 
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
         known = None if factors is None else tf.convert_to_tensor(factors)
-        np.copyto(out, np.asarray(self._trace_weighed(*self._tensors(stack, 0), known)))
+        copy_flat(self._trace_weighed(*self._tensors(stack, 0), known), self._layout.slots, out)
         self._flat = None
 
     def find_terms(self, stack: BatchStack) -> None:
@@ -279,12 +280,15 @@ class TensorFlowLearner(KerasLearner):
         batch = pack_batch(x, y, sample_weight)
         return forward_terms(self.model, batch, sums=self._sums).stacked()
 
-    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor | list[tf.Tensor]:
         return self._trace_weighed(x, y, sample_weight, None)
 
-    def _trace_weighed(self, x: Any, y: Any, sample_weight: Any, factors: Any) -> tf.Tensor:
+    def _trace_weighed(
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
+    ) -> tf.Tensor | list[tf.Tensor]:
         step = self._trace_step(pack_batch(x, y, sample_weight), factors)
-        return flatten(step, self._layout.slots)
+        form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
+        return form(step, self._layout.slots)
 
     def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""

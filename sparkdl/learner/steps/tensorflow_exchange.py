@@ -8,7 +8,7 @@ the graph, a stack of many batches is one call from Python.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,12 +94,41 @@ def as_arrays(slices: Sequence[Slices]) -> list[npt.NDArray[Any]]:
     return [array for s in slices for array in (s.indices, s.rows)]
 
 
+LARGE_BYTES = 16 << 20
+"""Size of a model from which on no flat tensor of all its variables is made in a step."""
+
+
 def flatten(values: list[Any], slots: Sequence[Slot]) -> tf.Tensor:
     """Tensors (see :func:`dense_of`) as one flat tensor."""
-    parts = [
+    parts = flat_parts(values, slots)
+    return tf.concat(parts, 0) if parts else tf.zeros([0])
+
+
+def flat_parts(values: list[Any], slots: Sequence[Slot]) -> list[tf.Tensor]:
+    """Tensors (see :func:`dense_of`), each flat."""
+    return [
         tf.reshape(dense_of(value, slot), [-1]) for value, slot in zip(values, slots, strict=True)
     ]
-    return tf.concat(parts, 0) if parts else tf.zeros([0])
+
+
+def copy_flat(
+    found: tf.Tensor | list[tf.Tensor], slots: Sequence[Slot], buffer: FloatArray
+) -> None:
+    """Copies what :func:`flatten`, or :func:`flat_parts`, has made to a flat buffer."""
+    if isinstance(found, list):
+        copy_slots([np.asarray(part) for part in found], slots, buffer)
+    else:
+        np.copyto(buffer, np.asarray(found))
+
+
+def assign_each(variables: Sequence[Any], parts: Iterable[Any]) -> None:
+    """Gives variables the values that they have in a flat buffer, one after the other."""
+    for variable, value in zip(variables, parts, strict=True):
+        part = tf.cast(tf.convert_to_tensor(value), variable.dtype)
+        if part.dtype == tf.float64:  # what rounds to the same float32 is more exact
+            same = tf.cast(variable.value, tf.float32) == tf.cast(part, tf.float32)
+            part = tf.where(same, variable.value, part)
+        variable.assign(part)
 
 
 def copy_slots(values: Sequence[FloatArray], slots: Sequence[Slot], buffer: FloatArray) -> None:
