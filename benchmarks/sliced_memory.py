@@ -1,12 +1,12 @@
 """The memory of a worker with ``rule='sliced'``, beside plain SGD and beside Adam on every worker.
 
-A network of 25 million weights (25 layers of 1,000 units) on as many workers as are asked for, each
+A network of 100 million weights (25 layers of 2,000 units) on as many workers as are asked for, each
 an executor of its own; every kind runs in a process of its own. Printed is the resident memory of a
 worker while it trains (the median and the most of its samples, the largest of the workers), and how
 much more it is than with SGD, by the size of Adam's state: 8 bytes for each weight. With ``--time``
 fits of Adam with and without slices alternate in one session, and the time of a step is printed.
 
-    python benchmarks/sliced_memory.py [--workers 2] [--repeats 1] [--time]
+    python benchmarks/sliced_memory.py [--workers 2] [--width 2000] [--repeats 1] [--time]
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ import numpy as np
 import psutil
 import workload
 
-WIDTH, LAYERS, BATCH, STEPS, EPOCHS = 1000, 25, 32, 12, 4
+LAYERS, BATCH, STEPS, EPOCHS = 25, 32, 12, 4
 KINDS = {"SGD": ("SGD", None), "Adam, sliced": ("Adam", "sliced"), "Adam": ("Adam", None)}
-STATE_MB = 8 * WIDTH * (WIDTH + 1) * LAYERS / 1e6
 
 
 def watch(ended: threading.Event, samples: dict[int, list[float]]) -> None:
@@ -40,7 +39,7 @@ def watch(ended: threading.Event, samples: dict[int, list[float]]) -> None:
                 continue
 
 
-def make(kind: str, workers: int) -> Any:
+def make(kind: str, workers: int, width: int) -> Any:
     """A SparkModel of its own."""
     import keras
 
@@ -48,8 +47,8 @@ def make(kind: str, workers: int) -> Any:
 
     optimizer, rule = KINDS[kind]
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(WIDTH, activation="relu") for _ in range(LAYERS)]
-    model: Any = keras.Sequential([keras.layers.Input((WIDTH,)), *layers])
+    layers = [keras.layers.Dense(width, activation="relu") for _ in range(LAYERS)]
+    model: Any = keras.Sequential([keras.layers.Input((width,)), *layers])
     model.compile(getattr(keras.optimizers, optimizer)(1e-4), "mse")
     return SparkModel(
         model, mode="allreduce", rule=rule, num_workers=workers, batch_size=BATCH,
@@ -57,15 +56,15 @@ def make(kind: str, workers: int) -> Any:
     )  # fmt: skip
 
 
-def make_rows(workers: int) -> np.ndarray:
+def make_rows(workers: int, width: int) -> np.ndarray:
     rows = workers * BATCH * STEPS
-    return np.random.default_rng(0).normal(size=(rows, WIDTH)).astype("float32")
+    return np.random.default_rng(0).normal(size=(rows, width)).astype("float32")
 
 
-def time_steps(workers: int, repeats: int) -> None:
+def time_steps(workers: int, width: int, repeats: int) -> None:
     """Prints the time of a step: that of eight more epochs, by their steps."""
     spark = workload.start_spark(workers)
-    x = make_rows(workers)
+    x = make_rows(workers, width)
     found: dict[str, list[float]] = {kind: [] for kind in KINDS if kind != "SGD"}
     try:
         for number in range(repeats + 1):
@@ -73,7 +72,7 @@ def time_steps(workers: int, repeats: int) -> None:
                 seconds = {}
                 for epochs in (1, 9):
                     began = time.perf_counter()
-                    make(kind, workers).fit(x, x, epochs=epochs, verbose=0)
+                    make(kind, workers, width).fit(x, x, epochs=epochs, verbose=0)
                     seconds[epochs] = time.perf_counter() - began
                 if number:  # the first fits compile
                     times.append((seconds[9] - seconds[1]) / (8 * STEPS))
@@ -86,14 +85,14 @@ def time_steps(workers: int, repeats: int) -> None:
         print(f"| {kind} | {value * 1e3:.0f} | {value / middle['Adam']:.2f} |")
 
 
-def train(kind: str, workers: int) -> dict[str, float]:
-    x = make_rows(workers)
+def train(kind: str, workers: int, width: int) -> dict[str, float]:
+    x = make_rows(workers, width)
     ended, samples = threading.Event(), dict[int, list[float]]()
     spark = workload.start_spark(workers)
     watcher = threading.Thread(target=watch, args=(ended, samples))
     watcher.start()
     try:
-        make(kind, workers).fit(x, x, epochs=EPOCHS, verbose=0)
+        make(kind, workers, width).fit(x, x, epochs=EPOCHS, verbose=0)
     finally:
         ended.set()
         watcher.join()
@@ -108,24 +107,27 @@ def train(kind: str, workers: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=2000)
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--time", action="store_true")
     parser.add_argument("--kind", choices=KINDS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.time:
-        time_steps(options.workers, options.repeats)
+        time_steps(options.workers, options.width, options.repeats)
         return
     if options.kind:
-        print(json.dumps(train(options.kind, options.workers)))
+        print(json.dumps(train(options.kind, options.workers, options.width)))
         return
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
     for _ in range(options.repeats):
         for kind, results in found.items():
-            command = [sys.executable, __file__, "--kind", kind, "--workers", str(options.workers)]
+            sizes = ["--workers", str(options.workers), "--width", str(options.width)]
+            command = [sys.executable, __file__, "--kind", kind, *sizes]
             done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=900)
             results.append(json.loads(done.stdout.strip().splitlines()[-1]))
-    share = STATE_MB / options.workers
-    print(f"{options.workers} workers; Adam's state {STATE_MB:.0f} MB, a slice {share:.0f} MB\n")
+    state_mb = 8 * options.width * (options.width + 1) * LAYERS / 1e6
+    share = state_mb / options.workers
+    print(f"{options.workers} workers; Adam's state {state_mb:.0f} MB, a slice {share:.0f} MB\n")
     print("| optimizer | memory, median | more than SGD, by a slice | most | more than SGD |")
     print("|---|---|---|---|---|")
     base = found["SGD"]
