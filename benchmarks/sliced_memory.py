@@ -1,7 +1,7 @@
 """The memory of a worker with ``rule='sliced'``, beside plain SGD and beside Adam on every worker.
 
-A network of 100 million weights (25 layers of 2,000 units) on as many workers as are asked for, each an
-executor of its own; every kind runs in a process of its own. Printed is the resident memory of a
+A network of 100 million weights (25 layers of 2,000 units) on as many workers as are asked for,
+each with an executor; every kind runs in a process of its own. Printed is the resident memory of a
 worker while it trains (the median and the most of its samples, the largest of the workers), and how
 much more it is than with SGD, by the size of Adam's state: 8 bytes for each weight. With ``--time``
 fits of Adam with and without slices alternate in one session, and the time of a step is printed.
