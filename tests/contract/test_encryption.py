@@ -411,7 +411,7 @@ def test_a_server_in_a_process_of_its_own(certificate: Certificate) -> None:
             ):
                 client.join()
                 state = np.random.default_rng(0).bytes(BLOB_BYTES + 17)  # two chunks
-                client.session.keep(state, 1)
+                client.session.keep([state], 1)
                 assert driver.kept() == state
                 assert client.session.transport == mode
 

@@ -536,7 +536,7 @@ def test_the_driver_reads_what_a_worker_kept(transport: str) -> None:
     with running(transport) as server, server.client() as client, server.driver() as driver:
         client.join()
         assert driver.kept() == b""
-        client.session.keep(state, 1)
+        client.session.keep([state], 1)
         assert driver.kept() == state
 
 
@@ -646,7 +646,7 @@ def test_a_report_leaves_the_buffer_alone(transport: str) -> None:
         client.buffer[...] = np.arange(LAYOUT.size, dtype=np.float32)
         received = client.push_pull(STEP).copy()
         client.session.report(EpochReport(0, 1, np.full(1000, -1.0)))
-        client.session.keep(b"\xff" * 100_000, 1)
+        client.session.keep([b"\xff" * 100_000], 1)
         client.session.log(["a line"])
         np.testing.assert_array_equal(client.buffer, received)
         client.push(STEP)  # and what is sent next is what the buffer holds

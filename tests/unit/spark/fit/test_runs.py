@@ -51,8 +51,8 @@ def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
         assert isinstance(strategy, ServerStrategy)
         with open_session(strategy.endpoint, rank=1, limits=limits_of(LAYOUT)) as session:
             session.join(rows=4, batches_per_epoch=2)
-            session.keep(RunState(3, optimizer=b"momentum").to_bytes(), 3)
-            session.keep(RunState(3, WEIGHTS + 1).to_bytes(), 3, own=True)
+            session.keep(RunState(3, optimizer=b"momentum").pieces(), 3)
+            session.keep(RunState(3, WEIGHTS + 1).pieces(), 3, own=True)
             session.finish()
         assert run.member(0) is None
         np.testing.assert_array_equal(run.member(1).weights, WEIGHTS + 1)  # type: ignore[union-attr]
@@ -76,7 +76,7 @@ def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
             run.state()
         with open_session(strategy.coordinator, rank=0) as session:
             session.join(rows=4, batches_per_epoch=2)
-            session.keep(RunState(1, WEIGHTS, b"momentum", b"outer 1").to_bytes(), 1)
+            session.keep(RunState(1, WEIGHTS, b"momentum", b"outer 1").pieces(), 1)
             session.report(EpochReport(0, 4, np.ones(2), ended=True))
             state = run.state()
             assert (state.epoch, state.optimizer, state.rule) == (1, b"momentum", b"outer 1")
