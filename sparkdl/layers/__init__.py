@@ -1,20 +1,28 @@
 """Keras layers for what is too large for one worker.
 
-``served_embedding``: an embedding whose rows lie in tables outside of the model. ``lookups``: how a
-step of a backend reaches the rows, one module for each backend. ``local_rows``: the tables of a
+``served_embedding``: an embedding whose rows lie in tables outside of the model.
+``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share. ``lookups``:
+how a step of a backend reaches them, one module for each backend. ``local_rows``: the tables of a
 model that trains in one process. ``stored_rows``: those that a fit has written. ``conversion``:
 from ``keras.layers.Embedding`` and back.
 """
 
 from sparkdl.layers.conversion import serve_embeddings, to_plain_model
 from sparkdl.layers.served_embedding import ServedEmbedding
+from sparkdl.layers.sharded_classifier import ArcFace, CosFace, ShardedClassifier, SphereFace
+from sparkdl.tables.classes import Margin
 from sparkdl.tables.entry import CountFilter, Probability
 from sparkdl.tables.hashing import ids_of_texts
 
 __all__ = [
+    "ArcFace",
+    "CosFace",
     "CountFilter",
+    "Margin",
     "Probability",
     "ServedEmbedding",
+    "ShardedClassifier",
+    "SphereFace",
     "ids_of_texts",
     "serve_embeddings",
     "to_plain_model",

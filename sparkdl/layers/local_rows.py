@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
+from sparkdl.tables.classes import ClassPart, ClassSpec, Measured, Softmax, find_measured, joined
 from sparkdl.tables.routing import owner
 from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
 
 if TYPE_CHECKING:
-    from sparkdl.layers.served_embedding import ServedEmbedding
+    from sparkdl.layers.table_layer import TableLayer
 
 Arrays = dict[str, npt.NDArray[Any]]
 _OF_ROWS = ("ids", "values", "state", "counts", "clocks")
@@ -31,7 +32,7 @@ class LocalRows:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[str, ServedEmbedding] = {}
+        self._layers: dict[str, TableLayer] = {}
         self._model: weakref.ref[Any] | None = None
         self._stores: dict[str, RowStore] = {}
         self._loaded: dict[str, Arrays] = {}
@@ -41,8 +42,10 @@ class LocalRows:
         self._number = 0
         self._waiting: dict[str, list[tuple[IdArray, FloatArray, IdArray]]] = {}
         self._rate_now: dict[str, float] = {}
+        self._classes: dict[str, tuple[RowStore, ClassPart]] = {}
+        self._measured: dict[str, Measured] = {}
 
-    def serve(self, layer: ServedEmbedding, model: Any) -> None:
+    def serve(self, layer: TableLayer, model: Any) -> None:
         """Keeps the table of ``layer``, called within ``model`` (None: by itself)."""
         self._layers.setdefault(layer.table_name, layer)
         if isinstance(model, keras.Model):
@@ -65,6 +68,34 @@ class LocalRows:
         table, ids = self._pulled.pop(pulled)
         self._rate_now[table] = self._rate(table)
         self._waiting.setdefault(table, []).append((ids, gradients, counts))
+
+    def measure(
+        self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
+        training: bool,
+    ) -> tuple[Softmax, int]:  # fmt: skip
+        """See :class:`sparkdl.tables.service.RowService`."""
+        part = self._part(table, classes)
+        softmax = joined([part.measure(features, labels, training=training)])
+        self._number += 1
+        if training:
+            self._measured[table] = Measured(self._number, table, features, labels, softmax)
+        return softmax, self._number
+
+    def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
+        """See :class:`sparkdl.tables.service.RowService`."""
+        of = find_measured(self._measured, measured)
+        del self._measured[of.table]
+        shares = np.ones(len(upstream), np.float32)
+        rate = None if trying else self._rate(of.table)
+        _, part = self._classes[of.table]
+        return part.learn(of.features, of.labels, of.softmax, upstream, shares, rate)
+
+    def _part(self, table: str, classes: ClassSpec) -> ClassPart:
+        store = self._store(table)
+        former = self._classes.get(table)
+        if former is None or former[0] is not store:
+            former = self._classes[table] = store, ClassPart(store, classes)
+        return former[1]
 
     def flush(self) -> None:
         """Gives the rows the step whose gradients are kept."""
@@ -145,7 +176,7 @@ class LocalRows:
         if keras.backend.backend() == "jax":
             raise ModelError(
                 f"table {table!r} cannot follow the learning rate of model.fit with JAX",
-                expected="ServedEmbedding(..., optimizer=keras.optimizers.Adagrad(0.1)) or another",
+                expected="a layer with optimizer=keras.optimizers.Adagrad(0.1) or another",
                 received="optimizer=None",
                 hint="Keras' compiled steps hide the rate there; SparkModel.fit follows it",
             )

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from sparkdl.errors import ModelError
 from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.classes import ClassSpec, Softmax, joined, measure
 from sparkdl.tables.reading import TableReader
 from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import RowStore
@@ -39,17 +40,35 @@ class StoredRows:
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`."""
         if training:
-            raise ModelError(
-                f"table {table!r} lies in files that a fit has written, and cannot be trained here",
-                expected="SparkModel(model, mode='allreduce').fit(..., checkpoint_dir=...)",
-                received="model.fit in one process",
-            )
+            raise self._untrainable(table)
         return self.tables[table].pull(ids), -1
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """Never called: :meth:`pull` refuses to train."""
         raise NotImplementedError
 
+    def measure(
+        self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
+        training: bool,
+    ) -> tuple[Softmax, int]:  # fmt: skip
+        """See :class:`sparkdl.tables.service.RowService`."""
+        if training:
+            raise self._untrainable(table)
+        chunks = self.tables[table].chunks(classes.chunk)
+        return joined([measure(chunks, features, labels, classes.margin)]), -1
+
+    def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
+        """Never called: :meth:`measure` refuses to train."""
+        raise NotImplementedError
+
     def give(self, table: str, store: RowStore, rank: int, num_ranks: int) -> None:
         """Puts the rows that ``rank`` owns into a store."""
         self._found.load(table, store, rank, num_ranks)
+
+    @staticmethod
+    def _untrainable(table: str) -> ModelError:
+        return ModelError(
+            f"table {table!r} lies in files that a fit has written, and cannot be trained here",
+            expected="SparkModel(model, mode='allreduce').fit(..., checkpoint_dir=...)",
+            received="model.fit in one process",
+        )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
+from sparkdl.tables.classes import Chunk
 from sparkdl.tables.entry import Mask
 from sparkdl.tables.files import TableFiles
 from sparkdl.tables.hashing import Hashes, Ids, mix64
@@ -84,6 +86,13 @@ class TableReader:
             unknown = np.flatnonzero(~known)
             rows[unknown] = self._start.rows(ids[unknown])
         return rows, known
+
+    def chunks(self, rows: int) -> Iterator[Chunk]:
+        """All rows with their ids, in pieces of at most ``rows``."""
+        for ids, values in zip(self._ids, self._values, strict=True):
+            for start in range(0, len(ids), rows):
+                part = slice(start, start + rows)
+                yield Chunk(np.asarray(ids[part], np.int64), np.asarray(values[part], np.float32))
 
     def _places(self, part: int, hashes: Hashes) -> Slots:
         """The place of the first id of a part whose hash is that or more, for each hash.

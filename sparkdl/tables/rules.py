@@ -82,6 +82,30 @@ class SgdRows(RowRule):
 
 
 @dataclass(frozen=True)
+class MomentumRows(RowRule):
+    """Keras' SGD with momentum, and weight decay if wanted: ``w -= lr d w; m = momentum m - lr g;
+    w += m``, with Nesterov's ``w += momentum m - lr g``. A row that a step does not touch stands
+    still, its momentum too.
+    """
+
+    name: ClassVar[str] = "momentum"
+    momentum: float = 0.9
+    nesterov: float = 0.0
+    weight_decay: float = 0.0
+
+    def width(self, dim: int) -> int:
+        return dim
+
+    def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
+        if self.weight_decay:
+            w -= w * (np.float32(self.weight_decay) * rate)
+        change = rate * g
+        s *= np.float32(self.momentum)
+        s -= change
+        w += np.float32(self.momentum) * s - change if self.nesterov else s
+
+
+@dataclass(frozen=True)
 class AdagradRows(RowRule):
     """``a += g²; w -= lr g / sqrt(a + epsilon)``: Keras' Adagrad, exactly."""
 
@@ -199,7 +223,8 @@ class FtrlRows(RowRule):
 
 
 ROW_RULES: dict[str, type[RowRule]] = {
-    rule.name: rule for rule in (SgdRows, AdagradRows, RowwiseAdagradRows, AdamRows, FtrlRows)
+    rule.name: rule
+    for rule in (SgdRows, MomentumRows, AdagradRows, RowwiseAdagradRows, AdamRows, FtrlRows)
 }
 """Every row rule by its name."""
 
@@ -248,12 +273,16 @@ _WHY = {
 }
 
 
-def row_rule_of(name: str, constants: Mapping[str, float | bool | None]) -> RowRule:
+def row_rule_of(
+    name: str, constants: Mapping[str, float | bool | None], *, all_rows: bool = False
+) -> RowRule:
     """The row rule that takes the steps of a Keras optimizer.
 
     Args:
         name: The optimizer's class: ``'Adagrad'``.
         constants: Its config; its learning rate is left to the caller.
+        all_rows: Whether each step touches all rows that it is to change, as that of a softmax
+            does: SGD may have momentum and weight decay then.
 
     Raises:
         UnknownNameError: TableRows have no such rule.
@@ -262,11 +291,13 @@ def row_rule_of(name: str, constants: Mapping[str, float | bool | None]) -> RowR
     if name not in _KERAS:
         raise UnknownNameError("optimizer of a table", name, _KERAS)
     rule = _KERAS[name]
+    if all_rows and name == "SGD" and (constants.get("momentum") or constants.get("weight_decay")):
+        rule = MomentumRows.name
     known = {field.name for field in fields(ROW_RULES[rule])}
     taken: dict[str, object] = {}
     for option, value in constants.items():
         if option in known:
-            taken[option] = value
+            taken[option] = float(value or 0) if rule == MomentumRows.name else value
         elif option not in _HARMLESS and value not in (None, False):
             raise ConfigError(
                 f"a table cannot be trained by {name} with {option}={value!r}: "

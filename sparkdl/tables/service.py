@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.tables.classes import ClassSpec, Softmax
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray
 
@@ -23,11 +24,13 @@ class TableSpec:
         name: Of the table; layers with the same name share its rows.
         settings: Of the store of its rows, see :meth:`RowStore.from_settings`.
         learning_rate: The table's own; None: that of the model's optimizer.
+        classes: The softmax whose centers the rows are; None: rows that are looked up.
     """
 
     name: str
     settings: Mapping[str, object]
     learning_rate: float | None = None
+    classes: ClassSpec | None = None
 
     def store(self, num_ranks: int = 1) -> RowStore:
         """An empty one, for the rows that one of the ranks owns."""
@@ -62,10 +65,45 @@ class RowService(Protocol):
             counts: How often the batch has each id.
         """
 
+    def measure(
+        self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
+        training: bool,
+    ) -> tuple[Softmax, int]:  # fmt: skip
+        """The softmax of each row over the classes of a table.
+
+        Args:
+            table: Its name.
+            classes: What the softmax depends on.
+            features: Of shape ``(rows, dim)``.
+            labels: The own class of each row.
+            training: Whether a gradient may follow.
+
+        Returns:
+            The softmax, and a number by which :meth:`learn` knows this call.
+
+        Raises:
+            DataError: A label is no class.
+        """
+
+    def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
+        """One step of the centers of an earlier call.
+
+        Args:
+            measured: The number that the call returned.
+            upstream: Gradient of the whole loss by each row's loss.
+            trying: The centers stay as they are.
+
+        Returns:
+            The gradient by the features, of shape ``(rows, dim)``.
+        """
+
 
 @runtime_checkable
 class ServesRows(Protocol):
     """A layer whose rows lie in a table."""
+
+    trying: bool
+    """Whether the steps of the gradients that come now are not to be taken."""
 
     @property
     def table_name(self) -> str:

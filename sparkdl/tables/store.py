@@ -304,6 +304,25 @@ class RowStore:
             if self.eviction.on:
                 self._evict()
 
+    def make_rows(self, ids: Ids) -> Slots:
+        """The places of ids, each once; one without a row gets it, past any entry filter."""
+        ids = self._ids(ids)
+        slots = self._index.find(ids)
+        absent = np.flatnonzero(slots < 0)
+        self.reserve(len(self) + len(absent))
+        for start in range(0, len(absent), BLOCK_ROWS):
+            part = absent[start : start + BLOCK_ROWS]
+            slots[part] = self._create(ids[part])
+        return slots
+
+    def values_at(self, slots: Slots) -> FloatArray:
+        """A copy of the values at some places, of shape (slots, dim)."""
+        return self._values.take(slots, axis=0)
+
+    def step_at(self, slots: Slots, gradients: FloatArray, learning_rate: float) -> None:
+        """A step of the rows at some places, which is none of the clock by itself."""
+        self.rule.step(self._values, self._state, gradients, learning_rate, slots)
+
     def blocks(self, since: int | None = None) -> Iterator[TableRows]:
         """All rows, sorted by the hash of their ids, in pieces of at most 16,384.
 

@@ -9,13 +9,18 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.collective.tables.steps import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
+from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.testing.thread_communicator import connect_threads
 from sparkdl.worker import train
 
 
@@ -100,3 +105,61 @@ def global_batches(
             (np.concatenate([x[cut] for x, _ in parts]), np.concatenate([y[cut] for _, y in parts]))
         )
     return result
+
+
+def spread_over_ranks(
+    models: list[Any],
+    parts: Any,
+    folder: str,
+    *,
+    batch_size: int = 8,
+    epochs: int = 2,
+    first_epoch: int = 0,
+    state: bytes = b"",
+    validation: Any = None,
+) -> tuple[list[Any], bytes]:
+    """Trains a model with tables on each of ranks that are threads of this process.
+
+    Returns:
+        Their synchronizers after training, and the state that they kept.
+    """
+    learners = [make_learner(model) for model in models]
+    layout = model_layout(models[0])
+    settings = LoopSettings(
+        epochs=epochs, first_epoch=first_epoch, batch_size=batch_size, window=1, shuffle=False
+    )
+    communicators = connect_threads(len(parts), timeout_s=60)
+    errors: list[BaseException] = []
+    found: list[Any] = [None] * len(parts)
+
+    def work(rank: int) -> None:
+        try:
+            with communicators[rank] as communicator:
+                dense = AllReduceGradientSynchronizer(communicator, layout)
+                steps = TableSteps(dense, communicator, TableCheckpoints(folder), state)
+                synchronizer = AllReduceSynchronizer(communicator, layout, steps=steps)
+                rows = rows_from_numpy(*parts[rank])
+                held_out = None
+                if validation is not None:
+                    own = validation[0][rank :: len(parts)], validation[1][rank :: len(parts)]
+                    held_out = Batches(rows_from_numpy(*own), batch_size, shuffle=False)
+                batches = Batches(rows, batch_size, shuffle=False, rank=rank)
+                train(
+                    learners[rank], synchronizer, batches, settings,
+                    validation=held_out, num_rows=len(rows), num_workers=len(parts),
+                )  # fmt: skip
+                found[rank] = steps, synchronizer.rule_state
+                if hasattr(learners[rank], "sync_model"):
+                    learners[rank].sync_model()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(t.is_alive() for t in threads), "a worker hangs"
+    if errors:
+        raise errors[0]
+    return [steps for steps, _ in found], found[0][1]

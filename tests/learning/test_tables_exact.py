@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from harness import global_batches, split
+from harness import global_batches, split, spread_over_ranks
 
-from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.collective.tables.steps import TableSteps
-from sparkdl.config import LoopSettings
-from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.layers import CountFilter, ServedEmbedding, serve_embeddings, to_plain_model
-from sparkdl.learner import make_learner
-from sparkdl.learner.state.model_weights import model_layout
-from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.tables.starts import RowStart
-from sparkdl.testing.thread_communicator import connect_threads
-from sparkdl.worker import train
 
 BATCH, IDS, DIM = 8, 400, 4
 o = keras.optimizers
@@ -202,58 +191,6 @@ def test_what_rows_in_a_table_cannot_have_stays_in_the_model() -> None:
 # -- over ranks ----------------------------------------------------------------------------------
 
 
-def spread(
-    models: list[Any],
-    parts: Any,
-    folder: str,
-    *,
-    epochs: int = 2,
-    first_epoch: int = 0,
-    state: bytes = b"",
-    validation: Any = None,
-) -> tuple[list[Any], bytes]:
-    """The synchronizers after training, and the state that they kept."""
-    learners = [make_learner(model) for model in models]
-    layout = model_layout(models[0])
-    settings = LoopSettings(
-        epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=1, shuffle=False
-    )
-    communicators = connect_threads(len(parts), timeout_s=60)
-    errors: list[BaseException] = []
-    found: list[Any] = [None] * len(parts)
-
-    def work(rank: int) -> None:
-        try:
-            with communicators[rank] as communicator:
-                dense = AllReduceGradientSynchronizer(communicator, layout)
-                steps = TableSteps(dense, communicator, TableCheckpoints(folder), state)
-                synchronizer = AllReduceSynchronizer(communicator, layout, steps=steps)
-                rows = rows_from_numpy(*parts[rank])
-                held_out = None
-                if validation is not None:
-                    own = validation[0][rank :: len(parts)], validation[1][rank :: len(parts)]
-                    held_out = Batches(rows_from_numpy(*own), BATCH, shuffle=False)
-                train(
-                    learners[rank], synchronizer, Batches(rows, BATCH, shuffle=False, rank=rank),
-                    settings, validation=held_out, num_rows=len(rows), num_workers=len(parts),
-                )  # fmt: skip
-                found[rank] = steps, synchronizer.rule_state
-                if hasattr(learners[rank], "sync_model"):
-                    learners[rank].sync_model()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(len(parts))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert not any(t.is_alive() for t in threads), "a worker hangs"
-    if errors:
-        raise errors[0]
-    return [steps for steps, _ in found], found[0][1]
-
-
 def all_rows(steps: list[Any]) -> np.ndarray:
     """The rows of all ids, each from the rank that has it."""
     rows = np.empty((IDS, DIM), np.float32)
@@ -281,7 +218,7 @@ def test_ranks_train_as_one_process(name: str, sizes: str, tmp_path) -> None:
     make, start, distinct = OPTIMIZERS[name]
     parts = split(*data(100, distinct=distinct), SIZES[sizes])
     models = [served(make, initializer=start) for _ in parts]
-    steps, _ = spread(models, parts, str(tmp_path), validation=data(21, distinct=False))
+    steps, _ = spread_over_ranks(models, parts, str(tmp_path), validation=data(21, distinct=False))
     expected = plain(make, start)
     for _ in range(2):
         for x, y in global_batches(parts, BATCH):
@@ -293,13 +230,13 @@ def test_another_number_of_ranks_goes_on_from_the_parts(tmp_path) -> None:
     make = OPTIMIZERS["Adagrad"][0]
     parts = split(*data(96, distinct=True), [48, 48])
     first = [served(make) for _ in range(2)]
-    _, state = spread(first, parts, str(tmp_path), epochs=1)
+    _, state = spread_over_ranks(first, parts, str(tmp_path), epochs=1)
     others = split(*data(96, distinct=True), [96] if BACKEND == "tensorflow" else [32, 32, 32])
     models = [served(make) for _ in others]
     for model in models:
         model.set_weights(first[0].get_weights())
         copy_optimizer(first[0], model)
-    steps, _ = spread(models, others, str(tmp_path), first_epoch=1, state=state)
+    steps, _ = spread_over_ranks(models, others, str(tmp_path), first_epoch=1, state=state)
     expected = plain(make)
     for batches in (global_batches(parts, BATCH), global_batches(others, BATCH)):
         for x, y in batches:
@@ -317,7 +254,9 @@ def test_ranks_count_together_how_often_an_id_was_seen(tmp_path) -> None:
         return build(layer, lambda: o.SGD(0.1))
 
     x, y = np.array([[1, 1, 2]], "int32"), np.zeros(1, "int32")
-    steps, _ = spread([make() for _ in range(2)], [(x, y), (x, y)], str(tmp_path), epochs=1)
+    steps, _ = spread_over_ranks(
+        [make() for _ in range(2)], [(x, y), (x, y)], str(tmp_path), epochs=1
+    )
     found = [each.stores["words"].export() for each in steps]
     assert np.concatenate([f.ids for f in found]).tolist() == [1]
     assert np.concatenate([f.counts for f in found]).tolist() == [4]
@@ -338,7 +277,7 @@ def test_the_schedule_of_the_model_moves_the_rows(tmp_path) -> None:
         pytest.skip("model.fit cannot follow the rate there, and served() gives the layer its own")
     parts = split(*data(100, distinct=False), [50, 50])
     models = [served(make) for _ in parts]
-    steps, _ = spread(models, parts, str(tmp_path))
+    steps, _ = spread_over_ranks(models, parts, str(tmp_path))
     expected = plain(make)
     for _ in range(2):
         for x, y in global_batches(parts, BATCH):

@@ -5,6 +5,10 @@ at the end all ranks send the gradients of these rows. An owner adds up what cam
 order of the ranks, and applies one row step. An exchange is two all-to-alls of all ranks; the first
 begins with what a rank is about to do, so that a rank without a batch knows how to serve the
 others.
+
+Of a softmax each rank gets the features of all, and tells of its own classes; with the gradient by
+the losses of all it takes the steps of its centers, and sends each rank its part of the gradient by
+the features.
 """
 
 from __future__ import annotations
@@ -19,16 +23,30 @@ import numpy.typing as npt
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ProtocolError
+from sparkdl.tables.classes import (
+    ClassPart,
+    ClassSpec,
+    Measured,
+    Measures,
+    Softmax,
+    find_measured,
+    joined,
+    trained_twice,
+)
 from sparkdl.tables.routing import owner
 from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.tables.store import merged
 from sparkdl.weights import FloatArray
 
-_SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP = range(5)
-_WORDS = ("serves others", "is done", "pulls rows", "looks rows up", "ends a step")
+_SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP, _MEASURES, _SCORES, _LEARNS, _TRIES = range(9)
+_WORDS = (
+    "serves others", "is done", "pulls rows", "looks rows up", "ends a step",
+    "measures classes", "scores classes", "trains classes",
+    "tries a step",
+)  # fmt: skip
 _HEAD = 3
 """Numbers before the ids of a message: what the rank does, the number of the table, and whether its
-step begins anew; of the end of a step the weight of the rank instead."""
+step begins anew; of the end of a step and of classes in training the weight of the rank instead."""
 
 
 @dataclass
@@ -60,10 +78,16 @@ class TableExchange:
         self._communicator = communicator
         specs = {spec.name: spec for spec in tables}
         self._names = sorted(specs)
-        self._rates = {name: specs[name].learning_rate for name in self._names}
+        self._specs = specs
         ranks = communicator.size
         self.stores = {name: specs[name].store(ranks) for name in self._names}
         """Table name -> the rows that this rank owns."""
+        self._parts: dict[str, ClassPart] = {}
+        self._measured: dict[str, Measured] = {}
+        self._edges: dict[str, Sequence[slice]] = {}  # of each rank's rows among those measured
+        self._measures = 0
+        self._learned: set[str] = set()  # tables whose centers had their step
+        self._weight, self._rate = 0.0, 0.0
         self._pulls: list[_Pull] = []
         self._first = 0  # number of the first of them
         self.sent_bytes = 0
@@ -97,11 +121,33 @@ class TableExchange:
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
         pull.gradients = gradients
 
+    def measure(
+        self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
+        training: bool,
+    ) -> tuple[Softmax, int]:  # fmt: skip
+        """See :class:`sparkdl.tables.service.RowService`; all other ranks measure, or serve."""
+        head = [_MEASURES if training else _SCORES, self._names.index(table), 0]
+        came = self._tell(head, [labels] * self._communicator.size)
+        softmax, edges = self._measure(came, features)
+        return softmax.of(edges[self._communicator.rank]), self._measures
+
+    def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
+        """See :class:`sparkdl.tables.service.RowService`; all other ranks learn, or serve."""
+        of = find_measured(self._measured, measured)
+        doing = _TRIES if trying else _LEARNS
+        head = [doing, self._names.index(of.table), _to_bits(self._weight)]
+        numbers = upstream.astype(np.float64).view(np.int64)
+        return self._learn(self._tell(head, [numbers] * self._communicator.size))
+
     def _counts(self, table: str) -> bool:
         """Whether the owner of a row wants to know how often its id was seen."""
         return self.stores[table].entry is not None or self.stores[table].tracks
 
     # -- what the loop calls -----------------------------------------------------------------------
+
+    def begin_step(self, rows: int, learning_rate: float) -> None:
+        """Says of the coming step what :meth:`end_step` is told after it."""
+        self._weight, self._rate = float(rows), learning_rate
 
     def end_step(self, rows: int, learning_rate: float) -> None:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
@@ -110,13 +156,14 @@ class TableExchange:
             rows: Of this rank's batch.
             learning_rate: Of the model's optimizer in this step, the same on all ranks.
         """
-        weight = int(np.float64(rows).view(np.int64))
+        weight = _to_bits(rows)
         present = [int(pull.gradients is not None) for pull in self._pulls]
         came = self._tell([_ENDS_STEP, 0, weight, *present])
         self._step(came, learning_rate)
 
     def serve_step(self, learning_rate: float) -> None:
         """Takes part in a step without a batch, until its end."""
+        self.begin_step(0, learning_rate)
         while True:
             came = self._tell([_SERVES, 0, 0])
             if self._doing(came) == _ENDS_STEP:
@@ -175,9 +222,15 @@ class TableExchange:
         edges: Sequence[slice] = (),
     ) -> list[FloatArray]:
         """Sends the rows that the ranks ask for; returns those that this rank asked for."""
-        training = self._doing(came) == _PULLS
-        number = next(int(array[1]) for array in came if array[0] > _DONE)
-        table = self._names[number]
+        doing = self._doing(came)
+        if doing in (_MEASURES, _SCORES):
+            self._measure(came, np.empty((0, self.stores[self._table(came)].dim), np.float32))
+            return []
+        if doing in (_LEARNS, _TRIES):
+            self._learn(came)
+            return []
+        training = doing == _PULLS
+        table = self._table(came)
         store = self.stores[table]
         asked = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
         rows = [store.pull(ids, create=training) for ids in asked]
@@ -190,6 +243,65 @@ class TableExchange:
             self._pulls.append(_Pull(table, asked, nothing if order is None else order, slices))
         return replies
 
+    def _table(self, came: Sequence[IdArray]) -> str:
+        return self._names[next(int(array[1]) for array in came if array[0] > _DONE)]
+
+    def _part(self, table: str) -> ClassPart:
+        if table not in self._parts:
+            rank, ranks = self._communicator.rank, self._communicator.size
+            classes = self._specs[table].classes
+            assert classes is not None
+            self._parts[table] = ClassPart(self.stores[table], classes, rank, ranks)
+        return self._parts[table]
+
+    def _measure(
+        self, came: Sequence[IdArray], features: FloatArray
+    ) -> tuple[Softmax, Sequence[slice]]:
+        """The softmax of the rows of all ranks, and where each rank's are."""
+        training, table = self._doing(came) == _MEASURES, self._table(came)
+        of_ranks = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
+        places = np.cumsum([0, *map(len, of_ranks)]).tolist()
+        edges = [slice(a, b) for a, b in itertools.pairwise(places)]
+        labels = np.concatenate(of_ranks)
+        flat = self._exchange_rows([features.reshape(-1)] * self._communicator.size)
+        together = np.concatenate(flat).reshape(len(labels), -1) if len(labels) else features
+        measures = self._part(table).measure(together, labels, training=training).to_array()
+        parts = self._exchange_rows([measures.reshape(-1)] * self._communicator.size)
+        softmax = joined([Measures.from_array(part) for part in parts])
+        if training:
+            self._measures += 1
+            self._measured[table] = Measured(self._measures, table, together, labels, softmax)
+            self._edges[table] = edges
+        return softmax, edges
+
+    def _learn(self, came: Sequence[IdArray]) -> FloatArray:
+        """The step of this rank's centers; returns the gradient by this rank's features."""
+        table = self._table(came)
+        trying = self._doing(came) == _TRIES
+        of, edges = self._measured.pop(table), self._edges.pop(table)
+        if table in self._learned:
+            raise trained_twice()
+        if not trying:
+            self._learned.add(table)
+        upstream = np.zeros(len(of.labels), np.float32)
+        shares = np.zeros(len(of.labels), np.float32)
+        weights = [_from_bits(array[2]) if array[0] > _DONE else 0.0 for array in came]
+        total = sum(weights)
+        for edge, array, weight in zip(edges, came, weights, strict=True):
+            if array[0] > _DONE:
+                upstream[edge] = array[_HEAD:].view(np.float64)
+                shares[edge] = weight / total
+        own = self._specs[table].learning_rate
+        rate = self._rate if own is None else own
+        onward = self._part(table).learn(
+            of.features, of.labels, of.softmax, upstream, shares, None if trying else rate
+        )  # fmt: skip
+        parts = self._exchange_rows([onward[edge].reshape(-1) for edge in edges])
+        found = np.zeros(parts[0].shape, np.float32)
+        for part in parts:
+            found += part
+        return found.reshape(-1, self.stores[table].dim)
+
     def _step(self, came: Sequence[IdArray], learning_rate: float) -> None:
         self._doing(came)
         ranks = range(self._communicator.size)
@@ -201,11 +313,11 @@ class TableExchange:
         ]
         gradients = self._exchange_rows(parts)
         weights = [
-            float(array[_HEAD - 1 : _HEAD].view(np.float64)[0]) if array[0] == _ENDS_STEP else 0.0
-            for array in came
+            _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
         ]
         total = sum(weights)
-        for table in self._names if total > 0 else ():
+        looked_up = [name for name in self._names if self._specs[name].classes is None]
+        for table in looked_up if total > 0 else ():
             dim = self.stores[table].dim
             ids, values = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
             counts = [np.empty(0, np.int64)]
@@ -224,7 +336,7 @@ class TableExchange:
                     at += size
             seen = np.concatenate(counts) if self._counts(table) else None
             unique, summed, times = merged(np.concatenate(ids), np.concatenate(values), seen)
-            own = self._rates[table]
+            own = self._specs[table].learning_rate
             # A step of no rows is one, too: the parts of all ranks have the same clock.
             rate = learning_rate if own is None else own
             self.stores[table].push(unique, summed, rate, times)
@@ -233,3 +345,13 @@ class TableExchange:
     def _forget(self) -> None:
         self._first += len(self._pulls)
         self._pulls.clear()
+        self._learned.clear()
+
+
+def _to_bits(weight: float) -> int:
+    """A number of 64 bits as the integer with the same bits."""
+    return int(np.float64(weight).view(np.int64))
+
+
+def _from_bits(bits: np.int64) -> float:
+    return float(bits.view(np.float64))

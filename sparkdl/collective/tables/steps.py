@@ -89,6 +89,7 @@ class TableSteps:
         """Takes a step for each batch of ``stack``."""
         for batch in stack.single_batches():
             rate = learner.learning_rate
+            self._exchange.begin_step(batch.num_rows, rate)
             with self._explained():
                 self._dense.train(learner, batch)
                 self._exchange.end_step(batch.num_rows, rate)

@@ -1,14 +1,17 @@
-"""How a step of each Keras backend reaches rows outside of it.
+"""How a step of each Keras backend reaches rows and classes outside of it.
 
 Each module has ``lookup(rows, ids, anchor, width)``: the rows of ``ids`` as a tensor. The forward
 pass calls ``rows.pull``, the backward pass ``rows.push``, each in the order of the program. The
 ``anchor`` is a variable that the rows do not depend on: frameworks differentiate with respect to
-variables only, and its gradient, always 0, is what the backward pass returns.
+variables only, and its gradient, always 0, is what the backward pass returns. ``losses(classes,
+features, labels, anchor)`` is the loss of each row in the same way, by ``classes.measure`` and
+``classes.learn``; ``after(function, like)`` calls a function of this process after them.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -30,10 +33,45 @@ class HostRows(Protocol):
         """Takes the gradient of what :meth:`pull` returned for ``ids``."""
 
 
+class HostClasses(Protocol):
+    """The classes of one call of a loss, as NumPy arrays."""
+
+    def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
+        """The loss of each row, of shape ``(rows,)``."""
+
+    def learn(self, upstream: FloatArray) -> FloatArray:
+        """Takes the gradient by the losses; returns that by the features."""
+
+
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     """The rows of ``ids`` as a float32 tensor of shape ``(*ids.shape, width)``."""
-    module = importlib.import_module(f"sparkdl.layers.lookups.{keras.backend.backend()}")
-    return module.lookup(rows, ids, anchor, width)
+    return _of_backend().lookup(rows, ids, anchor, width)
+
+
+def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+    """The loss of each row as a float32 tensor of shape ``(rows,)``.
+
+    Args:
+        classes: Compute it.
+        features: Floats of shape ``(rows, dim)``.
+        labels: Numbers of shape ``(rows,)``.
+        anchor: See the module.
+    """
+    return _of_backend().losses(classes, features, labels, anchor)
+
+
+def after(function: Callable[[], FloatArray], like: Any) -> Any:
+    """What ``function`` returns, called after the calls that the program has before this one.
+
+    Args:
+        function: Returns an array of shape ``(rows,)``.
+        like: A tensor with as many rows.
+    """
+    return _of_backend().after(function, like)
+
+
+def _of_backend() -> Any:
+    return importlib.import_module(f"sparkdl.layers.lookups.{keras.backend.backend()}")
 
 
 def takes_64_bits() -> bool:

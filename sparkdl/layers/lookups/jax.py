@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +11,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 if TYPE_CHECKING:
-    from sparkdl.layers.lookups import HostRows
+    from sparkdl.layers.lookups import HostClasses, HostRows
+    from sparkdl.weights import FloatArray
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
@@ -38,3 +40,36 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
     rows_of.defvjp(forward, backward)
     return rows_of(ids, anchor)
+
+
+def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+    """See :func:`sparkdl.layers.lookups.losses`."""
+    per_row = jax.ShapeDtypeStruct(features.shape[:1], jnp.float32)
+    as_features = jax.ShapeDtypeStruct(features.shape, jnp.float32)
+
+    def measure(features: Any, labels: Any) -> Any:
+        return classes.measure(np.asarray(features, np.float32), np.asarray(labels))
+
+    def learn(upstream: Any) -> Any:
+        return classes.learn(np.asarray(upstream, np.float32))
+
+    @jax.custom_vjp  # type: ignore[untyped-decorator]
+    def losses_of(features: Any, labels: Any, anchor: Any) -> Any:
+        return io_callback(measure, per_row, features, labels, ordered=True)
+
+    def forward(features: Any, labels: Any, anchor: Any) -> Any:
+        return losses_of(features, labels, anchor), None
+
+    def backward(kept: None, upstream: Any) -> Any:
+        gradient = io_callback(learn, as_features, upstream, ordered=True)
+        whole = jnp.issubdtype(labels.dtype, jnp.integer)
+        nothing = np.zeros(labels.shape, jax.dtypes.float0 if whole else labels.dtype)
+        return gradient, nothing, jnp.zeros(())
+
+    losses_of.defvjp(forward, backward)
+    return losses_of(features, labels, anchor)
+
+
+def after(function: Callable[[], FloatArray], like: Any) -> Any:
+    """See :func:`sparkdl.layers.lookups.after`."""
+    return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +10,8 @@ import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 if TYPE_CHECKING:
-    from sparkdl.layers.lookups import HostRows
+    from sparkdl.layers.lookups import HostClasses, HostRows
+    from sparkdl.weights import FloatArray
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
@@ -30,3 +32,29 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
         gradients = np.ascontiguousarray(upstream[0].detach().cpu().numpy(), np.float32)
         context.rows.push(context.ids, gradients)
         return upstream[0].new_zeros(()), None, None
+
+
+def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+    """See :func:`sparkdl.layers.lookups.losses`."""
+    if in_stateless_scope():
+        return torch.zeros(features.shape[:1], device=features.device)
+    return _Losses.apply(features, anchor, classes, labels.detach())
+
+
+def after(function: Callable[[], FloatArray], like: Any) -> Any:
+    """See :func:`sparkdl.layers.lookups.after`."""
+    return torch.from_numpy(function()).to(like.device)
+
+
+class _Losses(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(context: Any, features: Any, anchor: Any, classes: HostClasses, labels: Any) -> Any:
+        context.classes = classes
+        array = np.ascontiguousarray(features.detach().cpu().numpy(), np.float32)
+        return torch.from_numpy(classes.measure(array, labels.cpu().numpy())).to(features.device)
+
+    @staticmethod
+    def backward(context: Any, *upstream: Any) -> Any:
+        gradient = context.classes.learn(upstream[0].detach().cpu().numpy().astype(np.float32))
+        found = torch.from_numpy(gradient).to(upstream[0].device)
+        return found, upstream[0].new_zeros(()), None, None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,18 @@ class ModelTables:
     def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
         for layer in self.layers:
             layer.give_rows(stores[layer.table_name], rank, num_ranks)
+
+    @contextlib.contextmanager
+    def trying(self) -> Iterator[None]:
+        """Within, gradients are computed whose steps are not taken."""
+        layers = self.layers
+        for layer in layers:
+            layer.trying = True
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.trying = False
 
     def serve_from(self, service: RowService) -> None:
         for layer in self.layers:

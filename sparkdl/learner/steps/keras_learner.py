@@ -249,7 +249,8 @@ class KerasLearner(ABC):
             self.restore_metrics()
             return flat[: self._layout.trained_size]
 
-        self._sums = sums_stay(gradient, stack.part(0), counted, self.model)
+        with self.tables.trying():
+            self._sums = sums_stay(gradient, stack.part(0), counted, self.model)
         self._counted = [c for c in counted if c or self._sums]
         self._has_gradient = has_gradient
         self._kept_metrics = kept

@@ -47,7 +47,7 @@ def _is_of_keras(loss: Any) -> bool:
     named = loss if inspect.isfunction(loss) else type(loss)
     if isinstance(loss, keras.losses.Loss) and hasattr(loss, "fn"):
         named = loss.fn
-    return str(getattr(named, "__module__", "")).startswith("keras.")
+    return str(getattr(named, "__module__", "")).startswith(("keras.", "sparkdl."))
 
 
 def _adds_loss(kind: type) -> bool:
