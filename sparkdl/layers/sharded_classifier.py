@@ -243,7 +243,7 @@ class ShardedClassifier(TableLayer):
         """The features."""
         model = self._get_call_context().entry_layer
         if isinstance(model, keras.Model):
-            self._require_own_loss(model)
+            self.require_trainable_in(model)
         self.find_service()
         self._training = bool(training)
         _called.layers[self.table] = weakref.ref(self)
@@ -255,7 +255,8 @@ class ShardedClassifier(TableLayer):
         labels = ops.reshape(labels, (-1,))
         return losses(_Call(self, self._training), ops.cast(features, "float32"), labels, anchor)
 
-    def _require_own_loss(self, model: keras.Model) -> None:
+    def require_trainable_in(self, model: keras.Model) -> None:
+        """Raises ModelError if the model takes this layer's features for scores of classes."""
         given = keras.tree.flatten(getattr(model, "loss", None))
         metrics = [*keras.tree.flatten(getattr(model, "_compile_metrics", None) and [
             model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
@@ -328,6 +329,8 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
         name: Of the metric.
         dtype: As of every Keras metric.
     """
+
+    sums_over_workers = True  # as every mean; it can only be tried out beside its layer
 
     def __init__(self, table: str, name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)

@@ -104,6 +104,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         """The place of the rows; None before the first call."""
         return self._service
 
+    def require_trainable_in(self, model: keras.Model) -> None:
+        """Raises ModelError if the model is compiled with what the layer cannot be trained by."""
+
     def start_rows(self, ids: IdArray) -> FloatArray:
         """The start values of some ids, of shape ``(n, dim)``."""
         raise NotImplementedError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -119,6 +119,9 @@ class ServesRows(Protocol):
         Raises:
             ModelError: Its rule is none for rows.
         """
+
+    def require_trainable_in(self, model: Any) -> None:
+        """Raises ModelError if the ``keras.Model`` is compiled with what the layer cannot have."""
 
     def give_rows(self, store: RowStore, rank: int, num_ranks: int) -> None:
         """Puts the rows that the layer has itself into a store, if ``rank`` owns them."""

@@ -43,6 +43,11 @@ class ModelTables:
                 )
         return [specs[name] for name in sorted(specs)]
 
+    def require_trainable(self) -> None:
+        """Raises ModelError if the model is compiled with what its layers cannot have."""
+        for layer in self.layers:
+            layer.require_trainable_in(self.model)
+
     def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
         for layer in self.layers:
             layer.give_rows(stores[layer.table_name], rank, num_ranks)

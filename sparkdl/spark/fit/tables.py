@@ -93,6 +93,7 @@ def check_tables(
     tables = ModelTables(model)
     if not tables.layers:
         return
+    tables.require_trainable()
     names = ", ".join(repr(spec.name) for spec in tables.specs)
     what = f"the model has rows in tables ({names}), which this fit cannot train"
     if config.mode != "allreduce" or type(exchange.rule) is not Mean or exchange.window != 1:

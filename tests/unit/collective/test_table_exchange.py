@@ -9,7 +9,8 @@ import pytest
 from rank_threads import on_ranks
 
 from sparkdl.collective.tables.exchange import TableExchange
-from sparkdl.errors import ProtocolError
+from sparkdl.errors import ModelError, ProtocolError
+from sparkdl.tables.classes import ClassSpec, Margin
 from sparkdl.tables.routing import owner
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
@@ -85,4 +86,74 @@ def test_ranks_that_do_different_things_are_told() -> None:
         exchange.pull("ab"[rank], np.arange(3), training=True)
 
     with pytest.raises(ProtocolError, match="disagree about their tables"):
+        on_ranks(2, work)
+
+
+CLASSES = 200
+FEATURES = np.random.default_rng(1).normal(size=(60, DIM)).astype(np.float32)
+LABELS = np.random.default_rng(2).integers(0, CLASSES, 60)
+
+
+def classes_spec() -> TableSpec:
+    store = RowStore(DIM, "sgd", "uniform", name="faces", seed=3)
+    return TableSpec("faces", store.settings, None, ClassSpec(CLASSES, Margin(scale=8.0), chunk=32))
+
+
+def step_of_classes(communicator: Any, edges: Any) -> Any:
+    """Losses, gradient by the features (of the mean over all rows) and centers of a rank."""
+    first, end = edges[communicator.rank : communicator.rank + 2]
+    exchange = TableExchange(communicator, [classes_spec()])
+    losses, gradient = np.zeros(0), np.zeros((0, DIM))
+    if first == end:
+        exchange.serve_step(0.5)
+    else:
+        rows = end - first
+        exchange.begin_step(rows, 0.5)
+        softmax, number = exchange.measure(
+            "faces", classes_spec().classes, FEATURES[first:end], LABELS[first:end], training=True
+        )  # fmt: skip
+        upstream = np.full(rows, 1 / rows, np.float32)
+        tried = exchange.learn(number, upstream, trying=True)
+        _, number = exchange.measure(
+            "faces", classes_spec().classes, FEATURES[first:end], LABELS[first:end], training=True
+        )  # fmt: skip
+        taken = exchange.learn(number, upstream, trying=False)
+        np.testing.assert_array_equal(tried, taken)
+        exchange.end_step(rows, 0.5)
+        losses, gradient = softmax.losses, taken * rows / 60
+    return losses, gradient, exchange.stores["faces"].export(), exchange.sent_bytes
+
+
+@pytest.mark.parametrize("edges", [(0, 30, 60), (0, 0, 60), (0, 7, 7, 60)])
+def test_ranks_with_classes_are_one_softmax(edges: Any) -> None:
+    [(losses, gradient, centers, _)] = on_ranks(1, lambda c: step_of_classes(c, (0, 60)))
+    found = on_ranks(len(edges) - 1, lambda c: step_of_classes(c, edges))
+    np.testing.assert_allclose(np.concatenate([f[0] for f in found]), losses, atol=1e-5)
+    np.testing.assert_allclose(np.concatenate([f[1] for f in found]), gradient, atol=1e-7)
+    ids = np.concatenate([f[2].ids for f in found])
+    values = np.concatenate([f[2].values for f in found])
+    np.testing.assert_array_equal(np.sort(ids), np.arange(CLASSES))
+    np.testing.assert_allclose(values[np.argsort(ids)], centers.values[np.argsort(centers.ids)],
+                               atol=1e-6)  # fmt: skip
+
+
+def test_a_step_of_classes_sends_features_and_their_gradients() -> None:
+    """Of a step that is tried, and one that is taken: 8 bytes a number, 32 a row and other rank."""
+    found = on_ranks(2, lambda c: step_of_classes(c, (0, 30, 60)))
+    sent = sum(f[3] for f in found)
+    of_rows = 4 * 60 * DIM * 2 + (8 + 16 + 16 + 8) * 60
+    assert 2 * of_rows <= sent <= 2 * of_rows + 2000
+
+
+def test_centers_have_one_step_in_a_step_of_the_model() -> None:
+    def work(communicator: Any) -> None:
+        exchange = TableExchange(communicator, [classes_spec()])
+        exchange.begin_step(30, 0.5)
+        for _ in range(2):
+            _, number = exchange.measure(
+                "faces", classes_spec().classes, FEATURES[:30], LABELS[:30], training=True
+            )  # fmt: skip
+            exchange.learn(number, np.ones(30, np.float32), trying=False)
+
+    with pytest.raises(ModelError, match="trained twice"):
         on_ranks(2, work)
