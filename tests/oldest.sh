@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 folder="${VENV:-.venv}-oldest"
 pins=tests/constraints-oldest.txt
 tools=(setuptools pytest pytest-timeout pytest-xdist hypothesis psutil
-       pillow optuna polars fsspec tensorboard scikit-learn scipy)
+       pillow optuna polars fsspec tensorboard scikit-learn scipy matplotlib)
 fits='import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))'
 
 if [ "$(uname -sm)" = "Linux x86_64" ]; then tools+=(tensorflow-cpu); else tools+=(tensorflow); fi

@@ -237,7 +237,8 @@ class LabelIndexTransformer(Transformer):
         # array_position counts from 1, and is 0 where nothing is found
         index = (
             F.when(F.array_contains(active, True), F.array_position(active, True) - 1)
-            .when(largest > 0, F.array_position(values, largest) - 1)
+            # by its name: before Spark 4 the function itself takes no column as second argument
+            .when(largest > 0, F.call_function("array_position", values, largest) - 1)
             .otherwise(F.lit(self.default_index))
         )
         return dataframe.withColumn(self.output_column, index.cast("double"))

@@ -230,7 +230,10 @@ def table_of_frame(frame: Any) -> pa.Table:
     with this_interpreter(context_of(frame.sparkSession)):
         rows = frame.mapInArrow(_pack, "content binary").collect()
     batches = [batch for row in rows for batch in _unpacked(row.content)]
-    return pa.Table.from_batches(batches, arrow_schema_of(frame.schema))
+    wanted = arrow_schema_of(frame.schema)
+    if not batches:
+        return wanted.empty_table()
+    return pa.Table.from_batches(batches).cast(wanted)  # tasks know no column without nulls
 
 
 def _packed(batch: pa.RecordBatch) -> bytes:

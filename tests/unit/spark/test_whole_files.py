@@ -43,8 +43,10 @@ def session(contents: list[bytes]) -> Any:
 
 
 def test_rows_of_all_files_have_the_schema_of_the_first() -> None:
-    rows = [pa.RecordBatch.from_pydict({"x": [[1.0, 2.0]] * n, "y": [n] * n}) for n in (3, 5)]
-    rows = [batch.cast(pa.schema({"x": pa.list_(pa.float32()), "y": pa.int64()})) for batch in rows]
+    schema = pa.schema({"x": pa.list_(pa.float32()), "y": pa.int64()})
+    rows = [
+        pa.RecordBatch.from_pydict({"x": [[1.0, 2.0]] * n, "y": [n] * n}, schema) for n in (3, 5)
+    ]
     files = [bytes(encode_batch(batch, "Example")) for batch in rows]
     read = read_whole_files(session(files), "viewfs:/rows")
     found = [row for batch in read.batches for row in batch.to_pylist()]

@@ -287,14 +287,14 @@ def test_probabilities_and_classes_by_hand() -> None:
 
 def many_kinds() -> list[Any]:
     keras.utils.set_random_seed(1)
-    given = keras.Input((6, 4), name="given")
+    given, other = keras.Input((6, 4), name="given"), keras.Input((2,), name="other")
     recurrent = layers.LSTM(5)(given)
     attended = layers.GlobalAveragePooling1D()(layers.MultiHeadAttention(2, 3)(given, given))
     convolved = layers.Flatten()(layers.BatchNormalization()(layers.Conv1D(7, 3)(given)))
     joined = layers.Dense(9, activation="gelu")(layers.Concatenate()([recurrent, attended]))
     return [
         keras.Model(given, {"a": layers.Softmax()(joined), "b": convolved}),
-        keras.Model([given, keras.Input((2,), name="other")], [joined]),
+        keras.Model([given, other], [joined, layers.Identity(name="same")(other)]),
         network(),
     ]
 

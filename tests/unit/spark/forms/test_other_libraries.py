@@ -18,8 +18,8 @@ pytestmark = pytest.mark.keras
 
 def test_data_of_other_libraries_are_refused_with_a_line() -> None:
     import tensorflow as tf
-    import torch
 
+    torch = pytest.importorskip("torch")
     data = tf.data.Dataset.from_tensor_slices((np.zeros((4, 2)), np.zeros(4)))
     for rows, join in [(data, np.array), (data.batch(3), np.concatenate)]:
         hint = unknown_data(rows).hint
