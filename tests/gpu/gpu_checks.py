@@ -357,6 +357,85 @@ def recompute(at: Setting, scope: str) -> Iterator[Row]:
     yield Row("sum", f"{float(np.abs(flat).sum()):.8e}")
 
 
+# -- rows and classes outside of the model -------------------------------------------------------
+
+
+def tables(at: Setting) -> Iterator[Row]:
+    """A model on the GPU whose rows and classes are in tables, beside Keras' own layers."""
+    import keras
+
+    from sparkdl.layers import CosFace, ServedEmbedding, ShardedClassifier
+
+    ids, classes, dim = at.of(50, 2000), at.of(30, 5000), at.of(4, 64)
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, ids, (at.of(64, 4096), 3)).astype("int32")
+    y = (x.sum(1) % classes).astype("int32")
+
+    def sgd() -> Any:
+        return keras.optimizers.SGD(0.2)
+
+    def network(embed: Any, head: Any) -> Any:
+        keras.utils.set_random_seed(5)
+        given = keras.Input((3,), dtype="int32")
+        hidden = keras.layers.Dense(dim, "tanh")(keras.layers.Flatten()(embed(given)))
+        return keras.Model(given, head(hidden))
+
+    start = {"name": "normal", "stddev": 0.5}
+    rows = ServedEmbedding(dim, table="rows", seed=1, optimizer=sgd(), initializer=start)
+    for margin in (None, CosFace(0.2, 16.0)):
+        head = ShardedClassifier(
+            classes, margin=margin, table="classes", seed=2, optimizer=sgd(), initializer=start
+        )
+        served = network(ServedEmbedding.from_config(rows.get_config()), head)
+        served.compile(sgd(), head.loss, metrics=[head.accuracy])
+        plain = network(keras.layers.Embedding(ids, dim), _cosines(classes, margin))
+        plain.layers[1].set_weights([rows.rows(np.arange(ids))])
+        plain.layers[-1].set_weights([head.centers(np.arange(classes)).T])
+        plain.compile(sgd(), _cross_entropy(classes, margin))
+        for model in (served, plain):
+            model.fit(x, y, batch_size=BATCH, epochs=1, shuffle=False, verbose=0)
+        wanted = plain.layers[-1].get_weights()[0].T
+        apart = float(np.abs(head.centers(np.arange(classes)) - wanted).max())
+        found = served.layers[1].rows(np.arange(ids))
+        apart = max(apart, float(np.abs(found - plain.layers[1].get_weights()[0]).max()))
+        moved = float(np.abs(wanted - head.start_rows(np.arange(classes))).max())
+        name = "products" if margin is None else "cosines with a margin"
+        yield Row(
+            f"rows and classes in tables, {name}", f"{apart:.1e} apart, moved {moved:.2f}",
+            "1e-4 of what moved", apart <= 1e-4 * moved,
+        )  # fmt: skip
+
+
+def _cosines(classes: int, margin: Any) -> Any:
+    """The logits of a large softmax as a layer of Keras'."""
+    import keras
+
+    class Cosines(keras.layers.Layer):
+        def build(self, shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(shape[-1], classes))
+
+        def call(self, features: Any) -> Any:
+            if margin is None:
+                return keras.ops.matmul(features, self.kernel)
+            towards = keras.ops.normalize(self.kernel, axis=0)
+            return keras.ops.matmul(keras.ops.normalize(features), towards)
+
+    return Cosines()
+
+
+def _cross_entropy(classes: int, margin: Any) -> Callable[[Any, Any], Any]:
+    import keras
+
+    def loss(labels: Any, logits: Any) -> Any:
+        labels = keras.ops.cast(keras.ops.reshape(labels, (-1,)), "int32")
+        if margin is not None:
+            own = keras.ops.one_hot(labels, classes)
+            logits = margin.scale * (logits - margin.m3 * own)
+        return keras.losses.sparse_categorical_crossentropy(labels, logits, from_logits=True)
+
+    return loss
+
+
 # -- copies between GPU and host -----------------------------------------------------------------
 
 
@@ -416,6 +495,7 @@ def _counted(call: Callable[[], None], num_steps: int, size: int) -> Iterator[Ro
 
 CHECKS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "weights": weights,
+    "tables": tables,
     "rates": rates,
     "copies": copies,
     **{

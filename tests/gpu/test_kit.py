@@ -23,9 +23,11 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("backend", "checks"),
     [
-        ("jax", "weights,copies,recompute"),
+        ("jax", "weights,tables,copies,recompute"),
         pytest.param("jax", "rates,precision", marks=pytest.mark.slow),
-        pytest.param("torch", "weights,rates,copies,precision,recompute", marks=pytest.mark.slow),
+        pytest.param(
+            "torch", "weights,tables,rates,copies,precision,recompute", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_every_check_runs_and_holds_on_a_cpu(backend: str, checks: str) -> None:
