@@ -8,6 +8,8 @@ that is not installed goes by value, wherever in the object it is found.
 
 from __future__ import annotations
 
+import functools
+import glob
 import importlib
 import io
 import os
@@ -40,7 +42,8 @@ _registry = threading.RLock()
 def dump(thing: Any) -> bytes:
     """Pickles ``thing``; every class, function and module in it that is not installed by value.
 
-    Installed is what the standard library, ``site-packages``, Spark and sparkdl bring. A module
+    Installed is what the standard library, ``site-packages``, a folder of ``pip install --target``,
+    Spark and sparkdl bring. A module
     object (``import helper`` at the top of the user's script) whose content cannot be pickled
     goes by name.
 
@@ -110,4 +113,22 @@ def _is_the_users(module: ModuleType) -> bool:
     path = os.path.realpath(file)
     if path.startswith(_FOLDERS) or not _PACKAGES.isdisjoint(path.split(os.sep)):
         return False
-    return not path.endswith(tuple(EXTENSION_SUFFIXES))
+    if path.endswith(tuple(EXTENSION_SUFFIXES)):
+        return False
+    package, depth = module.__name__.partition(".")[0], module.__name__.count(".")
+    depth += os.path.basename(path).startswith("__init__.")
+    folder = path
+    for _ in range(depth + 1):
+        folder = os.path.dirname(folder)
+    return package not in _installed_into(folder)
+
+
+@functools.cache
+def _installed_into(folder: str) -> frozenset[str]:
+    """Packages that ``pip install --target`` has put into a folder, which lists their files."""
+    found: set[str] = set()
+    for listed in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")):
+        with open(listed, encoding="utf-8", errors="replace") as lines:
+            first = {line.partition(",")[0].partition("/")[0] for line in lines}
+        found |= {name.removesuffix(".py") for name in first}
+    return frozenset(found)

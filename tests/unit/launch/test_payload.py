@@ -118,6 +118,30 @@ def test_packages_of_another_environment_go_by_name(
     assert payload.load(sent)[1] is sys.modules.pop(name).Point
 
 
+def test_packages_that_were_installed_into_a_folder_go_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``pip install --target libraries``: what the folder lists, and no script beside it."""
+    (tmp_path / "into_folder_package").mkdir()
+    for name in ("into_folder_package/__init__", "into_folder_package/deep", "of_the_user"):
+        (tmp_path / f"{name}.py").write_text("def one():\n    return 1\n")
+    (tmp_path / "into_folder-1.0.dist-info").mkdir()
+    (tmp_path / "into_folder-1.0.dist-info" / "RECORD").write_text(
+        "into_folder_package/__init__.py,,\ninto_folder_package/deep.py,,\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import into_folder_package.deep
+    import of_the_user
+
+    try:
+        for function in (into_folder_package.one, into_folder_package.deep.one):
+            assert len(payload.dump(function)) < 100
+        assert len(payload.dump(of_the_user.one)) > 200
+    finally:
+        for name in ("into_folder_package", "into_folder_package.deep", "of_the_user"):
+            sys.modules.pop(name)
+
+
 def test_a_class_comes_back_as_itself(helper: Any) -> None:
     assert type(payload.load(payload.dump(helper.Point(1)))) is helper.Point
 
