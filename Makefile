@@ -40,7 +40,7 @@ gpu-check: ## Is sparkdl right and fast on this machine's GPU? Needs Keras, and 
 	$(PYTHON) tests/gpu/kit.py
 
 check: lint ## Two minutes: lint, types, and all tests without JVM, Keras and other processes
-	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not keras and not processes and not spark"
+	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow and not long and not keras and not processes and not spark"
 
 test: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## Lint, types, and all tests of normal weight
 	$(PYTEST) $(SIDE_BY_SIDE) -m "not slow" --durations=10

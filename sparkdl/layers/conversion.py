@@ -11,6 +11,7 @@ import numpy as np
 from sparkdl.errors import ModelError, ResourceError
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.served_embedding import ServedEmbedding
+from sparkdl.layers.sharded_classifier import ClassLoss, ShardedClassifier
 from sparkdl.values import require_int
 
 MOST_PLAIN_BYTES = 4 << 30
@@ -55,33 +56,44 @@ def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -
     return _cloned(model, replaced)
 
 
-def to_plain_model(model: Any, ids: int) -> Any:
-    """A copy of a model whose rows in tables have become ``keras.layers.Embedding`` layers.
+def to_plain_model(model: Any, ids: int | None = None) -> Any:
+    """A copy of a model whose rows and classes in tables have become layers of Keras'.
+
+    A :class:`ShardedClassifier` becomes a ``Dense`` without bias, whose outputs are the logits of
+    all classes (with a margin: on normalized features, the scaled cosines).
 
     Args:
-        model: A functional or Sequential ``keras.Model`` with :class:`ServedEmbedding` layers.
+        model: A functional or Sequential ``keras.Model`` with :class:`ServedEmbedding` or
+            :class:`ShardedClassifier` layers.
         ids: The embeddings have the rows of the ids from 0 to ``ids - 1``; of an id without a row
-            its start value, and zeros for the padding.
+            its start value, and zeros for the padding. None: the model has no embeddings.
 
     Returns:
-        The copy, compiled as ``model`` is, for other runtimes too. Its optimizer starts anew.
+        The copy, compiled as ``model`` is (the loss of a classifier as cross-entropy of logits, its
+        margin is for training only), for other runtimes too. Its optimizer starts anew.
 
     Raises:
         ModelError: The model is of another kind, or a layer has a combiner.
-        ResourceError: The embeddings would have more than 4 GB.
+        ConfigError: ``ids`` is missing.
+        ResourceError: The layers would have more than 4 GB.
     """
     _require_cloneable(model)
-    ids = require_int("ids", ids, least=1)
-    size = sum(4 * ids * layer.dim for layer in model.layers if isinstance(layer, ServedEmbedding))
+    embeddings = [layer for layer in model.layers if isinstance(layer, ServedEmbedding)]
+    heads = [layer for layer in model.layers if isinstance(layer, ShardedClassifier)]
+    count = require_int("ids", ids, least=1) if embeddings else 0
+    size = sum(4 * count * layer.dim for layer in embeddings)
+    size += sum(4 * layer.num_classes * layer.dim for layer in heads)
     if size > MOST_PLAIN_BYTES:
         raise ResourceError(
             "the rows of the tables do not fit a plain model",
             expected=f"at most {MOST_PLAIN_BYTES:,} bytes",
-            received=f"{size:,} bytes for {ids:,} ids",
+            received=f"{size:,} bytes",
         )
     made: list[tuple[Any, Any]] = []
 
     def replaced(layer: Any) -> Any:
+        if isinstance(layer, ShardedClassifier):
+            return _plain_classifier(layer)
         if not isinstance(layer, ServedEmbedding):
             return layer.__class__.from_config(layer.get_config())
         if layer.combiner is not None:
@@ -91,15 +103,30 @@ def to_plain_model(model: Any, ids: int) -> Any:
                 received=f"combiner={layer.combiner!r}",
             )
         plain = keras.layers.Embedding(
-            ids, layer.dim, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
+            count, layer.dim, name=layer.name, trainable=layer.trainable, dtype=layer.dtype_policy
         )
         made.append((plain, layer))
         return plain
 
     copy = _cloned(model, replaced)
     for plain, layer in made:
-        plain.set_weights([layer.rows(np.arange(ids))])
+        plain.set_weights([layer.rows(np.arange(count))])
     return copy
+
+
+def _plain_classifier(layer: ShardedClassifier) -> Any:
+    dense = keras.layers.Dense(layer.num_classes, use_bias=False, name="centers")
+    inputs, centers = keras.Input((layer.dim,)), layer.centers(np.arange(layer.num_classes))
+    if layer.margin is None:
+        plain = keras.Sequential([inputs, dense], name=layer.name)
+    else:
+        plain = keras.Sequential(
+            [inputs, keras.layers.UnitNormalization(name="direction"), dense], name=layer.name
+        )
+        centers /= np.maximum(np.linalg.norm(centers, axis=1, keepdims=True), 1e-12)
+        centers *= layer.margin.scale
+    dense.set_weights([centers.T])
+    return plain
 
 
 def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
@@ -107,8 +134,15 @@ def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
     for layer, former in zip(copy.layers, model.layers, strict=True):
         if type(layer) is type(former):
             layer.set_weights(former.get_weights())
-    if getattr(model, "compiled", False):
-        copy.compile_from_config(model.get_compile_config())
+    if not getattr(model, "compiled", False):
+        return copy
+    if any(isinstance(loss, ClassLoss) for loss in keras.tree.flatten(model.loss)):
+        if isinstance(model.loss, ClassLoss):  # of one output; else it is compiled by its user
+            optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            copy.compile(optimizer, loss, metrics=["accuracy"])
+        return copy
+    copy.compile_from_config(model.get_compile_config())
     return copy
 
 
@@ -116,7 +150,7 @@ def _require_cloneable(model: Any) -> None:
     kinds = (keras.Sequential, keras.src.models.Functional)
     if not isinstance(model, kinds) or not model.built:
         raise ModelError(
-            "the embeddings of this model cannot be replaced",
+            "the layers of this model cannot be replaced",
             expected="a built functional or Sequential keras.Model",
             received=type(model).__qualname__,
             hint="write the layer that you want into the model",

@@ -153,10 +153,10 @@ class ShardedClassifier(TableLayer):
         self.initializer = (
             {"name": "normal", "stddev": 0.01} if initializer is None else initializer
         )
-        self._dim = 0
+        self.dim = 0
         self._training = False
         self.hits: FloatArray = np.zeros(0, np.float32)
-        """Of each row of the last batch: 1 if no other class was nearer than its own."""
+        """1 for each row of the last batch whose own class was the nearest, else 0."""
 
     @property
     def classes(self) -> ClassSpec:
@@ -176,8 +176,8 @@ class ShardedClassifier(TableLayer):
     def table_spec(self, optimizer: object) -> TableSpec:
         """See :class:`TableLayer`."""
         rule, rate = self.rule_and_rate(optimizer)
-        start = RowStart(self.table, self._dim, self.initializer, self.seed).settings
-        store = RowStore(self._dim, rule, start, name=self.table, seed=self.seed)
+        start = RowStart(self.table, self.dim, self.initializer, self.seed).settings
+        store = RowStore(self.dim, rule, start, name=self.table, seed=self.seed)
         return TableSpec(self.table, store.settings, rate, self.classes)
 
     def centers(self, classes: Any) -> FloatArray:
@@ -196,7 +196,7 @@ class ShardedClassifier(TableLayer):
 
     def start_rows(self, ids: IdArray) -> FloatArray:
         """See :class:`TableLayer`."""
-        return RowStart(self.table, self._dim, self.initializer, self.seed).rows(ids)
+        return RowStart(self.table, self.dim, self.initializer, self.seed).rows(ids)
 
     def top_classes(self, features: Any, k: int = 5) -> tuple[IdArray, FloatArray]:
         """The nearest classes of each row.
@@ -236,7 +236,7 @@ class ShardedClassifier(TableLayer):
                 received=str(shape),
                 hint="keras.layers.Flatten or GlobalAveragePooling2D before it",
             )
-        self._dim = shape[1]
+        self.dim = shape[1]
         super().build(input_shape)
 
     def call(self, features: Any, training: Any = None) -> Any:

@@ -88,7 +88,7 @@ class Margin:
 
     @staticmethod
     def _inside(cosine: Doubles) -> Doubles:
-        """Where the slope is no division by zero."""
+        """The cosine, kept from where the slope would be a division by zero."""
         return np.clip(cosine, -1 + 1e-7, 1 - 1e-7)
 
 
@@ -133,7 +133,7 @@ class Measures(NamedTuple):
     plain: Doubles
 
     def to_array(self) -> FloatArray:
-        """Of shape ``(4, rows)``."""
+        """The four, of shape ``(4, rows)``."""
         return np.stack(self).astype(np.float32)
 
     @classmethod

@@ -10,7 +10,7 @@ import pytest
 from harness import global_batches, split, spread_over_ranks
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.layers import CosFace, Margin, ShardedClassifier
+from sparkdl.layers import CosFace, Margin, ShardedClassifier, to_plain_model
 from sparkdl.tables.classes import Softmax
 from sparkdl.tables.starts import RowStart
 
@@ -182,6 +182,23 @@ def test_a_sample_has_all_classes_of_the_batch(tmp_path: Any) -> None:
     assert set(y.tolist()) <= set(moved.tolist())
     assert len(moved) == int(0.25 * CLASSES)
     assert np.isfinite(model.evaluate(x, y, verbose=0)).all()
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_a_plain_model_has_the_classes_as_a_dense(margin: str) -> None:
+    model = sharded(MARGINS[margin])
+    x, y = data(60)
+    model.fit(x, y, batch_size=BATCH, epochs=3, verbose=0)
+    plain_model = to_plain_model(model)
+    classes, scores = model.layers[-1].top_classes(model.predict(x, verbose=0), k=3)
+    logits = plain_model.predict(x, verbose=0)
+    np.testing.assert_array_equal(classes, np.argsort(-logits, axis=1)[:, :3])
+    scale = 1 if MARGINS[margin] is None else SCALE
+    np.testing.assert_allclose(scores * scale, -np.sort(-logits, axis=1)[:, :3], atol=1e-5)
+    found = plain_model.evaluate(x, y, verbose=0, return_dict=True)
+    told = model.evaluate(x, y, verbose=0, return_dict=True)
+    assert found["accuracy"] == pytest.approx(told["accuracy"])
+    assert "sparkdl" not in plain_model.to_json()
 
 
 def test_a_saved_model_has_its_centers(tmp_path: Any) -> None:

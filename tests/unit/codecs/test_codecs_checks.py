@@ -10,6 +10,8 @@ from sparkdl.codecs.dgc import DGCCompressor
 from sparkdl.codecs.sparse import largest
 from sparkdl.weights import FloatArray
 
+pytestmark = pytest.mark.long
+
 
 def vector(seed: int, size: int) -> FloatArray:
     return np.random.default_rng(seed).normal(0, 1, size).astype(np.float32)

@@ -19,6 +19,8 @@ from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.run_state import RunState
 
+pytestmark = pytest.mark.long
+
 
 def test_a_model_with_settings_and_state(tmp_path: Path) -> None:
     path = f"{tmp_path}/new/model.keras"

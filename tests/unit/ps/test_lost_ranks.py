@@ -23,6 +23,8 @@ from sparkdl.transport.frames import FrameLimits
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.worker import train
 
+pytestmark = pytest.mark.long
+
 ROWS, BATCH, EPOCHS = 48, 4, 3
 LAYOUT = Layout.of([("w", (ROWS,), "float32")], [("m", (2,), "float32")])
 

@@ -19,6 +19,8 @@ from sparkdl.data.tfrecord.framing import crc32c, frame, masked, read_frames
 from sparkdl.data.tfrecord.inference import infer_schema
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
 
+pytestmark = pytest.mark.long
+
 EXAMPLES = pa.RecordBatch.from_pydict(
     {
         "integer": pa.array([1, -1, 2**63 - 1, -(2**63), None]),

@@ -46,6 +46,8 @@ from sparkdl.tracking.page.dashboard import Dashboard, dashboard
 from sparkdl.tracking.page.server import MOST_STREAMS, REFUSAL, make_app, page_html
 from sparkdl.tracking.sinks import sinks_of
 
+pytestmark = pytest.mark.long
+
 
 def kinds(book: RunBook, run_id: str = RUN.run_id) -> list[str]:
     records = book.records(run_id)
