@@ -160,7 +160,7 @@ class ShardedClassifier(TableLayer):
 
     @property
     def classes(self) -> ClassSpec:
-        """What the softmax depends on, beside centers and features."""
+        """The settings of the softmax."""
         return ClassSpec(self.num_classes, self.margin, self.sample, self.chunk)
 
     @property

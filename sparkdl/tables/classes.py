@@ -94,7 +94,7 @@ class Margin:
 
 @dataclass(frozen=True)
 class ClassSpec:
-    """What the loss of a large softmax depends on, beside centers and features.
+    """The settings of the loss of a large softmax.
 
     Args:
         num_classes: Classes are the numbers below it.
@@ -118,7 +118,7 @@ class Chunk(NamedTuple):
 
 
 class Measures(NamedTuple):
-    """What some of the classes tell of the softmax of each row; all of shape ``(rows,)``.
+    """The part of some classes in the softmax of each row; all of shape ``(rows,)``.
 
     Args:
         others: The largest logit of the classes but the row's own; -infinity of none.
@@ -219,7 +219,7 @@ def joined(parts: Iterable[Measures]) -> Softmax:
 def measure(
     chunks: Iterable[Chunk], features: FloatArray, labels: Ids, margin: Margin | None
 ) -> Measures:
-    """What the classes of ``chunks`` tell of the softmax of each row: the first pass.
+    """The part of the classes of ``chunks`` in the softmax of each row: the first pass.
 
     Args:
         chunks: Each class at most once.

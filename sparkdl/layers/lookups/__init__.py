@@ -61,7 +61,7 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """What ``function`` returns, called after the calls that the program has before this one.
+    """The result of ``function``, called after the calls that the program has before this one.
 
     Args:
         function: Returns an array of shape ``(rows,)``.
