@@ -36,13 +36,13 @@ from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
-from sparkdl.phases import PhaseClock, recording
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import BSP, Downpour, Rule
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
-from sparkdl.syncing import Strategy
+from sparkdl.training.phases import PhaseClock, recording
+from sparkdl.training.syncing import Strategy
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 

@@ -192,7 +192,7 @@ class _Alone:
         self._flat, self._other = (np.zeros(layout.size, np.float32) for _ in range(2))
 
     def start(self, learner: Any, rows: int, batches: int, windows: int) -> Any:
-        from sparkdl.syncing import Start
+        from sparkdl.training.syncing import Start
 
         return Start()
 

@@ -20,12 +20,12 @@ from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchang
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.learning import MAX_STACK
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.training.learning import MAX_STACK
 from sparkdl.worker import train
 
 Parts = Sequence[tuple[np.ndarray, np.ndarray]]

@@ -8,9 +8,9 @@
     history = spark_model.fit(df, epochs=5, batch_size=64)
 
 Importing this package loads neither pyspark nor keras; the first use of a name does. A later import
-of TensorFlow holds back what it writes about itself (:mod:`sparkdl.start_lines`). The modules
-``layers``, ``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat`` and
-``testing``, and Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
+of TensorFlow holds back what it writes about itself (:mod:`sparkdl.process.start_lines`). The
+modules ``layers``, ``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat``
+and ``testing``, and Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.start_lines import hold_start_lines
+from sparkdl.process.start_lines import hold_start_lines
 
 if TYPE_CHECKING:
     from sparkdl import compat as compat
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed.callbacks import LogCallback as LogCallback
     from sparkdl.learner.distributed.callbacks import MetricAverageCallback as MetricAverageCallback
     from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
-    from sparkdl.log_lines import log_to_driver as log_to_driver
-    from sparkdl.network import Network as Network
+    from sparkdl.process.log_lines import log_to_driver as log_to_driver
+    from sparkdl.settings.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.horovod_runner import HorovodRunner as HorovodRunner
@@ -72,7 +72,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "SparkModel": "sparkdl.spark.spark_model",
-    "Network": "sparkdl.network",
+    "Network": "sparkdl.settings.network",
     "Limits": "sparkdl.config",
     "Feeding": "sparkdl.spark.runs.feeding",
     "load_spark_model": "sparkdl.spark.loading",
@@ -95,7 +95,7 @@ _HOMES = {
     "doctor": "sparkdl.spark.doctor.examination",
     "environment": "sparkdl.spark.doctor.examination",
     "communicator": "sparkdl.collective.current:current",
-    "log_to_driver": "sparkdl.log_lines",
+    "log_to_driver": "sparkdl.process.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed.optimizer",
     "BroadcastCallback": "sparkdl.learner.distributed.callbacks",
     "MetricAverageCallback": "sparkdl.learner.distributed.callbacks",

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
-from sparkdl.network import Network, require_encryptable
-from sparkdl.values import (
+from sparkdl.settings.network import Network, require_encryptable
+from sparkdl.settings.values import (
     FLAG,
     SECONDS,
     UserSettings,

@@ -29,7 +29,7 @@ from sparkdl.errors import (
     beats_of,
     raised_of,
 )
-from sparkdl.finite import NotFiniteError
+from sparkdl.training.finite import NotFiniteError
 
 SECONDARY_DELAY_S = 6.0
 """A rank with a secondary failure waits this long before it tells, so that the cause is first."""

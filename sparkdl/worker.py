@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
-from sparkdl.finite import NotFiniteError, is_finite
-from sparkdl.learning import MAX_STACK, BatchSource, BatchStack, Learner
-from sparkdl.phases import current_clock
-from sparkdl.reports import MetricState, Report
-from sparkdl.syncing import Start, Synchronizer
+from sparkdl.training.finite import NotFiniteError, is_finite
+from sparkdl.training.learning import MAX_STACK, BatchSource, BatchStack, Learner
+from sparkdl.training.phases import current_clock
+from sparkdl.training.reports import MetricState, Report
+from sparkdl.training.syncing import Start, Synchronizer
 
 L = TypeVar("L", bound=Learner)
 
@@ -176,7 +176,7 @@ class _Loop(Generic[L]):
 
         Args:
             epoch: Its number.
-            position: See :class:`sparkdl.syncing.Start`.
+            position: See :class:`sparkdl.training.syncing.Start`.
             windows_of_all: Windows that all workers take together. A worker with fewer takes part
                 in the others without batches. None: each worker takes its own windows only.
         """
@@ -251,7 +251,7 @@ class _Loop(Generic[L]):
 
         Args:
             report: Of the window.
-            among: See :class:`sparkdl.finite.NotFiniteError`.
+            among: See :class:`sparkdl.training.finite.NotFiniteError`.
         """
         last = report.batches_done
         first = last - report.batches

@@ -51,7 +51,8 @@ REFERENCE = {
     "sparkdl.program": "sparkdl.program", "sparkdl.rules": "sparkdl.rules",
     "sparkdl.collective.rules": "sparkdl.collective.rules",
     "sparkdl.codecs": "sparkdl.codecs", "sparkdl.errors": "sparkdl.errors",
-    "sparkdl.learning": "sparkdl.learning", "sparkdl.syncing": "sparkdl.syncing",
+    "sparkdl.training.learning": "sparkdl.training.learning",
+    "sparkdl.training.syncing": "sparkdl.training.syncing",
 }  # fmt: skip
 """Pages of the reference: names, or a module whose ``__all__`` (or classes) it shows."""
 

@@ -14,7 +14,7 @@ from sparkdl.cli.parser import given_settings
 from sparkdl.cli.session import spark_session
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.errors import ConfigError
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
 
 
 def run(given: Namespace) -> int:

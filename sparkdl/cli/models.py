@@ -19,7 +19,7 @@ from sparkdl.cli.parser import MODEL_SETTINGS, given_settings
 from sparkdl.cli.session import columns, read_data, session_of_path, spark_session
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits, arguments_from_file
 from sparkdl.errors import ConfigError
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
 
 
 def train(given: Namespace) -> int:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl import __version__
 from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
-from sparkdl.network import Network
-from sparkdl.values import UserSettings, declared
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import UserSettings, declared
 
 _RUNS = "sparkdl.cli.runs"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"

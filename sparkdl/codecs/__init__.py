@@ -12,7 +12,7 @@ from sparkdl.codecs.halves import BF16, FP16, Raw
 from sparkdl.codecs.onebit import OneBit
 from sparkdl.codecs.quantized import Dithering, Int4, Int8
 from sparkdl.codecs.sparse import RandomK, TopK
-from sparkdl.registry import Registry
+from sparkdl.settings.registry import Registry
 
 __all__ = [
     "BF16",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ProtocolError
-from sparkdl.values import bare_options
+from sparkdl.settings.values import bare_options
 from sparkdl.weights import FloatArray, Layout
 
 ByteArray = npt.NDArray[np.uint8]

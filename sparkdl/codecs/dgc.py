@@ -25,7 +25,7 @@ from sparkdl.codecs.sparse import (
     pack,
     put,
 )
-from sparkdl.values import require_fraction, require_positive, require_whole
+from sparkdl.settings.values import require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray
 
 _WARMUP = (0.25, 0.0625, 0.015625, 0.004, 0.001)

@@ -19,7 +19,7 @@ from sparkdl.codecs.codec import (
     check_vector,
     malformed,
 )
-from sparkdl.values import require, require_one_of, require_whole
+from sparkdl.settings.values import require, require_one_of, require_whole
 from sparkdl.weights import FloatArray
 
 Rounding = Literal["stochastic", "nearest"]

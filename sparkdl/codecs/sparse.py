@@ -21,7 +21,7 @@ from sparkdl.codecs.codec import (
     malformed,
 )
 from sparkdl.errors import ConfigError
-from sparkdl.values import require_share, require_whole
+from sparkdl.settings.values import require_share, require_whole
 from sparkdl.weights import FloatArray
 
 Indices = npt.NDArray[np.int64]

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.member import Member
 from sparkdl.errors import UnknownNameError
-from sparkdl.network import ListeningOptions
+from sparkdl.settings.network import ListeningOptions
 
 if TYPE_CHECKING:
     from sparkdl.wire.tls import Certificate

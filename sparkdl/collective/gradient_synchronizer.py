@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.changes import VariableChanges
 from sparkdl.codecs.halves import to_summable
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.finite import FiniteCheck, LossScaling, NotFiniteError
-from sparkdl.learning import BatchStack, SharedLearner
-from sparkdl.phases import current_clock
-from sparkdl.run_state import RunState
-from sparkdl.slices import Slices, join_slices, pack, unpack
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
+from sparkdl.training.learning import BatchStack, SharedLearner
+from sparkdl.training.phases import current_clock
+from sparkdl.training.run_state import RunState
+from sparkdl.training.slices import Slices, join_slices, pack, unpack
 from sparkdl.weights import FloatArray, Layout
 
 PART_BYTES = 16 << 20
@@ -40,11 +40,11 @@ class AllReduceGradientSynchronizer:
     averaged with the same weights. A rank that has no batch left takes part in every step with
     weight 0.
 
-    This object is the :class:`~sparkdl.learning.Reducer` that a learner calls between gradient
-    and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers first, as
-    the backward pass computes them), then ``finish``. The gradient of a large model has several
-    parts; each is sent while the next is computed. Gradients of embeddings that travel as slices
-    are gathered beside it, in float32 and in the order of the ranks.
+    This object is the :class:`~sparkdl.training.learning.Reducer` that a learner calls between
+    gradient and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers
+    first, as the backward pass computes them), then ``finish``. The gradient of a large model has
+    several parts; each is sent while the next is computed. Gradients of embeddings that travel as
+    slices are gathered beside it, in float32 and in the order of the ranks.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -277,11 +277,12 @@ class AllReduceGradientSynchronizer:
         self.stop_agreed = self.stop_agreed or value > 0
 
     def tell_not_finite(self, batch: int, own: bool) -> None:
-        """Keeps it until the compiled call has returned; see :class:`sparkdl.learning.InGraph`."""
+        """Keeps it until the compiled call has returned; see
+        :class:`sparkdl.training.learning.InGraph`."""
         self._not_finite = NotFiniteError(batch, joined=not own)
 
     def agree_on_gradients(self, mine: list[int]) -> list[int]:
-        """Which trained variables have a gradient; see :class:`sparkdl.learning.Reducer`.
+        """Which trained variables have a gradient; see :class:`sparkdl.training.learning.Reducer`.
 
         Raises:
             ModelError: A gradient is dense on one rank, and travels as slices on another.
@@ -303,18 +304,18 @@ class AllReduceGradientSynchronizer:
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.learning.Reducer`."""
+        """See :class:`sparkdl.training.learning.Reducer`."""
         return self.communicator.size
 
     def agree_on_terms(self, mine: int) -> int:
-        """How many terms have denominators; see :class:`sparkdl.learning.Reducer`."""
+        """How many terms have denominators; see :class:`sparkdl.training.learning.Reducer`."""
         if self._num_terms is None:
             known = self.communicator.all_gather(np.array([mine], np.int64))
             self._num_terms = 0 if len(known) == 1 else max(0, *(int(n[0]) for n in known))
         return self._num_terms
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Sums over all ranks; see :class:`sparkdl.learning.Reducer`."""
+        """Sums over all ranks; see :class:`sparkdl.training.learning.Reducer`."""
         with self._clock.within("exchange", any_thread=True):
             return self.communicator.all_reduce(numbers)
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.closing import Closing
 from sparkdl.collective.arguments import (
     check_array,
     check_gathered,
@@ -33,6 +32,7 @@ from sparkdl.collective.arguments import (
 from sparkdl.collective.arithmetic import Array, shard_edges
 from sparkdl.collective.pending import Pending
 from sparkdl.errors import ConfigError, TransportError
+from sparkdl.process.closing import Closing
 
 T = TypeVar("T")
 

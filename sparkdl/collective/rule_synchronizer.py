@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import take_root_state
 from sparkdl.collective.rules import (
@@ -27,11 +26,12 @@ from sparkdl.collective.rules import (
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import unpack_arrays
-from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.optimizers.optimizer import State
-from sparkdl.phases import current_clock
-from sparkdl.run_state import StoredBytes
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
+from sparkdl.training.phases import current_clock
+from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -261,7 +261,7 @@ class RuleSynchronizer:
 
     All ranks count the steps of an epoch in the same way, steps without a batch included. They
     exchange when ``window`` steps are done and at the end of an epoch. They agree on stopping with
-    the first exchange after each :data:`~sparkdl.learning.MAX_STACK` steps.
+    the first exchange after each :data:`~sparkdl.training.learning.MAX_STACK` steps.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.

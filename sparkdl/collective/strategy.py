@@ -22,9 +22,9 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, Step
 from sparkdl.collective.tables.steps import TableSteps
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
-from sparkdl.finite import FiniteCheck
-from sparkdl.syncing import RankIdentity
 from sparkdl.tables.checkpoints import TableCheckpoints
+from sparkdl.training.finite import FiniteCheck
+from sparkdl.training.syncing import RankIdentity
 from sparkdl.weights import Layout
 
 
@@ -93,7 +93,7 @@ class AllReduceStrategy:
         rule: What becomes of the ranks' updates; None: the mean of the gradients, at every step.
         window: Steps between two exchanges of the rule.
         rule_state: Of an earlier run; see :class:`RuleSynchronizer`.
-        on_nan: See :class:`sparkdl.finite.FiniteCheck`.
+        on_nan: See :class:`sparkdl.training.finite.FiniteCheck`.
         tables: Folder for the rows of a model with tables; None for a model without.
     """
 

@@ -8,15 +8,15 @@ from typing import Protocol
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.finite import FiniteCheck
-from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
-from sparkdl.phases import current_clock
-from sparkdl.reports import EpochReport, MetricState, Report
-from sparkdl.run_state import Blob, RunState, StoredBytes
-from sparkdl.syncing import Orders, Outcome, Start
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck
+from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
+from sparkdl.training.phases import current_clock
+from sparkdl.training.reports import EpochReport, MetricState, Report
+from sparkdl.training.run_state import Blob, RunState, StoredBytes
+from sparkdl.training.syncing import Orders, Outcome, Start
 from sparkdl.weights import Layout
 
 
@@ -33,7 +33,7 @@ class Control(Protocol):
         """Sends the metrics of an epoch; with ``wait``, returns when the driver releases it."""
 
     def keep(self, state: Blob, epoch: int) -> None:
-        """Leaves a :class:`~sparkdl.run_state.RunState` in bytes with the driver.
+        """Leaves a :class:`~sparkdl.training.run_state.RunState` in bytes with the driver.
 
         ``epoch`` is the number of epochs that are done.
         """
@@ -152,11 +152,12 @@ class StepSynchronizer(Protocol):
 
 
 class AllReduceSynchronizer:
-    """The :class:`~sparkdl.syncing.Synchronizer` of training without a server.
+    """The :class:`~sparkdl.training.syncing.Synchronizer` of training without a server.
 
     The ranks agree on the number of steps of an epoch at the start; on stopping and on what the
-    driver's callbacks wrote, after each :data:`~sparkdl.learning.MAX_STACK` steps and at the end
-    of an epoch; and on the learning rate at the end of an epoch. So all ranks always do the same.
+    driver's callbacks wrote, after each :data:`~sparkdl.training.learning.MAX_STACK` steps and at
+    the end of an epoch; and on the learning rate at the end of an epoch. So all ranks always do
+    the same.
 
     Args:
         communicator: Connected.

@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
-from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.status import Status
+from sparkdl.process.closing import Closing
+from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, FrameLimits, Message

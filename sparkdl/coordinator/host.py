@@ -6,11 +6,11 @@ import contextlib
 import secrets
 from dataclasses import replace
 
-from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store
+from sparkdl.process.closing import Closing
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server

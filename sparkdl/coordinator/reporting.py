@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
@@ -10,6 +9,7 @@ from sparkdl.coordinator.status import EpochTotals, Status
 from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
+from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Kind, Message
 
 

@@ -11,19 +11,19 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sparkdl.changes import VariableChanges
-from sparkdl.closing import Closing
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import WorkerError
 from sparkdl.failures import Failure
-from sparkdl.host_load import LoadMeter
-from sparkdl.log_lines import current_box
-from sparkdl.phases import current_clock
-from sparkdl.reports import EpochReport
-from sparkdl.run_state import Blob
+from sparkdl.process.closing import Closing
+from sparkdl.process.host_load import LoadMeter
+from sparkdl.process.log_lines import current_box
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import current_clock
+from sparkdl.training.reports import EpochReport
+from sparkdl.training.run_state import Blob
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import Usage
-from sparkdl.reports import MetricState
+from sparkdl.process.host_load import HostLoad
+from sparkdl.training.phases import Usage
+from sparkdl.training.reports import MetricState
 from sparkdl.transport.frames import ByteArray
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
+from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import FrameKind, FrameLimits, Message
 
 

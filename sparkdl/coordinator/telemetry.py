@@ -7,9 +7,9 @@ import numpy as np
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.status import EpochTotals
 from sparkdl.errors import ProtocolError
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import PHASES, Usage
-from sparkdl.reports import EpochReport, MetricState
+from sparkdl.process.host_load import HostLoad
+from sparkdl.training.phases import PHASES, Usage
+from sparkdl.training.reports import EpochReport, MetricState
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Message
 
 MAX_EPOCH = 1 << 31

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import WorkerStatus
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import Usage
+from sparkdl.process.host_load import HostLoad
+from sparkdl.training.phases import Usage
 from sparkdl.transport.frames import Message
 
 

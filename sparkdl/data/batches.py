@@ -15,7 +15,7 @@ from sparkdl.data.ragged import Array, IndexArray
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import Storage
 from sparkdl.errors import ConfigError
-from sparkdl.learning import BatchStack
+from sparkdl.training.learning import BatchStack
 
 
 class ClassWeights:

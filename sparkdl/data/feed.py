@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from sparkdl.data.storage import release_pages, spilling
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.values import require_int
+from sparkdl.settings.values import require_int
 
 NO_ROWS = pa.RecordBatch.from_arrays([], names=[])
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.closing import Closing
 from sparkdl.data.columns import DataSpec
 from sparkdl.data.conform import empty_stored
 from sparkdl.data.decode import decode_stored, read_column
@@ -25,6 +24,7 @@ from sparkdl.data.storage import (
     Storage,
 )
 from sparkdl.errors import DataError
+from sparkdl.process.closing import Closing
 
 DEFAULT_BUDGET_BYTES = 1 << 30
 _DECODED_BYTES = 64 << 20

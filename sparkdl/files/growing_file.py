@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import BinaryIO
 
-from sparkdl.closing import Closing
 from sparkdl.files.storage import create_local, write_bytes
+from sparkdl.process.closing import Closing
 
 
 class GrowingFile(Closing):

@@ -15,7 +15,7 @@ from sparkdl.files.archive_parts import (
     settings_of,
     with_parts,
 )
-from sparkdl.run_state import RunState
+from sparkdl.training.run_state import RunState
 
 HDF5 = (".h5", ".hdf5")
 """Endings of files in Keras' older format."""

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import threading
 
-from sparkdl.closing import Closing
+from sparkdl.process.closing import Closing
 
 _PREFIX = "sparkdl-files-"
 _LOCK = "in-use"

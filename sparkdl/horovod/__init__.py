@@ -3,6 +3,6 @@
 ``runner_base``, ``tensorflow``: further modules that it has.
 """
 
-from sparkdl.log_lines import log_to_driver
+from sparkdl.process.log_lines import log_to_driver
 
 __all__ = ["log_to_driver"]

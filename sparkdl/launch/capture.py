@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import Any
 
-from sparkdl.log_lines import MESSAGE_CHARS, Sink, shorten
+from sparkdl.process.log_lines import MESSAGE_CHARS, Sink, shorten
 
 
 class LineSplitter:

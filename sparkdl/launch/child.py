@@ -30,8 +30,7 @@ from typing import Generic, TypeVar
 
 import pyarrow as pa
 
-from sparkdl import errors, payload
-from sparkdl.closing import Closing
+from sparkdl import errors
 from sparkdl.errors import TransportError, WorkerError
 from sparkdl.failures import (
     SECONDARY_DELAY_S,
@@ -44,7 +43,9 @@ from sparkdl.failures import (
 from sparkdl.launch.capture import LineSplitter
 from sparkdl.launch.devices import needs_child
 from sparkdl.launch.task import RankContext, Task
-from sparkdl.log_lines import Sink
+from sparkdl.process import payload
+from sparkdl.process.closing import Closing
+from sparkdl.process.log_lines import Sink
 
 
 def run_rank(
@@ -86,7 +87,7 @@ class ChildSetup:
 
     Args:
         parent: The parent's process id.
-        task: The pickled task (:func:`sparkdl.payload.dump`).
+        task: The pickled task (:func:`sparkdl.process.payload.dump`).
         rank: Its rank, without gathering and log, which stay with the parent.
         gathers: Whether the parent has a gathering for it.
         logs: Whether the parent has a log for it.
@@ -234,7 +235,7 @@ class Child(Closing):
     """The parent's end of a child process.
 
     Args:
-        task: The pickled task (:func:`sparkdl.payload.dump`).
+        task: The pickled task (:func:`sparkdl.process.payload.dump`).
         rank: Its rank; the parent keeps the gathering and the log for it.
         on_output: Takes the lines that the child writes to its standard output and error.
         environment: Variables of the child, beside those of this process.

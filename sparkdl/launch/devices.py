@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
-from sparkdl.host_load import ask_nvidia
 from sparkdl.learner.framework import lean_import, running_backend, start_backend
-from sparkdl.start_lines import start_lines_held
+from sparkdl.process.host_load import ask_nvidia
+from sparkdl.process.start_lines import start_lines_held
 
 _FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 _started = False

@@ -18,7 +18,6 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from sparkdl import payload
 from sparkdl.collective.communicator import Communicator, Connector, Member, make_communicator
 from sparkdl.collective.current import use
 from sparkdl.config import Limits
@@ -35,8 +34,9 @@ from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
 from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RaisingTask, RankContext
-from sparkdl.log_lines import Sink, log_through, show
-from sparkdl.network import THIS_HOST, RankListening
+from sparkdl.process import payload
+from sparkdl.process.log_lines import Sink, log_through, show
+from sparkdl.settings.network import THIS_HOST, RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.wire.tls import Certificate
 

@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from sparkdl import payload
 from sparkdl.launch.child import Child
 from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import Launcher, RankContext, Ranks, Task
 from sparkdl.launch.threads import LocalRanks
-from sparkdl.log_lines import show
+from sparkdl.process import payload
+from sparkdl.process.log_lines import show
 
 
 class ProcessLauncher:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from sparkdl.failures import Failure
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.task import RankContext
-from sparkdl.log_lines import show
+from sparkdl.process.log_lines import show
 
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 5.0

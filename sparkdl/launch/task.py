@@ -19,7 +19,7 @@ from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
 from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.results import Result
-from sparkdl.log_lines import Sink
+from sparkdl.process.log_lines import Sink
 
 GATHER_TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others to come up."""

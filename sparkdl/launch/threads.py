@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
-from sparkdl.closing import Closing
 from sparkdl.failures import SECONDARY_DELAY_S, Failure, RankFailure, root_cause
 from sparkdl.launch.gathering import Meeting
 from sparkdl.launch.restarts import RestartedRanks, RunRank
 from sparkdl.launch.results import Result, join_batches
 from sparkdl.launch.task import RankContext, Task
-from sparkdl.log_lines import show
+from sparkdl.process.closing import Closing
+from sparkdl.process.log_lines import show
 
 
 class ThreadLauncher:

@@ -12,7 +12,7 @@ from sparkdl.errors import ModelError, ResourceError
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.layers.sharded_classifier import ClassLoss, ShardedClassifier
-from sparkdl.values import require_int
+from sparkdl.settings.values import require_int
 
 MOST_PLAIN_BYTES = 4 << 30
 """Bytes of the embeddings of a plain model at most."""

@@ -13,11 +13,11 @@ from keras import ops
 from sparkdl.errors import ModelError
 from sparkdl.layers.lookups import Ids, lookup, takes_64_bits
 from sparkdl.layers.table_layer import TableLayer
+from sparkdl.settings.values import require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore, merged
-from sparkdl.values import require_int, require_name
 from sparkdl.weights import FloatArray
 
 COMBINERS = ("sum", "mean", "sqrtn")

@@ -16,11 +16,11 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers.lookups import Ids, after, losses
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.layers.table_layer import TableLayer
+from sparkdl.settings.values import require_int
 from sparkdl.tables.classes import Chunk, ClassSpec, Margin, best, checked_labels
 from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
-from sparkdl.values import require_int
 from sparkdl.weights import FloatArray
 
 

@@ -155,7 +155,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             self._service.serve(self, model)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of all layers with a table, and the place of rows that a fit has written."""
+        """The arguments of all layers with a table, and the place of rows that a fit has
+        written."""
         return {
             **super().get_config(),
             "table": self.table,

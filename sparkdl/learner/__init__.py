@@ -1,7 +1,8 @@
 """A Keras model in training on one of three backends; importing this imports none of them.
 
 - ``steps``: compiled training steps, a learner for each backend; see
-  :class:`sparkdl.learning.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled ones.
+  :class:`sparkdl.training.learning.Learner`. ``make_learner`` chooses, ``cache`` keeps compiled
+  ones.
 - ``state``: a model's variables as buffers. ``archives``: a model as bytes.
 - ``prediction``: models that only run forward. ``checks``: what a fit asks of a model.
 - ``callback_sink``: Keras callbacks on the driver. ``callback_writes``: what they write to the

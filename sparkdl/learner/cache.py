@@ -13,7 +13,7 @@ from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore
 from sparkdl.learner.archives.unsaved_settings import BesideFile
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learning import Predictor
+from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:
     from sparkdl.learner.steps.keras_learner import KerasLearner

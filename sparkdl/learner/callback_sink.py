@@ -8,10 +8,10 @@ from typing import Any
 
 import keras
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner.callback_writes import WriteWatch, write_changes
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -21,7 +21,7 @@ from sparkdl.progress.events import (
     TrainingBegan,
     TrainingEnded,
 )
-from sparkdl.user_warnings import warn_user
+from sparkdl.training.changes import VariableChanges
 
 _VALIDATION = "val_"
 

@@ -10,10 +10,10 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner.state.model_weights import averaged_variables
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
+from sparkdl.training.changes import VariableChanges
 
 _Marks = tuple[list[bytes], list[bytes]]
 _Pairs = list[tuple[Any, npt.NDArray[Any]]]

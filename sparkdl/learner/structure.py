@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from sparkdl.learner.signature import list_names, takes_list
-from sparkdl.learning import Arrays
+from sparkdl.training.learning import Arrays
 
 
 def arrange_batch(

@@ -14,7 +14,7 @@ import numpy as np
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.optimizers.optimizer import FlatOptimizer, State
-from sparkdl.values import (
+from sparkdl.settings.values import (
     require,
     require_fraction,
     require_not_negative,

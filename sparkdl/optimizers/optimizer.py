@@ -6,7 +6,7 @@ import abc
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from sparkdl.values import require_positive
+from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray
 
 State = dict[str, Any]

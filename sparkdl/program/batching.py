@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.errors import DataError
-from sparkdl.values import require_int, require_seconds
+from sparkdl.settings.values import require_int, require_seconds
 
 
 def batched_handler(

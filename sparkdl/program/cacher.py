@@ -12,7 +12,7 @@ from sparkdl.errors import WaitTimeoutError
 from sparkdl.program.calls import list_methods
 from sparkdl.program.messages import pieces_of
 from sparkdl.program.nodes import CourierNode, Handle
-from sparkdl.values import require_seconds
+from sparkdl.settings.values import require_seconds
 
 _MAX_RESULTS = 1024
 

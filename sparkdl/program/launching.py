@@ -13,20 +13,20 @@ from typing import Any, Literal, get_args
 import cloudpickle
 
 import sparkdl
-from sparkdl import payload
 from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.network import THIS_HOST, Network, PortSpec, RankListening
+from sparkdl.process import payload
 from sparkdl.program.needs import device_request, environments_of, refuse_restarts
 from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
+from sparkdl.settings.network import THIS_HOST, Network, PortSpec, RankListening
+from sparkdl.settings.values import require_name
 from sparkdl.transport.address import Endpoint
-from sparkdl.values import require_name
 from sparkdl.wire.tls import Certificate
 
 
@@ -38,7 +38,7 @@ class Surroundings:
         launcher: Starts them.
         bind: Address that the launching process listens on.
         advertised: Address that nodes connect to; None: the one that is listened on.
-        ports: Of the launching process, see :func:`sparkdl.network.ports_of`.
+        ports: Of the launching process, see :func:`sparkdl.settings.network.ports_of`.
         listening: Where the nodes listen for each other.
         certificate: For TLS between hosts; None for no encryption.
         endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.

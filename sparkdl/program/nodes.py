@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from sparkdl.errors import ConfigError
 from sparkdl.program.serving import CALL_THREADS
-from sparkdl.values import require_flag, require_int, require_seconds
+from sparkdl.settings.values import require_flag, require_int, require_seconds
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
 from sparkdl.program.nodes import CourierNode
 from sparkdl.program.running import is_stopping
-from sparkdl.values import require_int, require_name
+from sparkdl.settings.values import require_int, require_name
 
 _LOOK_S = 0.2
 """A waiting caller looks so often whether the program stops."""

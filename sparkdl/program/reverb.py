@@ -9,7 +9,7 @@ from typing import Any
 from sparkdl.errors import ConfigError
 from sparkdl.program.nodes import CourierNode
 from sparkdl.program.running import running, wait_for_stop
-from sparkdl.values import require_seconds
+from sparkdl.settings.values import require_seconds
 
 
 class ReverbServing:

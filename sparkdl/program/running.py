@@ -15,7 +15,6 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from sparkdl import payload
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.failures import Failure, RankFailure, one_line
@@ -26,11 +25,12 @@ from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank
 from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
-from sparkdl.log_lines import log_through
-from sparkdl.network import THIS_HOST, PortSpec, RankListening
+from sparkdl.process import payload
+from sparkdl.process.log_lines import log_through
 from sparkdl.program.calls import LOOPBACK, CallAddress, CallClient
 from sparkdl.program.nodes import Handle, Placed, replaced
 from sparkdl.program.serving import CallServer
+from sparkdl.settings.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.transport.address import Endpoint
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate

@@ -11,11 +11,11 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sparkdl.closing import Closing
 from sparkdl.errors import AuthenticationError, ProtocolError, UnknownNameError
-from sparkdl.network import PortSpec
+from sparkdl.process.closing import Closing
 from sparkdl.program.calls import LIST_METHODS, LOOPBACK, CallAddress
 from sparkdl.program.messages import HANDSHAKE_S, CallMessage, MessageConnection, MessageKind
+from sparkdl.settings.network import PortSpec
 from sparkdl.wire.greeting import Greeter
 from sparkdl.wire.hosts import host_id, rank_addresses
 from sparkdl.wire.listening import listen
@@ -40,7 +40,7 @@ class CallServer(Closing):
         token: The run's secret, which clients must show.
         bind: Address (or network, ``'10.0.0.0/8'``) to listen on.
         advertised: Address that clients connect to; None: the one that is listened on.
-        ports: To listen on, see :func:`sparkdl.network.ports_of`.
+        ports: To listen on, see :func:`sparkdl.settings.network.ports_of`.
         label: The node's name, for messages.
         threads: Calls at a time.
         certificate: For TLS with clients of other hosts; those of this host connect to 127.0.0.1.

@@ -21,8 +21,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import Spans, Usage
+from sparkdl.process.host_load import HostLoad
+from sparkdl.training.phases import Spans, Usage
 
 MetricValue = float | list["MetricValue"]
 """A metric's value: a number, or nested lists of numbers (one per class, for example)."""

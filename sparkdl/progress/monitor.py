@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import DataError
-from sparkdl.host_load import HostLoad, LoadMeter
-from sparkdl.phases import Spans
+from sparkdl.process.host_load import HostLoad, LoadMeter
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -32,8 +31,9 @@ from sparkdl.progress.events import (
     WorkerTraced,
 )
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
-from sparkdl.reports import MetricState
-from sparkdl.user_warnings import warn_user
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import Spans
+from sparkdl.training.reports import MetricState
 
 
 @dataclass(frozen=True)

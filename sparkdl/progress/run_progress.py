@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sparkdl.coordinator.status import Status, WorkerStatus
 from sparkdl.failures import Failure
 from sparkdl.progress.events import WorkerState, WorkerView
-from sparkdl.reports import MetricState, no_metrics
+from sparkdl.training.reports import MetricState, no_metrics
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.closing import Closing
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import read_blob
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session, Welcome, open_session
 from sparkdl.errors import ProtocolError
+from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import WITHOUT_GRADIENT, StoreKind, limits_of
-from sparkdl.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
+from sparkdl.training.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import (

@@ -10,15 +10,15 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.changes import VariableChanges
-from sparkdl.finite import FiniteCheck, LossScaling
-from sparkdl.learning import BatchStack, InGraph, SharedLearner
-from sparkdl.phases import current_clock
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
-from sparkdl.run_state import RunState
-from sparkdl.slices import Slices
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck, LossScaling
+from sparkdl.training.learning import BatchStack, InGraph, SharedLearner
+from sparkdl.training.phases import current_clock
+from sparkdl.training.run_state import RunState
+from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -27,9 +27,10 @@ class RoundSynchronizer(Way):
 
     The weights live on the workers and stay equal on all. A stack of batches is one compiled call,
     which makes one round for each of its batches: this object is the
-    :class:`~sparkdl.learning.Reducer` that the learner calls from inside that call. A round waits
-    for the next attempt of a rank that was lost. It gets weights and optimizer state from a live
-    rank, as they are before that round; if none is left, it starts from the last snapshot.
+    :class:`~sparkdl.training.learning.Reducer` that the learner calls from inside that call. A
+    round waits for the next attempt of a rank that was lost. It gets weights and optimizer state
+    from a live rank, as they are before that round; if none is left, it starts from the last
+    snapshot.
 
     Args:
         client: Connected; has said HELLO.
@@ -225,7 +226,7 @@ class RoundSynchronizer(Way):
 
     @property
     def skips(self) -> bool:
-        """See :class:`sparkdl.learning.Reducer`."""
+        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._check.skips
 
     def begin(self, part: int) -> None:
@@ -311,7 +312,7 @@ class RoundSynchronizer(Way):
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.learning.Reducer`."""
+        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:
@@ -319,7 +320,7 @@ class RoundSynchronizer(Way):
         return max(0, mine) if self._client.num_workers > 1 else 0
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Sums over all ranks that have a batch; see :class:`sparkdl.learning.Reducer`."""
+        """Sums over all ranks that have a batch; see :class:`sparkdl.training.learning.Reducer`."""
         self._sums += 1
         self._enter_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):

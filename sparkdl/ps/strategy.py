@@ -12,17 +12,17 @@ import numpy as np
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import report_failure
 from sparkdl.errors import ModelError
-from sparkdl.finite import FiniteCheck
-from sparkdl.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way
-from sparkdl.reports import EpochReport, MetricState, Report
 from sparkdl.rules.rule import Rule
-from sparkdl.run_state import RunState
-from sparkdl.syncing import Orders, Outcome, RankIdentity, Start
+from sparkdl.training.finite import FiniteCheck
+from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
+from sparkdl.training.reports import EpochReport, MetricState, Report
+from sparkdl.training.run_state import RunState
+from sparkdl.training.syncing import Orders, Outcome, RankIdentity, Start
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
 
@@ -38,7 +38,7 @@ class ServerStrategy:
         overlap: Exchange one window while the next is trained; None where it pays, see
             :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.
         compression: The server's; None sends float32.
-        on_nan: See :class:`sparkdl.finite.FiniteCheck`.
+        on_nan: See :class:`sparkdl.training.finite.FiniteCheck`.
         at_once: Workers that train at the same time; 0: all of the run.
     """
 
@@ -114,13 +114,13 @@ def way_of(
 
 
 class ServerSynchronizer:
-    """A worker's side of the server; see :class:`sparkdl.syncing.Synchronizer`.
+    """A worker's side of the server; see :class:`sparkdl.training.syncing.Synchronizer`.
 
     It joins the run, takes the driver's orders and reports; its :class:`Way` trains and exchanges.
 
     Workers that train in rounds follow the driver's orders after each
-    :data:`~sparkdl.learning.MAX_STACK` rounds and at the end of an epoch: so all of them follow at
-    the same round, although a compiled call makes many rounds.
+    :data:`~sparkdl.training.learning.MAX_STACK` rounds and at the end of an epoch: so all of them
+    follow at the same round, although a compiled call makes many rounds.
     """
 
     def __init__(

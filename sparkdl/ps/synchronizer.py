@@ -14,16 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError
-from sparkdl.finite import FiniteCheck, NotFiniteError, finite_state
-from sparkdl.learning import BatchStack, SharedLearner
-from sparkdl.phases import current_clock
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.damping import Damping
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
 from sparkdl.rules.rule import Rule
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck, NotFiniteError, finite_state
+from sparkdl.training.learning import BatchStack, SharedLearner
+from sparkdl.training.phases import current_clock
 from sparkdl.weights import FloatArray, Layout
 
 OVERLAP_FROM = 0.25
@@ -204,7 +204,7 @@ class WindowSynchronizer(Way):
     ) -> None:
         """Trains a stack, with an exchange after each window, and after the last batch.
 
-        This object is the :class:`~sparkdl.learning.Exchanger` that the learner calls.
+        This object is the :class:`~sparkdl.training.learning.Exchanger` that the learner calls.
 
         Args:
             learner: Trains the stack in one call.

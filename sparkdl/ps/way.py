@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from sparkdl.changes import VariableChanges
-from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.ps.client import Progress
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.learning import BatchStack, SharedLearner
 
 
 class Way(abc.ABC):
@@ -20,7 +20,7 @@ class Way(abc.ABC):
     """
 
     every_batch: ClassVar[bool] = False
-    """See :class:`sparkdl.syncing.Synchronizer`."""
+    """See :class:`sparkdl.training.syncing.Synchronizer`."""
 
     @property
     def cuts_stacks(self) -> bool:
@@ -47,7 +47,7 @@ class Way(abc.ABC):
         """Trains a stack and exchanges; None exchanges without a batch.
 
         Args:
-            learner, stack: See :class:`sparkdl.syncing.Synchronizer`.
+            learner, stack: See :class:`sparkdl.training.syncing.Synchronizer`.
             window: Batches between two exchanges within the stack; 0 for one exchange after it.
             progress: After the stack.
         """
@@ -59,7 +59,7 @@ class Way(abc.ABC):
     @contextlib.contextmanager
     def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """Within, ``learner`` has the weights of the run; see
-        :class:`sparkdl.syncing.Synchronizer`."""
+        :class:`sparkdl.training.syncing.Synchronizer`."""
         yield
 
     def drain(self, learner: SharedLearner) -> None:  # noqa: B027  (most exchanges end at once)

@@ -7,7 +7,6 @@ Every rule is a frozen object of pure functions on flat float32 vectors (see :cl
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.registry import Registry
 from sparkdl.rules.adapted import adapt
 from sparkdl.rules.averaging import Averaging, Ensemble, SingleWorker
 from sparkdl.rules.bsp import BSP
@@ -28,6 +27,7 @@ from sparkdl.rules.optimizer import (
 )
 from sparkdl.rules.rule import Commit, Peer, Rule, State
 from sparkdl.rules.ssp import SSP
+from sparkdl.settings.registry import Registry
 
 __all__ = [
     "AEASGD",

@@ -11,7 +11,7 @@ from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
-from sparkdl.values import require_fraction, require_not_negative, require_positive
+from sparkdl.settings.values import require_fraction, require_not_negative, require_positive
 from sparkdl.weights import FloatArray
 
 

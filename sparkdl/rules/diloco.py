@@ -11,7 +11,7 @@ from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_nesterov_step
 from sparkdl.rules.rule import Commit, Rule, State
-from sparkdl.values import require_fraction, require_positive, require_whole
+from sparkdl.settings.values import require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray
 
 

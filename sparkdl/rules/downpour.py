@@ -11,7 +11,7 @@ from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_adagrad_step
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
-from sparkdl.values import require_bool, require_positive
+from sparkdl.settings.values import require_bool, require_positive
 from sparkdl.weights import FloatArray
 
 

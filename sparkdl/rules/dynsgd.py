@@ -12,7 +12,7 @@ from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
 from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of
-from sparkdl.values import require_positive
+from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray
 
 

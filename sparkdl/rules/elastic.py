@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparkdl.rules.rule import Peer, Rule, unbound
-from sparkdl.values import require, require_fraction, require_positive
+from sparkdl.settings.values import require, require_fraction, require_positive
 from sparkdl.weights import FloatArray
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.rules.rule import Peer, Rule, unbound
-from sparkdl.values import require_whole
+from sparkdl.settings.values import require_whole
 from sparkdl.weights import FloatArray
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import BLOCK, blocks
 from sparkdl.rules.rule import Commit, Rule, State
-from sparkdl.values import require_bool, require_one_of
+from sparkdl.settings.values import require_bool, require_one_of
 from sparkdl.weights import FloatArray
 
 

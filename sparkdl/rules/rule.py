@@ -15,7 +15,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.optimizer import State
-from sparkdl.values import bare_options, require_one_of
+from sparkdl.settings.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
 
 __all__ = ["Commit", "Peer", "Rule", "State", "learning_rate_of", "require_payload", "unbound"]

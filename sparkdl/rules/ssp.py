@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.rules.rule import Commit, Rule, State
-from sparkdl.values import require_one_of, require_whole
+from sparkdl.settings.values import require_one_of, require_whole
 from sparkdl.weights import FloatArray
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, call_here
 from sparkdl.launch.processes import ProcessLauncher
-from sparkdl.network import Network
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import require_name
 from sparkdl.spark.run import VERBOSITIES
 from sparkdl.spark.runs.function_stage import (
     check_backend,
@@ -19,7 +20,6 @@ from sparkdl.spark.runs.function_stage import (
     returned,
     run_stage,
 )
-from sparkdl.values import require_name
 
 
 class HorovodRunner:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl import payload
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.data.feed import Columns, to_numpy
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.process import payload
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_int
 from sparkdl.spark.executor.stage import MapInArrow
 from sparkdl.spark.runs.feeding import fed_frame
 from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_type_of, whole_batches
-from sparkdl.values import require_int
 
 
 @lists_its_arguments

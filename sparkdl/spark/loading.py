@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 from sparkdl.config import arguments_from_file, columns_from_file
 from sparkdl.files.model_file import ModelFile, read_model
 from sparkdl.learner.archives.archive import model_from_bytes
+from sparkdl.settings.values import require_objects, require_path
 from sparkdl.spark.fit.choice import is_default_rule, restore_rule
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.values import require_objects, require_path
 
 M = TypeVar("M", bound=SparkModel)
 

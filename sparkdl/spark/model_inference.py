@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import COLUMNS
 from sparkdl.errors import ConfigError
 from sparkdl.files import storage
@@ -19,6 +18,8 @@ from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.steps import keras_learner
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_flag, require_int, require_name, require_path
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
 from sparkdl.spark.fit.tables import refuse_export
 from sparkdl.spark.fit.trained_model import prepare_metrics
@@ -30,7 +31,6 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
-from sparkdl.values import require_flag, require_int, require_name, require_path
 
 
 class ModelInference(ModelSettings):

@@ -8,13 +8,13 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
+from sparkdl.settings.values import shown
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.tables import TrainedTable, stored_tables
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training import StageSummary
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.tracking.profile import Facts, Profile, profile_of
-from sparkdl.values import shown
 
 T = TypeVar("T")
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.opening import form_of
@@ -19,7 +20,6 @@ from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.predict import Names, PredictionChoice, predict_columns, predict_rdd
 from sparkdl.spark.session.running import require_running_rdd
-from sparkdl.values import require_int, require_objects
 
 
 @lists_its_arguments

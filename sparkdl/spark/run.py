@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import COMMUNICATORS
 from sparkdl.config import LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
@@ -16,7 +15,15 @@ from sparkdl.errors import ConfigError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
-from sparkdl.network import Network
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import (
+    refuse_changed,
+    require_flag,
+    require_instance,
+    require_int,
+    require_name,
+)
 from sparkdl.spark.forms.fed_files import fed_files
 from sparkdl.spark.forms.frames import PathForm
 from sparkdl.spark.forms.opening import form_of
@@ -37,7 +44,6 @@ from sparkdl.spark.runs.function_stage import (
 )
 from sparkdl.spark.runs.stream_feeding import Destination
 from sparkdl.spark.streaming_run import StreamingRun
-from sparkdl.values import refuse_changed, require_flag, require_instance, require_int, require_name
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -123,9 +129,9 @@ def run(
             instead of Spark's tasks. They are the last ranks then.
         spark: The session; None: the active one.
         network: Where the driver and the ranks listen, and whether they encrypt: a
-            :class:`~sparkdl.network.Network`. ``encrypt=True`` is refused with Horovod, and with
-            ``distributed`` and ``roles``, whose frameworks send by themselves; ``'auto'`` warns
-            where the rest is encrypted.
+            :class:`~sparkdl.settings.network.Network`. ``encrypt=True`` is refused with Horovod,
+            and with ``distributed`` and ``roles``, whose frameworks send by themselves; ``'auto'``
+            warns where the rest is encrypted.
         limits: Memory and times: a :class:`~sparkdl.config.Limits`, such as
             ``Limits(collective_timeout_s=60, stall_timeout_s=None)``.
 

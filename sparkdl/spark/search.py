@@ -14,7 +14,16 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.learner.callback_sink import at_least_one
 from sparkdl.learner.prediction.ensemble import vote
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
+from sparkdl.settings.values import (
+    require_flag,
+    require_int,
+    require_name,
+    require_path,
+    require_seconds,
+    shown,
+)
 from sparkdl.spark.fit.arguments import verbosity
 from sparkdl.spark.fit.telling import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -44,15 +53,6 @@ from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial, Value
-from sparkdl.user_warnings import warn_user
-from sparkdl.values import (
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-    shown,
-)
 
 if TYPE_CHECKING:
     import keras

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, Limits, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
-from sparkdl.network import Network, PortSpec, at_port
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network, PortSpec, at_port
+from sparkdl.settings.values import require_flag, require_int, require_objects, require_path
 from sparkdl.spark.fit.arguments import (
     FitArguments,
     check_callbacks,
@@ -36,7 +37,6 @@ from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
-from sparkdl.values import require_flag, require_int, require_objects, require_path
 
 
 class SparkModel(ModelInference):
@@ -87,7 +87,7 @@ class SparkModel(ModelInference):
             from other stages: ``{'cpus': 4, 'gpu': 1}`` (Spark's stage-level scheduling, without
             dynamic allocation); None for the application's settings.
         network: Where the server and, for ``mode='allreduce'``, the workers listen, and whether
-            they encrypt: a :class:`~sparkdl.network.Network`, such as
+            they encrypt: a :class:`~sparkdl.settings.network.Network`, such as
             ``Network(server_address='10.0.0.7', encrypt=True)``.
         limits: Memory, times and restarts: a :class:`~sparkdl.config.Limits`, such as
             ``Limits(memory_budget_mb=512)``.

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.prediction.model_source import open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.matching import Decoder
 from sparkdl.spark.forms.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.inference.function import (
@@ -20,7 +21,6 @@ from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.predict import PredictionChoice
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import require_running
-from sparkdl.values import require_int, require_objects
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
 

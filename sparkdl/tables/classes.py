@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.finite import is_finite
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots
 from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore
+from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 
 _LEAST_NORM = np.float32(1e-12)

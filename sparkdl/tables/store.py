@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
-from sparkdl.finite import is_finite
 from sparkdl.tables.entry import (
     Counts,
     EntryFilter,
@@ -24,6 +23,7 @@ from sparkdl.tables.hashing import Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown
 from sparkdl.tables.rules import RowRule, make_row_rule
 from sparkdl.tables.starts import RowStart
+from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 
 BLOCK_ROWS = 1 << 14

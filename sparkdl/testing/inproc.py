@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import AuthenticationError
+from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig

@@ -22,6 +22,7 @@ from urllib.request import getproxies, proxy_bypass
 import numpy as np
 
 from sparkdl.errors import ConfigError, TransportError
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import (
     EpochEnded,
     Event,
@@ -41,7 +42,6 @@ from sparkdl.progress.events import (
 from sparkdl.tracking import sinks
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.tracking.tensorboard import numbers_of
-from sparkdl.user_warnings import warn_user
 
 _STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 

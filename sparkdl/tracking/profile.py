@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkdl.phases import Phase, Usage
 from sparkdl.progress.bar import speed
+from sparkdl.training.phases import Phase, Usage
 
 Cause = Literal[
     "slow worker", "uneven rows", "slow reader", "slow transport", "short window", "small batches"

@@ -15,10 +15,9 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from sparkdl.closing import Closing
 from sparkdl.data.tfrecord.framing import frame
 from sparkdl.files.growing_file import GrowingFile
-from sparkdl.phases import PHASES
+from sparkdl.process.closing import Closing
 from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
@@ -36,6 +35,7 @@ from sparkdl.progress.events import (
     WorkerView,
 )
 from sparkdl.tracking.sinks import Thinning
+from sparkdl.training.phases import PHASES
 
 _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5
 _counter = itertools.count()

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 
 from sparkdl.files.storage import check_writable, require_plain, write_bytes
-from sparkdl.phases import Phase, Spans
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -18,6 +17,7 @@ from sparkdl.progress.events import (
     TrainingFailed,
     WorkerTraced,
 )
+from sparkdl.training.phases import Phase, Spans
 
 NAMES: dict[Phase, str] = {
     "start": "START", "read": "READ", "compute": "STEP", "evaluate": "EVALUATE",

@@ -2,8 +2,7 @@
 
 ``frames``: what a frame holds, and the limits of its receiver.
 ``service``, ``dispatcher``, ``server``: what is served, by which threads, behind which sockets.
-``socket``, ``stream_server``, ``shm``, ``http_server``, ``http_gateway``, ``http_client``: the
-three transports.
+``socket``, ``stream_server``, ``shm``, ``http``: the three transports.
 ``strangers``: connections that have not shown the token yet. ``error_frames``: errors on their way.
 ``address``, ``openers``, ``connection``: a client's way there, and back after a break.
 ``listeners``, ``framing``: sockets, ports, and frames on a stream.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Self, get_args
 
 from sparkdl.errors import UnknownNameError
-from sparkdl.network import PortSpec, ports_of
+from sparkdl.settings.network import PortSpec, ports_of
 from sparkdl.transport.address import Address, Mode
 from sparkdl.wire.hosts import host_id, reachable_host
 from sparkdl.wire.listening import listen

@@ -54,7 +54,7 @@ class Openers:
             return ShmChannel(address.uds, endpoint.token, limits, raw is not None, self.timeout_s)
         if mode == "socket":
             return SocketChannel(endpoint, limits, raw, self.timeout_s)
-        from sparkdl.transport.http_client import HttpChannel
+        from sparkdl.transport.http.client import HttpChannel
 
         return HttpChannel(endpoint, limits, raw, self.timeout_s, self.client)
 

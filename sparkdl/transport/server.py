@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol, Self
 
-from sparkdl.closing import Closing
+from sparkdl.process.closing import Closing
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
@@ -69,7 +69,7 @@ class Server(Closing):
         return self
 
     def _serve_http(self, listener: socket.socket) -> _Transport:
-        from sparkdl.transport.http_server import HttpServer  # Flask's import takes a while
+        from sparkdl.transport.http.server import HttpServer  # Flask's import takes a while
 
         # one thread per worker's deferred request, plus heartbeats, driver and people
         num_threads = 2 * self._num_workers + 8

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 
 from sparkdl.errors import ConfigError
 from sparkdl.files import storage
+from sparkdl.settings.values import is_number
 from sparkdl.tune.searchers.searcher import Searcher, Segment
 from sparkdl.tune.suggestions import Space, Value
-from sparkdl.values import is_number
 
 _FILE = "study.json"
 _MAX_BYTES = 64 << 20

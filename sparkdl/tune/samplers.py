@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require
 from sparkdl.tune.suggestions import Draw, Space, Trial, Value
-from sparkdl.values import require
 
 if TYPE_CHECKING:
     import optuna

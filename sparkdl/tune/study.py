@@ -7,9 +7,9 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from sparkdl.closing import Closing
 from sparkdl.errors import ConfigError
 from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.process.closing import Closing
 from sparkdl.tune import plots
 from sparkdl.tune.analysis import importances
 from sparkdl.tune.journal import Journal, TrialRecord

@@ -9,7 +9,7 @@ import select
 import socket
 
 from sparkdl.errors import ResourceError
-from sparkdl.network import PortSpec, ports_of
+from sparkdl.settings.network import PortSpec, ports_of
 
 
 def token_matches(received: object, token: str) -> bool:

@@ -31,7 +31,7 @@ from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
-from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server

@@ -37,7 +37,7 @@ from sparkdl.rules import Downpour
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode
-from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.weights import Layout

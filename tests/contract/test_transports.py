@@ -20,7 +20,6 @@ import psutil
 import pytest
 from in_threads import STEP, in_thread
 
-from sparkdl.closing import Closing
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.settings import Settings
@@ -33,13 +32,14 @@ from sparkdl.errors import (
     WorkerError,
 )
 from sparkdl.failures import Failure
+from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, connect, pull_center
 from sparkdl.ps.kinds import StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
-from sparkdl.reports import EpochReport
 from sparkdl.rules import BSP, Downpour, Rule
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import BLOB_BYTES, MAX_META_BYTES, Message

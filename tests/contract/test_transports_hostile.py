@@ -20,11 +20,11 @@ import pytest
 
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.network import ports_of
 from sparkdl.ps.client import connect
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import Downpour
+from sparkdl.settings.network import ports_of
 from sparkdl.transport.frames import (
     HEADER,
     HEADER_BYTES,
@@ -34,7 +34,7 @@ from sparkdl.transport.frames import (
     Message,
     encode,
 )
-from sparkdl.transport.http_client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.weights import Layout
 from sparkdl.wire.listening import listen
 

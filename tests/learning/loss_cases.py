@@ -21,7 +21,6 @@ from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.metric_state import build_metrics, metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model
@@ -30,6 +29,7 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.worker import train
 
 BATCH, EPOCHS, LENGTH, CLASSES = 8, 2, 6, 3

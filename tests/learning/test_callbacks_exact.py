@@ -26,8 +26,8 @@ from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, Downpour
-from sparkdl.run_state import RunState
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.training.run_state import RunState
 from sparkdl.worker import train
 
 Part = tuple[np.ndarray, np.ndarray]

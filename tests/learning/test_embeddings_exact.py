@@ -21,7 +21,6 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.settings import Settings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.finite import FiniteCheck
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.learner.steps import tensorflow
@@ -31,6 +30,7 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.transport.frames import FrameLimits
 from sparkdl.worker import train
 

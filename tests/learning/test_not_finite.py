@@ -20,7 +20,6 @@ from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import DataError, ModelError, SparkDLError, TransportError
 from sparkdl.failures import Failure
-from sparkdl.finite import FiniteCheck, NotFiniteError
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
@@ -28,6 +27,7 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.training.finite import FiniteCheck, NotFiniteError
 from sparkdl.worker import train
 
 SIZES = [64, 48]

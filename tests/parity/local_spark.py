@@ -27,12 +27,13 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 
-from sparkdl import SparkModel, payload
-from sparkdl.closing import Closing
+from sparkdl import SparkModel
 from sparkdl.failures import RankFailure
 from sparkdl.launch.results import Result, join
 from sparkdl.launch.task import Task
 from sparkdl.learner.signature import model_signature
+from sparkdl.process import payload
+from sparkdl.process.closing import Closing
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.spark.forms import arrays, opening
 from sparkdl.spark.forms.arrays import by_name

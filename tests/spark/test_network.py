@@ -17,8 +17,8 @@ from spark_models import make_mlp
 import sparkdl
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.network import Network, RankListening
 from sparkdl.program import PyNode, launch, make_program
+from sparkdl.settings.network import Network, RankListening
 from sparkdl.spark.runs.network import is_encrypted, listening_address, rank_listening
 
 

@@ -21,8 +21,8 @@ from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, Sp
 from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archives.archive import load_state, model_bytes
-from sparkdl.run_state import RunState
 from sparkdl.spark import model_inference
+from sparkdl.training.run_state import RunState
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")

@@ -10,9 +10,9 @@ import pytest
 
 import sparkdl
 from sparkdl import tune
-from sparkdl.call_arguments import lists_its_arguments, require_call
 from sparkdl.compat.distkeras import evaluators, predictors, trainers, transformers
 from sparkdl.errors import ConfigError, UnknownArgumentError
+from sparkdl.settings.call_arguments import lists_its_arguments, require_call
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.tune import searchers
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ProtocolError
+from sparkdl.training.changes import VariableChanges
 
 
 def test_values_of_any_dtype_come_back() -> None:

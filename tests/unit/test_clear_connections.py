@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.network import say_what_is_in_the_clear
+from sparkdl.settings.network import say_what_is_in_the_clear
 
 
 def test_a_frameworks_connections_are_refused_where_encryption_was_asked_for() -> None:

@@ -19,8 +19,8 @@ from sparkdl.config import (
     parse_frequency,
 )
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
-from sparkdl.network import Network, at_port, ports_of
-from sparkdl.values import UserSettings, declared
+from sparkdl.settings.network import Network, at_port, ports_of
+from sparkdl.settings.values import UserSettings, declared
 
 
 @pytest.mark.parametrize("bad", [0, -3, 1.5, True, "often", None])

@@ -25,8 +25,8 @@ from sparkdl.failures import (
     cause_of,
     failure_in,
 )
-from sparkdl.finite import NotFiniteError
 from sparkdl.launch.rank_session import DriverUnreachableError
+from sparkdl.training.finite import NotFiniteError
 from sparkdl.transport.error_frames import error_from_meta, error_to_meta
 
 GONE = TransportError(

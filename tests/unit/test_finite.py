@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.finite import PIECE, FiniteCheck, NotFiniteError
+from sparkdl.training.finite import PIECE, FiniteCheck, NotFiniteError
 
 SIZE = 2 * PIECE + 5
 """The last piece is a short one."""

@@ -48,7 +48,7 @@ def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None
     code = (
         "import sys, sparkdl; names = dir(sparkdl); "
         "own = {name for name in sys.modules if name.startswith('sparkdl.')}; "
-        "assert own == {'sparkdl.start_lines'}, own; "
+        "assert own == {'sparkdl.process', 'sparkdl.process.start_lines'}, own; "
         "sparkdl.mlflow.autolog, sparkdl.tracking.JsonLines, sparkdl.program.Program; "
         "assert sparkdl.tune.Asha and sparkdl.errors.SparkDLError; "
         "bad = {'keras', 'pyspark', 'tensorflow'} & set(sys.modules); assert not bad, bad; "

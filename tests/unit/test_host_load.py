@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from sparkdl.host_load import GPU_INTERVAL_S, LOAD_INTERVAL_S, HostLoad, LoadMeter, gpu_loads
+from sparkdl.process.host_load import (
+    GPU_INTERVAL_S,
+    LOAD_INTERVAL_S,
+    HostLoad,
+    LoadMeter,
+    gpu_loads,
+)
 
 
 class Host:

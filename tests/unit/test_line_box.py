@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from sparkdl.log_lines import (
+from sparkdl.process.log_lines import (
     BOXED_CHARS,
     MOST_BOXED,
     LineBox,

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sparkdl import values
 from sparkdl.errors import ConfigError
+from sparkdl.settings import values
 
 CASES: list[tuple[str, dict[str, Any], list[Any], list[Any]]] = [
     ("require_positive", {}, [1, 0.5], [0, -1, math.nan, math.inf, True, "1", None]),

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from sparkdl import phases
-from sparkdl.phases import PHASES, PhaseClock, Spans, current_clock, joined, recording
 from sparkdl.progress.events import WorkerTraced
+from sparkdl.training import phases
+from sparkdl.training.phases import PHASES, PhaseClock, Spans, current_clock, joined, recording
 
 
 class Time:

@@ -11,8 +11,8 @@ import pytest
 from sparkdl import codecs, rules
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers import keras_config
-from sparkdl.registry import Registry
 from sparkdl.rules import optimizer
+from sparkdl.settings.registry import Registry
 
 
 class Shape:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparkdl.errors import ProtocolError
-from sparkdl.run_state import RunState
+from sparkdl.training.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])

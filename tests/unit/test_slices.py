@@ -8,7 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.errors import ProtocolError
-from sparkdl.slices import Slices, head_offset, join_slices, pack, pack_around, packed_bytes, unpack
+from sparkdl.training.slices import (
+    Slices,
+    head_offset,
+    join_slices,
+    pack,
+    pack_around,
+    packed_bytes,
+    unpack,
+)
 from sparkdl.weights import Layout
 
 

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from sparkdl.start_lines_filter import DROP, SHOW, Filter, known
+from sparkdl.process.start_lines_filter import DROP, SHOW, Filter, known
 
 ABSL = "WARNING: All log messages before absl::InitializeLog() is called are written to STDERR"
 INFO = "I0000 00:00:1795711012.484886   27099 port.cc:153] oneDNN custom operations are on."
@@ -27,7 +27,7 @@ NOISE = [ABSL, INFO, OLD, FEATURES]
 
 START = """
 import os, subprocess, sys, threading, time
-from sparkdl.start_lines import start_lines_held
+from sparkdl.process.start_lines import start_lines_held
 def say(text):
     os.write(2, text.encode())
 def noise():

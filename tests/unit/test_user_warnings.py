@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkdl.user_warnings import warn_user
+from sparkdl.process.user_warnings import warn_user
 
 LIBRARY = """
-from sparkdl.user_warnings import warn_user
+from sparkdl.process.user_warnings import warn_user
 
 def deep():
     warn_user("too deep", UserWarning)

@@ -15,8 +15,8 @@ from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
 from sparkdl.data.ragged import Padding
-from sparkdl.reports import Report
-from sparkdl.syncing import Orders, Start
+from sparkdl.training.reports import Report
+from sparkdl.training.syncing import Orders, Start
 from sparkdl.worker import train
 
 

@@ -11,7 +11,7 @@ from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
-from sparkdl.network import PortSpec
+from sparkdl.settings.network import PortSpec
 from sparkdl.wire import hosts
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
@@ -26,7 +26,7 @@ class BuiltinConnector:
         rank: This rank, from 0.
         bind_host: Address to listen on, the IPv6 ones have a colon; or a network
             (``'10.0.0.0/8'``) of which this machine has an address; None: the advertised address.
-        port: TCP ports to try; see :func:`sparkdl.network.ports_of`.
+        port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
         advertised_host: Address that the others connect to; None: the one listened on, or, where
             that is every address, the one from which this machine reaches ``towards``.
         towards: A host on the network of the ranks; empty for any other network.

@@ -24,7 +24,7 @@ from sparkdl.collective.builtin.handshake import (
 )
 from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
-from sparkdl.network import PortSpec
+from sparkdl.settings.network import PortSpec
 from sparkdl.wire.listening import listen
 
 _UNKNOWN_TIMEOUT_S = 5.0
@@ -40,7 +40,7 @@ class Listener:
 
     Args:
         bind_host: Address to listen on.
-        port: TCP ports to try; see :func:`sparkdl.network.ports_of`.
+        port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
         local: Whether to listen for ranks of the same host too.
 
     Raises:

@@ -57,8 +57,8 @@ from sparkdl.collective.rules.power_sgd import PowerSGD
 from sparkdl.collective.rules.sliced import Sliced
 from sparkdl.collective.rules.straggler import StragglerDrop
 from sparkdl.collective.rules.streaming import StreamingDiLoCo
-from sparkdl.registry import Registry
 from sparkdl.rules.diloco import DiLoCo
+from sparkdl.settings.registry import Registry
 
 __all__ = [
     "EASGD",

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, WeightsExchange
 from sparkdl.rules.elastic import pull_together, require_stable
-from sparkdl.values import require_positive
+from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -15,8 +15,8 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.rules.rule import Rule
-from sparkdl.run_state import StoredBytes
-from sparkdl.values import bare_options
+from sparkdl.settings.values import bare_options
+from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]

@@ -14,7 +14,7 @@ from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
 from sparkdl.errors import ConfigError
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.rules.rule import Commit, Rule
-from sparkdl.values import require_whole
+from sparkdl.settings.values import require_whole
 from sparkdl.weights import FloatArray, Layout
 
 

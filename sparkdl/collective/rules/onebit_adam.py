@@ -21,7 +21,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
 from sparkdl.optimizers.flat import FlatAdam, State
 from sparkdl.optimizers.keras_config import optimizer_from_config
-from sparkdl.values import require_not_negative, require_whole
+from sparkdl.settings.values import require_not_negative, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 Bytes = npt.NDArray[np.uint8]

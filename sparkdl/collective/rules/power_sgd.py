@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
-from sparkdl.values import require_whole
+from sparkdl.settings.values import require_whole
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -23,7 +23,7 @@ from sparkdl.files.packed_arrays import store_arrays
 from sparkdl.optimizers.blocks import blocks
 from sparkdl.optimizers.flat import FlatOptimizer, State
 from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config
-from sparkdl.run_state import StoredBytes
+from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 _PIECE = 1 << 22

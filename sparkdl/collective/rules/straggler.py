@@ -16,7 +16,12 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.pending import name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.values import require_not_negative, require_positive, require_share, require_whole
+from sparkdl.settings.values import (
+    require_not_negative,
+    require_positive,
+    require_share,
+    require_whole,
+)
 from sparkdl.weights import FloatArray, Layout
 
 _POLL_S = 0.002

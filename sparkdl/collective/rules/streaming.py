@@ -11,7 +11,7 @@ from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.rules.rule import Commit
-from sparkdl.values import require, require_fraction, require_positive, require_whole
+from sparkdl.settings.values import require, require_fraction, require_positive, require_whole
 from sparkdl.weights import FloatArray, Layout
 
 

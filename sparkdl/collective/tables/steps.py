@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.tables.exchange import TableExchange
-from sparkdl.learning import BatchStack, SharedLearner
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.store import RowStore
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.learning import BatchStack, SharedLearner
 
 
 class TableSteps:

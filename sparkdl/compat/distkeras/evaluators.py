@@ -6,9 +6,9 @@ from typing import Any
 
 from pyspark.sql import functions as F
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.compat.distkeras.transformers import check_columns, column
 from sparkdl.errors import DataError
+from sparkdl.settings.call_arguments import lists_its_arguments
 
 
 class Evaluator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sparkdl
-from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.images.deep_image import as_vector
 
 

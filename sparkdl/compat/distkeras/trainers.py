@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 import sparkdl
-from sparkdl import payload
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.compat.distkeras.utils import deserialize_keras_model, serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
 from sparkdl.learner.archives.archive import decode_model, making_models
 from sparkdl.learner.checks.compiling import compile_model
 from sparkdl.learner.signature import model_signature
+from sparkdl.process import payload
 from sparkdl.rules import AEASGD as AEASGDRule
 from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.ml.parts import archive_of
 
 

@@ -10,8 +10,8 @@ from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import functions as F
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.session.frames import require_frame
 

@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import sparkdl
-from sparkdl import payload
 from sparkdl.compat.elephas.templates import Template
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.checks.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.prediction.ensemble import vote
+from sparkdl.process import payload
+from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.runs.function_stage import check_callable
 from sparkdl.tune.journal import Journal
@@ -24,7 +25,6 @@ from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import RandomSearch
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Trial
-from sparkdl.values import require_int, require_name
 
 TrialResult = dict[str, Any]
 """A trial: ``tid``, ``params``, and ``result``, which the model function returned."""

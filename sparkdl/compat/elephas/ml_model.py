@@ -23,6 +23,7 @@ from sparkdl.files import storage
 from sparkdl.learner.archives.archive import making_models
 from sparkdl.learner.checks.compiling import compile_model, from_plain_form, model_from_json
 from sparkdl.learner.signature import model_signature
+from sparkdl.settings.values import FLAG, require_objects, shown, whole
 from sparkdl.spark.forms.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
@@ -32,7 +33,6 @@ from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.values import FLAG, require_objects, shown, whole
 
 _SETTINGS = "distributed_config"
 

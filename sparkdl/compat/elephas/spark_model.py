@@ -27,11 +27,11 @@ from sparkdl.files import storage
 from sparkdl.files.model_file import HDF5, read_model
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import TensorSpec, model_signature
+from sparkdl.settings.values import shown
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
 from sparkdl.spark.session.frames import is_rdd
-from sparkdl.values import shown
 
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip

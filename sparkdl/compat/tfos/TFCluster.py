@@ -19,12 +19,12 @@ from sparkdl.compat.tfos.nodes import (
 )
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, WaitTimeoutError
+from sparkdl.settings.values import require_seconds
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.run import run as run_ranks
 from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.interpreter import this_interpreter, with_this_interpreter
 from sparkdl.spark.streaming_run import StreamingRun
-from sparkdl.values import require_seconds
 
 _DEFAULT_EPOCHS = 10
 _CHIEFS = ("chief", "master")

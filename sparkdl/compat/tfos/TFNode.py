@@ -10,7 +10,7 @@ from typing import Any
 
 from sparkdl.compat.tfos.TFManager import TFManager
 from sparkdl.errors import ConfigError
-from sparkdl.values import require_int
+from sparkdl.settings.values import require_int
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:/")
 _WORKERS = ("chief", "master", "worker")

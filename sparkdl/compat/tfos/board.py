@@ -15,9 +15,9 @@ from sparkdl.collective.current import current
 from sparkdl.errors import ResourceError
 from sparkdl.launch.child import end_with
 from sparkdl.launch.thread_call import ThreadCall
-from sparkdl.network import Network, RankListening
 from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.serving import CallServer
+from sparkdl.settings.network import Network, RankListening
 from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate

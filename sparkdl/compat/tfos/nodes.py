@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from sparkdl import payload
 from sparkdl.collective.current import current
 from sparkdl.compat.tfos.board import BoardRequest, board_of
 from sparkdl.compat.tfos.TFManager import TFManager
@@ -23,6 +22,7 @@ from sparkdl.compat.tfos.TFNode import TFNodeContext
 from sparkdl.errors import DataError, WaitTimeoutError
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.process import payload
 from sparkdl.spark.executor.stage import rank_of
 
 _END = object()

@@ -11,11 +11,11 @@ from pyspark.ml.base import Estimator, Model
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
 from sparkdl.errors import ConfigError
+from sparkdl.settings.values import FLAG, shown, whole
 from sparkdl.spark.ml.params import taking, text
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.predict import predict
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.values import FLAG, shown, whole
 
 SERVED = ("serving_default", "serve")
 

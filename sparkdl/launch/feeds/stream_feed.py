@@ -10,19 +10,19 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sparkdl.closing import Closing
 from sparkdl.data.feed import Columns, Feed
 from sparkdl.launch.feeds.feeding import FunctionFeed
 from sparkdl.launch.feeds.stream_intake import StreamIntake
 from sparkdl.launch.feeds.stream_store import StreamKind
-from sparkdl.network import RankListening
+from sparkdl.process.closing import Closing
+from sparkdl.settings.network import RankListening
+from sparkdl.settings.values import require_int
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import FrameLimits, Message
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
-from sparkdl.values import require_int
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 

@@ -23,10 +23,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5
 from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.process import payload
 
 _REFERENCES = frozenset({"name", "keras_history", "input_layers", "output_layers"})
 """Keys of a saved configuration below which the name of a layer means the layer."""

@@ -21,12 +21,12 @@ import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
 
-from sparkdl import payload
 from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.archives.value_forms import UNKNOWN, form_of, plain_copy
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
+from sparkdl.process import payload
 
 T = TypeVar("T")
 Attributes = dict[int, dict[str, Any]]

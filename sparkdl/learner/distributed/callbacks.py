@@ -13,7 +13,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.optimizer import is_distributed
-from sparkdl.log_lines import log_to_driver
+from sparkdl.process.log_lines import log_to_driver
 
 
 class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -9,11 +9,11 @@ from typing import Any
 
 import keras
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.gradients import GradientReducer, as_dense, make_reducer
+from sparkdl.settings.call_arguments import lists_its_arguments
 
 
 @lists_its_arguments

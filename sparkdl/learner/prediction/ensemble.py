@@ -11,7 +11,7 @@ from sparkdl.errors import ModelError
 from sparkdl.learner.state.carried_state import load_carried_state
 from sparkdl.learner.state.model_weights import model_layout, write_model
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
-from sparkdl.run_state import RunState
+from sparkdl.training.run_state import RunState
 
 
 def vote(models: list[keras.Model], voting: str) -> keras.Model:

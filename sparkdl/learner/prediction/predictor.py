@@ -16,11 +16,11 @@ from sparkdl.data.columns import aligned_empty, as_aligned
 from sparkdl.errors import UnknownNameError
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
-from sparkdl.learning import Arrays
+from sparkdl.training.learning import Arrays
 
 
 class KerasPredictor(ABC):
-    """A Keras model that runs forward; see :class:`sparkdl.learning.Predictor`.
+    """A Keras model that runs forward; see :class:`sparkdl.training.learning.Predictor`.
 
     Args:
         model: A built ``keras.Model``.

@@ -17,7 +17,7 @@ from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.predictor import filled
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.learning import Arrays
+from sparkdl.training.learning import Arrays
 
 _SIGNATURES = ("serving_default", "serve")
 """The signature that is called: the first of these that a SavedModel has."""
@@ -82,7 +82,7 @@ class SavedModelSource:
 
 
 class SavedModelPredictor:
-    """A SavedModel in this process; see :class:`sparkdl.learning.Predictor`.
+    """A SavedModel in this process; see :class:`sparkdl.training.learning.Predictor`.
 
     Args:
         content: Its files, as :class:`SavedModelSource` packs them.

@@ -20,8 +20,8 @@ from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.signature import has_own, model_signature
 from sparkdl.learner.state.shown_values import find_shown_values, shown_values_attached
 from sparkdl.learner.structure import arrange_batch
-from sparkdl.learning import Arrays
-from sparkdl.reports import MetricState
+from sparkdl.training.learning import Arrays
+from sparkdl.training.reports import MetricState
 
 _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
 """Names for which ``compile`` itself chooses by the shapes of labels and outputs."""

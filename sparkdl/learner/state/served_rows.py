@@ -14,7 +14,7 @@ from sparkdl.tables.store import RowStore
 
 @dataclass(frozen=True)
 class ModelTables:
-    """The tables of a model; see :class:`sparkdl.learning.LearnerTables`.
+    """The tables of a model; see :class:`sparkdl.training.learning.LearnerTables`.
 
     Args:
         model: A compiled ``keras.Model``.

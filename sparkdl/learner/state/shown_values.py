@@ -16,7 +16,7 @@ import keras
 
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.structure import arrange_batch
-from sparkdl.learning import Arrays
+from sparkdl.training.learning import Arrays
 
 
 class ShownValue(keras.metrics.Metric):  # type: ignore[misc]

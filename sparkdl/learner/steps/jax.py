@@ -25,8 +25,8 @@ from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.step_logs import stateless_logged_step
 from sparkdl.learner.structure import pack_batch
-from sparkdl.learning import BatchStack
-from sparkdl.reports import MetricState
+from sparkdl.training.learning import BatchStack
+from sparkdl.training.reports import MetricState
 from sparkdl.weights import FloatArray
 
 
@@ -147,8 +147,8 @@ _State = tuple[list[Any], list[Any], list[Any], list[Any]]
 
 
 class JaxLearner(KerasLearner):
-    """See :class:`sparkdl.learning.Learner`. The state is donated to each compiled call: XLA
-    updates it in place."""
+    """See :class:`sparkdl.training.learning.Learner`. The state is donated to each compiled call:
+    XLA updates it in place."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_writes import changed_pairs
 from sparkdl.learner.checks.compile_parts import require_remakable
@@ -35,15 +34,16 @@ from sparkdl.learner.state.shown_values import attach_shown_values
 from sparkdl.learner.steps.denominators import Numbers, factors
 from sparkdl.learner.steps.repeated_rows import has_own_loss, sums_stay, takes_any_rows
 from sparkdl.learner.structure import arrange_batch, map_arrays
-from sparkdl.learning import BatchStack, Exchanger, Reducer
-from sparkdl.reports import MetricState
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.learning import BatchStack, Exchanger, Reducer
+from sparkdl.training.reports import MetricState
 from sparkdl.weights import FloatArray, Layout
 
 
 class KerasLearner(ABC):
     """The part of a learner that is alike on all backends, around one compiled ``keras.Model``.
 
-    See :class:`sparkdl.learning.Learner` for its methods.
+    See :class:`sparkdl.training.learning.Learner` for its methods.
 
     Args:
         model: Built and compiled. The learner trains it in place.

@@ -21,7 +21,7 @@ from keras.src import backend
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.signature import has_own
-from sparkdl.learning import Arrays, BatchStack
+from sparkdl.training.learning import Arrays, BatchStack
 from sparkdl.weights import FloatArray
 
 _ROWS = 8

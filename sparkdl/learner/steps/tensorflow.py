@@ -54,7 +54,7 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     with_slices,
 )
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.learning import BatchStack, Exchanger, Reducer
+from sparkdl.training.learning import BatchStack, Exchanger, Reducer
 from sparkdl.weights import FloatArray
 
 Steps = Callable[..., Any]
@@ -62,7 +62,7 @@ Steps = Callable[..., Any]
 
 
 class TensorFlowLearner(KerasLearner):
-    """See :class:`sparkdl.learning.Learner`."""
+    """See :class:`sparkdl.training.learning.Learner`."""
 
     def __init__(self, model: Any) -> None:
         super().__init__(model)

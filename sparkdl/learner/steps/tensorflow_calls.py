@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sparkdl.learning import Arrays, BatchStack
+from sparkdl.training.learning import Arrays, BatchStack
 
 
 def compiled_apart(function: Callable[..., Any], **options: Any) -> Any:

@@ -17,8 +17,8 @@ import tensorflow as tf
 
 from sparkdl.failures import carried
 from sparkdl.learner.steps.denominators import factors
-from sparkdl.learning import Reducer
-from sparkdl.slices import Slices
+from sparkdl.training.learning import Reducer
+from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray, Layout, Slot
 
 _MOST_SUMMED = 64000.0
@@ -361,7 +361,7 @@ class HorovodExchange:
     Args:
         layout: Of the flat buffer.
         wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
-        parts: See :class:`sparkdl.learning.Reducer`.
+        parts: See :class:`sparkdl.training.learning.Reducer`.
         checks: Whether to look for NaN and infinity in this worker's gradients.
     """
 

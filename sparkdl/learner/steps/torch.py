@@ -28,7 +28,7 @@ from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.structure import map_arrays, pack_batch
-from sparkdl.learning import BatchStack, Reducer
+from sparkdl.training.learning import BatchStack, Reducer
 from sparkdl.weights import FloatArray
 
 # PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
@@ -36,7 +36,7 @@ _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
 
 
 class TorchLearner(KerasLearner):
-    """See :class:`sparkdl.learning.Learner`.
+    """See :class:`sparkdl.training.learning.Learner`.
 
     ``torch.compile`` is used where Keras would: only for a model compiled with
     ``jit_compile=True``.

@@ -9,9 +9,9 @@ from sparkdl.codecs import Codec, Compression
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
-from sparkdl.network import PortSpec
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
+from sparkdl.settings.network import PortSpec
 from sparkdl.transport.address import Mode
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout

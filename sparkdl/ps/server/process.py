@@ -25,8 +25,8 @@ from dataclasses import asdict
 
 import numpy as np
 
-from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError, TransportError
+from sparkdl.process.closing import Closing
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners

@@ -8,7 +8,7 @@ from sparkdl.codecs import Compression, Sections
 from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
-from sparkdl.slices import Slices, join_slices, pack
+from sparkdl.training.slices import Slices, join_slices, pack
 from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.store import Store, Work
 from sparkdl.coordinator.worker import Worker
@@ -17,6 +16,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import COMMITS, StoreKind, limits_of
 from sparkdl.ps.store.center import Center
 from sparkdl.rules.rule import Rule
+from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 

@@ -16,7 +16,7 @@ from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradie
 from sparkdl.ps.store.sliced_commits import SlicedCommits
 from sparkdl.ps.store.snapshot import CarriedValues, Snapshot, StateTransfer
 from sparkdl.rules.rule import Rule
-from sparkdl.slices import Slices
+from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 

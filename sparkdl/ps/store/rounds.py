@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.coordinator.group import Group
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import WITHOUT_GRADIENT
-from sparkdl.slices import Slices
+from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import Kind, Message
 from sparkdl.weights import FloatArray
 

@@ -11,7 +11,7 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.store.rounds import Payload
-from sparkdl.slices import Slices, pack, unpack
+from sparkdl.training.slices import Slices, pack, unpack
 from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 30
 
 
 class SlicedCommits:
-    """The slices of the ranks, from :func:`sparkdl.slices.pack`.
+    """The slices of the ranks, from :func:`sparkdl.training.slices.pack`.
 
     A commit that is larger than a connection's buffer comes in chunks before the request that
     commits it, which has no body then.

@@ -11,8 +11,8 @@ import struct
 import threading
 import time
 
-from sparkdl.closing import Closing
-from sparkdl.network import PortSpec
+from sparkdl.process.closing import Closing
+from sparkdl.settings.network import PortSpec
 from sparkdl.wire.exact import receive_exactly
 from sparkdl.wire.greeting import Greeter
 from sparkdl.wire.hosts import reachable_host

@@ -17,14 +17,15 @@ from typing import Any
 
 import pyspark
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig, Limits
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import of_kind
 from sparkdl.learner.framework import running_backend
-from sparkdl.network import Network
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import require_seconds
 from sparkdl.spark.doctor.cluster_checks import (
     Versions,
     check_allocation,
@@ -46,7 +47,6 @@ from sparkdl.spark.runs.launcher import SparkLauncher
 from sparkdl.spark.runs.network import listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.spark.session.interpreter import interpreter_of
-from sparkdl.values import require_seconds
 from sparkdl.wire.proving import TOKEN_BYTES
 
 

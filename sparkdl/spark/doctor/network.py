@@ -22,7 +22,7 @@ import pyarrow as pa
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RaisingTask, RankContext
-from sparkdl.network import THIS_HOST, RankListening
+from sparkdl.settings.network import THIS_HOST, RankListening
 from sparkdl.spark.doctor.echo import BLOCK, BULK, CLOCK, HELLO, PING, Echo
 from sparkdl.spark.doctor.host_facts import collect
 from sparkdl.wire.exact import receive_exactly

@@ -14,14 +14,15 @@ from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, Sessi
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.coordinator.session import open_session, report_failure
 from sparkdl.failures import Failure, RankFailure
-from sparkdl.syncing import RankIdentity
+from sparkdl.training.syncing import RankIdentity
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
 
 
 @dataclass(frozen=True)
 class BarrierStrategy:
-    """How the updates of a barrier stage's tasks travel; see :class:`sparkdl.syncing.Strategy`.
+    """How the updates of a barrier stage's tasks travel; see
+    :class:`sparkdl.training.syncing.Strategy`.
 
     Args:
         gradients: How gradients travel among the ranks.

@@ -24,13 +24,13 @@ from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
-from sparkdl.log_lines import boxed_lines
-from sparkdl.phases import PhaseClock, Spans, Usage, current_clock, recording
-from sparkdl.reports import EpochReport, MetricState
-from sparkdl.run_state import RunState
+from sparkdl.process.log_lines import boxed_lines
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.wire import named_batches
-from sparkdl.syncing import RankIdentity, Strategy
+from sparkdl.training.phases import PhaseClock, Spans, Usage, current_clock, recording
+from sparkdl.training.reports import EpochReport, MetricState
+from sparkdl.training.run_state import RunState
+from sparkdl.training.syncing import RankIdentity, Strategy
 
 Key = tuple[str, int]
 """The name of the rows, and the memory budget: rows beyond it are shuffled in another way."""

@@ -25,15 +25,15 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.learner.framework import running_backend
-from sparkdl.network import require_encryptable
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
-from sparkdl.run_state import RunState
+from sparkdl.settings.network import require_encryptable
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
+from sparkdl.training.run_state import RunState
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
 

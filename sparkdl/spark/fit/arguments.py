@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.call_arguments import parameters_of, taken_elsewhere
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
-from sparkdl.values import (
+from sparkdl.settings.call_arguments import parameters_of, taken_elsewhere
+from sparkdl.settings.values import (
     FLAG,
     PATH,
     UserSettings,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparkdl.phases import Usage
-from sparkdl.user_warnings import warn_user
+from sparkdl.process.user_warnings import warn_user
+from sparkdl.training.phases import Usage
 
 MUCH_DAMPED = 0.7
 """Below this part of changes that count, more than two asynchronous workers learn worse than one

@@ -21,6 +21,7 @@ from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.learner.state.optimizer_state import DriverSlots, batch_counter, take_averages
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
@@ -60,7 +61,6 @@ from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile
 from sparkdl.tracking.profile import Facts, profile_of
 from sparkdl.tracking.sinks import GivenSink
-from sparkdl.user_warnings import warn_user
 
 
 @dataclass(frozen=True)

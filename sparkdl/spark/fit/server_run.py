@@ -17,10 +17,10 @@ from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
-from sparkdl.run_state import RunState
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.network import certificate_of, listening_address
+from sparkdl.training.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 

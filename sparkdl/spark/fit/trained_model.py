@@ -22,9 +22,9 @@ from sparkdl.learner.state.optimizer_state import (
     load_optimizer_state,
     steps_of,
 )
-from sparkdl.run_state import RunState
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
+from sparkdl.training.run_state import RunState
 
 
 @dataclass

@@ -13,9 +13,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import Result, failures_of
-from sparkdl.phases import Usage
 from sparkdl.progress.monitor import Command, FitMonitor
-from sparkdl.run_state import RunState
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
@@ -23,6 +21,8 @@ from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
+from sparkdl.training.phases import Usage
+from sparkdl.training.run_state import RunState
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

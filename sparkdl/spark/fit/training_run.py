@@ -9,9 +9,9 @@ from typing import Protocol
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress
-from sparkdl.run_state import RunState
 from sparkdl.spark.executor.trainer import TrainedRank
-from sparkdl.syncing import Strategy
+from sparkdl.training.run_state import RunState
+from sparkdl.training.syncing import Strategy
 
 
 class Run(Protocol):

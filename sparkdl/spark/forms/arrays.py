@@ -12,11 +12,12 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import Column
 
-from sparkdl.call_arguments import shows_signature
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.data.conform import matches
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
+from sparkdl.settings.call_arguments import shows_signature
+from sparkdl.settings.values import shown
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.matching import make_spec
@@ -24,7 +25,6 @@ from sparkdl.spark.forms.shipped import plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import session_of
-from sparkdl.values import shown
 
 _LINES = {
     "tensorflow": "x, y = map(np.array, zip(*dataset.as_numpy_iterator())); fit((x, y)); for a "

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.streams import FoundFile, is_local
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.files.worker_paths import files_for_workers
 from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
 from sparkdl.spark.forms.files import (
@@ -21,7 +22,6 @@ from sparkdl.spark.forms.files import (
     read_groups,
 )
 from sparkdl.spark.session.versions import arrow_schema_of
-from sparkdl.user_warnings import warn_user
 
 _MOST_FILES = 500
 """The most files whose ends the driver reads to know their rows; Spark reads those of more."""

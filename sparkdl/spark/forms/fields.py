@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape
-from sparkdl.values import shown
+from sparkdl.settings.values import shown
 
 
 def expression_error(column: Column, argument: str) -> DataError:

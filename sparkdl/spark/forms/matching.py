@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Shape, Signature, TensorSpec
+from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
     element_of,
@@ -32,7 +33,6 @@ from sparkdl.spark.forms.sequences import (
     paddings_of,
 )
 from sparkdl.spark.forms.wire import ONES, holds_vectors
-from sparkdl.values import shown
 
 Decoder = Callable[[Any], Any]
 

@@ -17,6 +17,7 @@ from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.arrays import ArraysForm
 from sparkdl.spark.forms.fields import expression_error
 from sparkdl.spark.forms.form import Form
@@ -26,7 +27,6 @@ from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import require_running
-from sparkdl.user_warnings import warn_user
 
 
 def form_of(data: Any) -> Form:

@@ -13,12 +13,12 @@ from pyspark.sql import Column
 
 from sparkdl.data import DataSpec
 from sparkdl.errors import DataError
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.session.running import is_connect
-from sparkdl.user_warnings import warn_user
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""

@@ -16,9 +16,9 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, Pixels, require_pillow
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage

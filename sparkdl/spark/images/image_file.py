@@ -10,13 +10,13 @@ from pyspark.ml import Estimator, Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ModelError
 from sparkdl.learner.prediction.model_source import open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.images.pixels import ImageReader, require_pillow
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.udf import register_udf

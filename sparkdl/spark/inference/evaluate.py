@@ -24,11 +24,11 @@ from sparkdl.launch.results import Result, failed, failures_of, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.learning import BatchStack, Learner
 from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.runs.launcher import SparkLauncher
+from sparkdl.training.learning import BatchStack, Learner
 
 Arrays = dict[str, npt.NDArray[Any]]
 

@@ -13,16 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.closing import Closing
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
 from sparkdl.data.columns import aligned_empty
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learning import Arrays, Predictor
+from sparkdl.process.closing import Closing
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.inference.output_columns import OutputColumn, to_arrow, with_nulls
-from sparkdl.user_warnings import warn_user
+from sparkdl.training.learning import Arrays, Predictor
 
 AMOUNT = "spark.task.resource.gpu.amount"
 

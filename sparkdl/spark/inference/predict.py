@@ -14,7 +14,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl import payload
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
@@ -22,6 +21,8 @@ from sparkdl.launch.task import RankContext
 from sparkdl.learner.prediction.model_source import LAYER
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
+from sparkdl.process import payload
+from sparkdl.settings.values import shown
 from sparkdl.spark.executor.stage import content_of, run_task, stage_function
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.rdds import rdd_features, stack_inputs
@@ -47,7 +48,6 @@ from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.interpreter import context_of, this_interpreter, with_this_interpreter
 from sparkdl.spark.session.running import require_running
 from sparkdl.spark.session.versions import has_arrow_functions
-from sparkdl.values import shown
 
 Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""

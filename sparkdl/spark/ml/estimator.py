@@ -18,13 +18,13 @@ from pyspark.ml.param.shared import (
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl.errors import ParamTypeError, UnknownNameError
+from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.params import columns
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.ml.training import TrainingStage
-from sparkdl.values import require_name, shown
 
 T = TypeVar("T", bound="KerasTransformer")
 E = TypeVar("E", bound="KerasEstimator")

@@ -18,11 +18,11 @@ from typing import Any, Generic, TypeVar
 
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
 
-from sparkdl import payload
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import check_keras_file
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.model_source import ModelSource
+from sparkdl.process import payload
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import metadata_place

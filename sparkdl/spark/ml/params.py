@@ -10,9 +10,18 @@ from typing import Any, TypeVar
 
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.settings.values import (
+    ABOVE_ZERO,
+    FLAG,
+    UserSettings,
+    ValueKind,
+    bare,
+    declared,
+    one_of,
+    whole,
+)
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
-from sparkdl.values import ABOVE_ZERO, FLAG, UserSettings, ValueKind, bare, declared, one_of, whole
 
 
 def text(value: Any) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkdl import payload
-from sparkdl.call_arguments import require_call
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model, making_models
 from sparkdl.learner.steps.keras_learner import require_loadable
-from sparkdl.network import Network
-from sparkdl.values import shown
+from sparkdl.process import payload
+from sparkdl.settings.call_arguments import require_call
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import shown
 
 _COMPILED = ("optimizer", "loss", "metrics")
 

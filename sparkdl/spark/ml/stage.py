@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from pyspark.ml.param import Param, Params
 
 from sparkdl.errors import ParamTypeError, SparkDLError, UnknownArgumentError
-from sparkdl.values import shown
+from sparkdl.settings.values import shown
 
 Self = TypeVar("Self", bound="Stage")
 Cls = TypeVar("Cls", bound=type)

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 import numpy as np
 from pyspark.sql import types as T
 
-from sparkdl import payload
 from sparkdl.errors import DataError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, making_models
 from sparkdl.learner.prediction.model_source import KerasSource, ModelSource
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
+from sparkdl.process import payload
+from sparkdl.settings.values import shown
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -24,7 +25,6 @@ from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWrite
 from sparkdl.spark.ml.params import ColumnsStage
 from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.values import shown
 
 F = TypeVar("F", bound="FittedStage")
 

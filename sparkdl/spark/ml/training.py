@@ -14,7 +14,8 @@ from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, DataError, NoParamError, ParamTypeError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import declared, require_instance, require_objects
 from sparkdl.spark.ml.checks import is_validated
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
 from sparkdl.spark.ml.params import (
@@ -32,7 +33,6 @@ from sparkdl.spark.ml.summary import TrainingSummary
 from sparkdl.spark.ml.trained import Trained
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.values import declared, require_instance, require_objects
 
 E = TypeVar("E", bound="TrainingStage")
 

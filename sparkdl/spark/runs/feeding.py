@@ -12,12 +12,7 @@ from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.launch.feeds.feeding import FeedSettings
 from sparkdl.launch.feeds.stream_feed import StreamSettings
-from sparkdl.spark.forms.opening import form_of
-from sparkdl.spark.forms.wire import wire_names
-from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
-from sparkdl.spark.session.frames import is_vector_column
-from sparkdl.spark.session.running import is_connect
-from sparkdl.values import (
+from sparkdl.settings.values import (
     PATH,
     UserSettings,
     checked,
@@ -28,6 +23,11 @@ from sparkdl.values import (
     setting,
     whole,
 )
+from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.wire import wire_names
+from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
+from sparkdl.spark.session.frames import is_vector_column
+from sparkdl.spark.session.running import is_connect
 
 
 def _check_trigger(trigger: Any) -> Mapping[str, Any]:

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sparkdl.call_arguments import require_call
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
@@ -23,8 +22,11 @@ from sparkdl.launch.processes import JoinedLauncher, ProcessLauncher
 from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
-from sparkdl.log_lines import show
-from sparkdl.network import Network, require_encryptable, say_what_is_in_the_clear
+from sparkdl.process.log_lines import show
+from sparkdl.process.user_warnings import warn_user
+from sparkdl.settings.call_arguments import require_call
+from sparkdl.settings.network import Network, require_encryptable, say_what_is_in_the_clear
+from sparkdl.settings.values import require_name
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.feeding import dealt_to_first
@@ -32,8 +34,6 @@ from sparkdl.spark.runs.launcher import SparkLauncher
 from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.transport.listeners import ListenOptions
-from sparkdl.user_warnings import warn_user
-from sparkdl.values import require_name
 
 _LOG = logging.getLogger("sparkdl")
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.launch import interrupts
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.session.running import is_connect
-from sparkdl.user_warnings import warn_user
 
 ARROW_BATCH_BYTES = 4 << 20
 """Rows go from Spark to Python in Arrow batches of about this size: those of Spark's default

@@ -8,12 +8,12 @@ import secrets
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import payload
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, failure_in
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
+from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
 from sparkdl.spark.runs.capacity import barrier_refusal
 from sparkdl.spark.runs.jobs import SparkJob

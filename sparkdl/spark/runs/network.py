@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from sparkdl.errors import ResourceError
-from sparkdl.network import Network, RankListening
+from sparkdl.settings.network import Network, RankListening
 from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.wire.tls import Certificate
 

@@ -10,11 +10,11 @@ from sparkdl.config import Limits
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import SparkDLError
-from sparkdl.log_lines import show
-from sparkdl.network import Network
+from sparkdl.process.log_lines import show
 from sparkdl.program.launching import Surroundings
 from sparkdl.program.needs import task_resources
 from sparkdl.program.nodes import Program
+from sparkdl.settings.network import Network
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher

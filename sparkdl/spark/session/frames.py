@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.errors import ConfigError
-from sparkdl.values import shown
+from sparkdl.settings.values import shown
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
-from sparkdl.values import shown
+from sparkdl.settings.values import shown
 
 _JVM_END_S = 5.0
 

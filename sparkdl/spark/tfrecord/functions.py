@@ -8,9 +8,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.errors import ResourceError
 from sparkdl.files.streams import find_files
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.files.worker_paths import path_for_workers
 from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
@@ -24,7 +25,6 @@ from sparkdl.spark.session.versions import (
 from sparkdl.spark.tfrecord.options import Options
 from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader, inferred_schema
 from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
-from sparkdl.values import require_int, require_name
 
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 

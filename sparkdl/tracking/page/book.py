@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError
 from sparkdl.files.storage import exists, read_start, sizes_of_files
-from sparkdl.phases import PHASES
+from sparkdl.process.closing import Closing
 from sparkdl.progress.events import Event, Json, SearchBegan, TrainingBegan, as_json
 from sparkdl.tracking.json_lines import ENDING
+from sparkdl.training.phases import PHASES
 
 Record = dict[str, Json]
 WORKER_FIELDS = (

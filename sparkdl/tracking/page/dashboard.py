@@ -6,11 +6,11 @@ import socket
 import threading
 import webbrowser
 
-from sparkdl.closing import Closing
+from sparkdl.process.closing import Closing
+from sparkdl.settings.values import require_int
 from sparkdl.tracking import sinks
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.server import PageServer
-from sparkdl.values import require_int
 
 _ANY_ADDRESS = ("0.0.0.0", "::", "")
 

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
-from sparkdl.closing import Closing
 from sparkdl.errors import ResourceError
+from sparkdl.process.closing import Closing
 from sparkdl.tracking.page.book import RunBook
-from sparkdl.transport.http_gateway import GreetedServer, Members
+from sparkdl.transport.http.gateway import GreetedServer, Members
 from sparkdl.wire.greeting import Greeter
 from sparkdl.wire.listening import listen, token_matches
 

@@ -7,9 +7,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require, require_whole
 from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
-from sparkdl.values import require, require_whole
 
 
 def make_rungs(number: int, divisor: float, max_epochs: int) -> list[int]:

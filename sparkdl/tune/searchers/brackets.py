@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require, require_one_of, require_whole
 from sparkdl.tune.searchers.asha import (
     Asha,
     epochs_of_rungs,
@@ -13,7 +14,6 @@ from sparkdl.tune.searchers.asha import (
     trials_of_brackets,
 )
 from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
-from sparkdl.values import require, require_one_of, require_whole
 
 _MODES = ("aggressive", "standard", "conservative")
 

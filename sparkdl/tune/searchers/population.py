@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require, require_share, require_whole
 from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment, worst_to_best
 from sparkdl.tune.suggestions import Space, Value
-from sparkdl.values import require, require_share, require_whole
 
 FACTORS = (0.8, 1.2)
 """The factors by which a number is perturbed."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-from sparkdl.call_arguments import lists_its_arguments
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require, require_whole
 from sparkdl.tune.searchers.searcher import WORST, Searcher, Segment
 from sparkdl.tune.suggestions import Value
-from sparkdl.values import require, require_whole
 
 
 class RandomSearch(Searcher):

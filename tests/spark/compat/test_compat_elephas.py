@@ -33,7 +33,7 @@ from sparkdl.compat.elephas.spark_model import (
 from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
 from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
 
 X = np.random.default_rng(0).normal(size=(80, 3)).astype("float32")
 Y = np.eye(3)[X.argmax(1)]

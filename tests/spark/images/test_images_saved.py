@@ -22,7 +22,7 @@ from sparkdl import (
 )
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.ml import trusted
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
 from sparkdl.spark.images import image_file
 
 Image = pytest.importorskip("PIL.Image")

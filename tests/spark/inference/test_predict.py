@@ -13,10 +13,11 @@ import pytest
 from keras import layers
 
 import sparkdl
-from sparkdl import SparkModel, payload
+from sparkdl import SparkModel
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.process import payload
 from sparkdl.spark.executor.stage import run_task
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import PredictRowsTask, PredictTask, predict_rows

@@ -20,7 +20,6 @@ import pytest
 from scripted import run_script
 
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
-from sparkdl.network import Network
 from sparkdl.program import (
     CacherNode,
     CourierNode,
@@ -31,6 +30,7 @@ from sparkdl.program import (
     stop,
     wait_for_stop,
 )
+from sparkdl.settings.network import Network
 
 
 def jobs(spark: Any) -> int:

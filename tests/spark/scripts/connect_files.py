@@ -28,9 +28,9 @@ def main() -> None:
     from sparkdl.files import storage
     from sparkdl.files.checkpoints import Checkpoints
     from sparkdl.progress.events import TrainingBegan
-    from sparkdl.run_state import RunState
     from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
     from sparkdl.tracking.timeline import Timeline
+    from sparkdl.training.run_state import RunState
 
     folder = tempfile.mkdtemp()
     behind = Path(folder) / "behind"

@@ -17,7 +17,6 @@ from spark_models import make_mlp
 import sparkdl
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.phases import PHASES
 from sparkdl.progress.events import (
     EpochEnded,
     Event,
@@ -29,6 +28,7 @@ from sparkdl.progress.events import (
 from sparkdl.tracking import JsonLines, TensorBoard
 from sparkdl.tracking.page.book import RunBook
 from sparkdl.tracking.page.dashboard import process_dashboard
+from sparkdl.training.phases import PHASES
 
 
 @pytest.mark.parametrize(

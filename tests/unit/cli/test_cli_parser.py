@@ -23,7 +23,7 @@ from sparkdl.cli.parser import make_parser
 from sparkdl.cli.session import columns, format_of, pairs, read_data, session_of_path
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError
-from sparkdl.network import Network
+from sparkdl.settings.network import Network
 
 ROOT = Path(__file__).parents[3]
 COMMANDS = ("train", "predict", "evaluate", "inspect", "estimate", "run", "doctor", "env",

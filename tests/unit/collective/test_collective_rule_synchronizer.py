@@ -28,8 +28,8 @@ from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
-from sparkdl.reports import EpochReport
-from sparkdl.run_state import Blob, RunState
+from sparkdl.training.reports import EpochReport
+from sparkdl.training.run_state import Blob, RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import train
 

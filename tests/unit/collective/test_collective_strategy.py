@@ -13,9 +13,9 @@ from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
 from sparkdl.coordinator.host import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
-from sparkdl.learning import BatchStack
-from sparkdl.reports import Report
-from sparkdl.run_state import RunState
+from sparkdl.training.learning import BatchStack
+from sparkdl.training.reports import Report
+from sparkdl.training.run_state import RunState
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import FloatArray, Layout
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
-from sparkdl.changes import VariableChanges
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
-from sparkdl.finite import FiniteCheck
-from sparkdl.reports import EpochReport, Report
-from sparkdl.run_state import Blob
 from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck
+from sparkdl.training.reports import EpochReport, Report
+from sparkdl.training.run_state import Blob
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")], [("mean", (3,), "float32")])

@@ -12,8 +12,8 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
-from sparkdl.phases import Usage
-from sparkdl.reports import EpochReport
+from sparkdl.training.phases import Usage
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import ByteArray, Kind, Message
 
 DRIVER = 999

@@ -11,7 +11,7 @@ from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.reports import EpochReport
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import Flag, Kind
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
-from sparkdl.changes import VariableChanges
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import (
     KEPT_CHARS,
@@ -23,10 +22,11 @@ from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import DataError, SparkDLError, WorkerError, beats_of
 from sparkdl.failures import Failure
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import PHASES, Usage
+from sparkdl.process.host_load import HostLoad
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.reports import EpochReport
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import PHASES, Usage
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,

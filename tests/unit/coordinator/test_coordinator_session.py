@@ -20,8 +20,8 @@ from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ProtocolError, TransportError, WaitTimeoutError, WorkerError
 from sparkdl.failures import Failure
-from sparkdl.reports import EpochReport
 from sparkdl.testing.inproc import InprocServer
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Message
 from sparkdl.transport.listeners import ListenOptions
 

@@ -20,7 +20,7 @@ from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
 from sparkdl.coordinator.telemetry import Telemetry, report_message, report_of, sum_states
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
-from sparkdl.reports import EpochReport
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     Flag,

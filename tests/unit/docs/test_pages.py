@@ -83,7 +83,7 @@ def test_every_reference_of_a_docstring_names_what_exists() -> None:
     [
         ("sparkdl.SparkModel.fit", "sparkdl.config", "sparkdl.spark.spark_model.SparkModel.fit"),
         ("SparkModel", "sparkdl.tune", "sparkdl.spark.spark_model.SparkModel"),
-        ("Learner", "sparkdl.syncing", "sparkdl.learning.Learner"),
+        ("Learner", "sparkdl.training.syncing", "sparkdl.training.learning.Learner"),
         ("json", "sparkdl.config", "json"),
         ("sparkdl.tracking.guard", "sparkdl.config", None),
         ("NoSuchClass", "sparkdl.config", None),

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from launch_tasks import WorkTask
 
-from sparkdl import payload
 from sparkdl.errors import ResourceError, TransportError, WaitTimeoutError
 from sparkdl.failures import (
     ChildTraceback,
@@ -31,6 +30,7 @@ from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.launch.threads import ThreadLauncher
+from sparkdl.process import payload
 
 pytestmark = pytest.mark.processes
 
@@ -170,7 +170,7 @@ def test_a_child_ends_with_its_parent(tmp_path: Path) -> None:
     code = """
 import os, sys, threading, time
 from launch_tasks import WorkTask
-from sparkdl import payload
+from sparkdl.process import payload
 from sparkdl.launch.child import Child
 from sparkdl.launch.task import RankContext
 child = Child(payload.dump(WorkTask("others compute")), RankContext(0), print)

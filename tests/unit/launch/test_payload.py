@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from sparkdl import payload
+from sparkdl.process import payload
 
 pytestmark = pytest.mark.processes
 
@@ -58,7 +58,7 @@ def elsewhere(thing: Any, code: str) -> str:
     """What ``code`` prints of ``thing`` in a process that lacks the user's modules."""
     program = f"""
         import sys
-        from sparkdl import payload
+        from sparkdl.process import payload
         thing = payload.load(sys.stdin.buffer.read())
         {code}
     """

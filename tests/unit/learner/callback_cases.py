@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from learner_cases import classes, close, dense_model, train_all, weights_of
 
-from sparkdl.changes import VariableChanges
 from sparkdl.errors import ModelError
 from sparkdl.learner import make_learner
 from sparkdl.learner.callback_writes import WriteWatch
 from sparkdl.learner.state.model_weights import read_model
+from sparkdl.training.changes import VariableChanges
 
 
 def write(model):

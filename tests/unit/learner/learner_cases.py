@@ -20,7 +20,7 @@ from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
-from sparkdl.learning import BatchStack
+from sparkdl.training.learning import BatchStack
 
 BACKEND = keras.backend.backend()
 JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none

@@ -17,7 +17,7 @@ from sparkdl.learner.steps.keras_learner import (
     require_evaluable,
     require_loadable,
 )
-from sparkdl.learning import BatchStack
+from sparkdl.training.learning import BatchStack
 
 layers, ops = keras.layers, keras.ops
 RNG = np.random.default_rng(3)

@@ -19,7 +19,6 @@ from sparkdl.errors import (
     WaitTimeoutError,
     WorkerError,
 )
-from sparkdl.network import Network
 from sparkdl.program import (
     CacherNode,
     CourierNode,
@@ -30,6 +29,7 @@ from sparkdl.program import (
     stop,
     stop_event,
 )
+from sparkdl.settings.network import Network
 
 pytestmark = pytest.mark.processes
 

@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from sparkdl.changes import VariableChanges
 from sparkdl.progress.events import Event, Metrics
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
-from sparkdl.reports import MetricState
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.reports import MetricState
 
 E = TypeVar("E")
 

@@ -10,7 +10,6 @@ import pytest
 from progress_cases import Clock, Recorder, epoch, make_monitor, mean, report
 
 from sparkdl.errors import DataError
-from sparkdl.phases import Spans
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -26,6 +25,7 @@ from sparkdl.progress.events import (
     as_json,
 )
 from sparkdl.progress.monitor import Command, FitMonitor
+from sparkdl.training.phases import Spans
 
 
 def test_events_come_in_order() -> None:

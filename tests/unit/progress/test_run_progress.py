@@ -8,8 +8,8 @@ import numpy as np
 
 from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
 from sparkdl.failures import Failure
-from sparkdl.phases import Usage
 from sparkdl.progress.run_progress import progress_of
+from sparkdl.training.phases import Usage
 
 WORKER = WorkerStatus(
     alive=True, attempt=0, epoch=0, batch=3, batches=3, rows=12, finished=False, clock=2,

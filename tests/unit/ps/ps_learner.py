@@ -11,11 +11,11 @@ import numpy as np
 from plain_learner import PlainLearner
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.learning import BatchStack
 from sparkdl.ps.client import Client
 from sparkdl.ps.server import ServerConfig
 from sparkdl.rules import Rule
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.training.learning import BatchStack
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("w", (6,), "float32")], [("m", (2,), "float32")])

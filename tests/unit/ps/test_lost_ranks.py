@@ -17,8 +17,8 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.ps.client import Client
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
-from sparkdl.slices import Slices
 from sparkdl.testing.inproc import InprocParameterServer
+from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import FrameLimits
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.worker import train

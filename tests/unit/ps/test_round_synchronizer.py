@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from ps_learner import LAYOUT, Learner, clients, stack_of, together
 
-from sparkdl.changes import VariableChanges
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import TransportError
-from sparkdl.finite import FiniteCheck, NotFiniteError
-from sparkdl.learning import MAX_STACK
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.strategy import ServerSynchronizer
-from sparkdl.reports import Report
 from sparkdl.rules import BSP
-from sparkdl.run_state import RunState
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.learning import MAX_STACK
+from sparkdl.training.reports import Report
+from sparkdl.training.run_state import RunState
 from sparkdl.worker import train
 
 

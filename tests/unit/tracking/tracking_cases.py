@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import PHASES, Spans, Usage
+from sparkdl.process.host_load import HostLoad
 from sparkdl.progress.events import (
     EpochBegan,
     EpochEnded,
@@ -25,6 +24,7 @@ from sparkdl.progress.events import (
     WorkerTraced,
     WorkerView,
 )
+from sparkdl.training.phases import PHASES, Spans, Usage
 
 RUN = RunDescription(
     "20261122-120000-abc123", "digits", 2,

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from sparkdl import payload
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model
 from sparkdl.learner.steps.keras_learner import require_loadable
+from sparkdl.process import payload
 
 PARTS = '''
 import keras

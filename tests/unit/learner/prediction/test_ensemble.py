@@ -10,7 +10,7 @@ from sparkdl.errors import ModelError
 from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state.model_weights import model_layout
-from sparkdl.run_state import RunState
+from sparkdl.training.run_state import RunState
 
 
 def sequential() -> keras.Model:

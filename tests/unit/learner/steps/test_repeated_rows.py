@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.steps.repeated_rows import has_own_loss, sums_stay
-from sparkdl.learning import BatchStack
+from sparkdl.training.learning import BatchStack
 
 STACK = BatchStack({"x": np.arange(1, 6, dtype=np.float32)[None]}, {}, None, 1, 5)
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from sparkdl.learner import make_learner
 from sparkdl.learner.steps import tensorflow
 from sparkdl.learner.steps.tensorflow_exchange import HorovodExchange
-from sparkdl.learning import BatchStack
+from sparkdl.training.learning import BatchStack
 from sparkdl.weights import Layout
 
 RANKS = 3

@@ -17,8 +17,8 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.failures import Failure
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
-from sparkdl.reports import EpochReport
 from sparkdl.rules.rule import Rule
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import Message
 from sparkdl.weights import Layout
 

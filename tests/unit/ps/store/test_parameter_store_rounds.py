@@ -14,8 +14,8 @@ from ps_world import Flag, Kind, Rounds, World, code
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.rounds import BLOCK, Payload, Round
-from sparkdl.reports import EpochReport
 from sparkdl.rules.bsp import BSP
+from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import Message
 
 GRADIENT = "gradient"

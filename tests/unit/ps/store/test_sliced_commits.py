@@ -16,7 +16,7 @@ from sparkdl.ps.store import make_store
 from sparkdl.ps.store.sliced_commits import MAX_BYTES
 from sparkdl.rules import BSP
 from sparkdl.rules.rule import Rule
-from sparkdl.slices import Slices, pack, unpack
+from sparkdl.training.slices import Slices, pack, unpack
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 

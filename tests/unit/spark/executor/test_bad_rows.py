@@ -10,7 +10,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkdl import payload
 from sparkdl.config import LoopSettings
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import DataError
@@ -19,6 +18,7 @@ from sparkdl.launch.devices import DeviceRequest, Placement
 from sparkdl.launch.results import failed, failures_of, join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.process import payload
 from sparkdl.spark.executor import stage, trainer
 from sparkdl.spark.forms import shared_rows
 from sparkdl.spark.forms.rdds import PairEncoder

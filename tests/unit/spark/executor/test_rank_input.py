@@ -9,10 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparkdl import payload
 from sparkdl.errors import DataError, TransportError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RankContext
+from sparkdl.process import payload
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.executor.trainer import TrainTask
 

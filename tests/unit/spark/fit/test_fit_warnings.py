@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 
-from sparkdl.phases import Usage
 from sparkdl.spark.fit.fit_warnings import (
     described,
     warn_of_damping,
@@ -14,6 +13,7 @@ from sparkdl.spark.fit.fit_warnings import (
     warn_of_no_learning,
     warn_of_server_load,
 )
+from sparkdl.training.phases import Usage
 
 pytestmark = pytest.mark.keras
 

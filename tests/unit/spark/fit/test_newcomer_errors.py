@@ -15,7 +15,6 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from sparkdl.call_arguments import lists_its_arguments
 from sparkdl.config import FitConfig
 from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import (
@@ -27,7 +26,9 @@ from sparkdl.errors import (
     UnknownNameError,
 )
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.network import Network
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import shown
 from sparkdl.spark.fit.arguments import (
     check_callbacks,
     check_keras_arguments,
@@ -44,7 +45,6 @@ from sparkdl.spark.runs.launcher import rows_problem
 from sparkdl.spark.session import interpreter
 from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import session_of
-from sparkdl.values import shown
 
 
 def text_of(kind: type[SparkDLError], function: Any, *args: Any, **kwargs: Any) -> str:

@@ -17,14 +17,14 @@ from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.strategy import ServerStrategy
-from sparkdl.reports import EpochReport
 from sparkdl.rules import make_rule
-from sparkdl.run_state import RunState
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.training_run import Run, returned_state
+from sparkdl.training.reports import EpochReport
+from sparkdl.training.run_state import RunState
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])

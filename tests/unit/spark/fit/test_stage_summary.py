@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.phases import Usage
 from sparkdl.spark.fit.training import StageSummary
+from sparkdl.training.phases import Usage
 
 pytestmark = pytest.mark.keras
 

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 
 import sparkdl
-from sparkdl import Limits, Network, SparkModel, payload, tune
+from sparkdl import Limits, Network, SparkModel, tune
 from sparkdl.compat.elephas.hyperparam import HyperParamModel
 from sparkdl.compat.elephas.spark_model import _given
 from sparkdl.compat.elephas.templates import Template
@@ -30,6 +30,15 @@ from sparkdl.errors import (
 from sparkdl.files.model_file import read_model
 from sparkdl.launch.peers import check_roles
 from sparkdl.ml import KerasClassifier
+from sparkdl.process import payload
+from sparkdl.settings.values import (
+    require_flag,
+    require_int,
+    require_objects,
+    require_path,
+    require_seconds,
+    shown,
+)
 from sparkdl.spark.fit.arguments import FitArguments, check_callbacks, check_share, verbosity
 from sparkdl.spark.forms.arrays import unknown_data
 from sparkdl.spark.forms.opening import form_of
@@ -38,14 +47,6 @@ from sparkdl.spark.runs.feeding import Feeding, feed_settings
 from sparkdl.spark.runs.function_stage import dump_function
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import require_running
-from sparkdl.values import (
-    require_flag,
-    require_int,
-    require_objects,
-    require_path,
-    require_seconds,
-    shown,
-)
 
 pytestmark = pytest.mark.keras
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl import payload
+from sparkdl.process import payload
 from sparkdl.spark.executor.stage import TaskBroadcast, content_of
 from sparkdl.spark.runs import launcher
 from sparkdl.spark.runs.launcher import ship

@@ -28,8 +28,7 @@ from tracking_cases import RUN, SEARCH_ID, Time, busy_fit, small_fit, small_sear
 from sparkdl import cli
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.storage import read_start
-from sparkdl.host_load import HostLoad
-from sparkdl.phases import _memory_bytes
+from sparkdl.process.host_load import HostLoad
 from sparkdl.progress.events import (
     EpochProgressed,
     LinesLogged,
@@ -45,6 +44,7 @@ from sparkdl.tracking.page.book import MOST_LINES, WORKER_FIELDS, RunBook
 from sparkdl.tracking.page.dashboard import Dashboard, dashboard
 from sparkdl.tracking.page.server import MOST_STREAMS, REFUSAL, make_app, page_html
 from sparkdl.tracking.sinks import sinks_of
+from sparkdl.training.phases import _memory_bytes
 
 pytestmark = pytest.mark.long
 

@@ -12,7 +12,7 @@ import pytest
 from prefix_proxy import PREFIX, prefix_proxy
 from tracking_cases import RUN, Time, busy_fit, small_fit, small_search, usage
 
-from sparkdl.host_load import HostLoad
+from sparkdl.process.host_load import HostLoad
 from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,

@@ -1,7 +1,7 @@
 """The seam between the loop, its learner and its batches: what is trained, and on what.
 
 The loop (:mod:`sparkdl.worker`) lets a *learner* (a model) train on *batches*, and a
-*synchronizer* (:mod:`sparkdl.syncing`) exchange what was learned with the other workers. A
+*synchronizer* (:mod:`sparkdl.training.syncing`) exchange what was learned with the other workers. A
 :class:`Learner` has what the loop asks; a :class:`SharedLearner` what synchronizers ask, too.
 """
 
@@ -14,13 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.changes import VariableChanges
-from sparkdl.finite import LossScaling
-from sparkdl.reports import MetricState
-from sparkdl.run_state import Stateful
-from sparkdl.slices import Slices
 from sparkdl.tables.service import RowService, TableSpec
 from sparkdl.tables.store import RowStore
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.finite import LossScaling
+from sparkdl.training.reports import MetricState
+from sparkdl.training.run_state import Stateful
+from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray
 
 MAX_STACK = 16

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from sparkdl.learning import BatchStack, Learner, SharedLearner
-from sparkdl.reports import EpochReport, MetricState, Report
-from sparkdl.run_state import RunState
+from sparkdl.training.learning import BatchStack, Learner, SharedLearner
+from sparkdl.training.reports import EpochReport, MetricState, Report
+from sparkdl.training.run_state import RunState
 from sparkdl.weights import Layout
 
 L = TypeVar("L", bound=Learner, contravariant=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypedDict
 
 from sparkdl.errors import ConfigError
-from sparkdl.user_warnings import warn_user
-from sparkdl.values import (
+from sparkdl.process.user_warnings import warn_user
+from sparkdl.settings.values import (
     UserSettings,
     ValueKind,
     checked,

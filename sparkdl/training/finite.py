@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.slices import Slices
+from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray
 
 PIECE = 1 << 18

@@ -21,7 +21,7 @@ from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, Tra
 from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
-from sparkdl.transport.http_client import (
+from sparkdl.transport.http.client import (
     BUSY,
     CLIENT_HEADER,
     FRAME_PATH,
@@ -29,7 +29,7 @@ from sparkdl.transport.http_client import (
     read_head,
     read_meta,
 )
-from sparkdl.transport.http_gateway import (
+from sparkdl.transport.http.gateway import (
     ANSWERED,
     Gateway,
     GreetedServer,

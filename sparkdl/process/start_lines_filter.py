@@ -1,7 +1,7 @@
 """Passes on what a process writes while its framework starts, without lines that say nothing.
 
-Runs as a program of its own (:mod:`sparkdl.start_lines` starts it), so that the last words of a
-process that crashes meanwhile are passed on too. Needs the standard library only::
+Runs as a program of its own (:mod:`sparkdl.process.start_lines` starts it), so that the last words
+of a process that crashes meanwhile are passed on too. Needs the standard library only::
 
     python -I -S -c SOURCE FD [no-gpu] < pipe
 

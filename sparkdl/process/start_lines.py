@@ -61,7 +61,7 @@ class _Held:
     @classmethod
     def start(cls) -> _Held | None:
         """None where the filter cannot be started."""
-        source = pkgutil.get_data("sparkdl", "start_lines_filter.py")
+        source = pkgutil.get_data("sparkdl.process", "start_lines_filter.py")
         if os.name != "posix" or not sys.executable or source is None:
             return None
         with contextlib.ExitStack() as undo:
@@ -95,7 +95,7 @@ class _Held:
         Args:
             show: Write what was held.
         """
-        from sparkdl.start_lines_filter import DROP, SHOW
+        from sparkdl.process.start_lines_filter import DROP, SHOW
 
         _flush()
         with contextlib.suppress(OSError):  # closed by someone meanwhile
