@@ -76,6 +76,8 @@ def optimizer_config(optimizer: Any) -> dict[str, Any]:
     excluded = getattr(optimizer, "_exclude_from_weight_decay", ())
     pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     config = optimizer.get_config()
+    if hasattr(optimizer, "inner_optimizer"):
+        config["inner_optimizer"] = optimizer_config(optimizer.inner_optimizer)
     if excluded or pattern is not None:
         config["exclude_from_weight_decay"] = pattern.pattern if pattern else len(excluded)
     return {"class_name": name, "config": config}

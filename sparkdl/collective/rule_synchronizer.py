@@ -28,7 +28,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.optimizers.optimizer import State
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.finite import FiniteCheck, NotFiniteError, is_finite
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import StoredBytes
@@ -166,11 +166,25 @@ class OptimizerSteps(FilledSteps):
         rows = self._exchange.fill(self._taken())
         if not self._knows_still:
             learner.know_gradients(self._find_still)
+        if learner.scales_loss and not self._unscaled(learner, rows):
+            return None
         if self._exchange.step(learner.weights_within, rows, learner.learning_rate):
             learner.write_weights(self._exchange.buffer)
             self._number += 1
             learner.set_step(self._number)
         return None
+
+    def _unscaled(self, learner: SharedLearner, rows: int) -> bool:
+        """Divides the gradient by the scale of the loss; False if it is not finite on a rank."""
+        gradient = self._exchange.trained
+        wrong = float(rows > 0 and not is_finite(gradient))
+        told = np.array([wrong, float(rows)])
+        wrong, together = self._exchange.communicator.all_reduce(told, "sum")
+        if together:
+            if not wrong:
+                gradient *= np.float32(1 / learner.loss_scale)
+            learner.end_scaled_step(not wrong)
+        return bool(together and not wrong)
 
     def _find_still(self, mine: list[bool]) -> list[bool]:
         """Finds the variables without gradient."""

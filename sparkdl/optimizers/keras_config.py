@@ -84,3 +84,11 @@ def optimizer_from_config(
                 hint=hint.format(option=option),
             )
     return make(**taken)
+
+
+def without_scaling(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the optimizer inside a ``LossScaleOptimizer``; of another one its own."""
+    if str(optimizer.get("class_name", "")).rpartition(">")[2] != "LossScaleOptimizer":
+        return optimizer
+    inner: Mapping[str, Any] = optimizer["config"]["inner_optimizer"]
+    return inner

@@ -368,6 +368,17 @@ class SharedLearner(Learner, Stateful, Steps, Protocol):
         This worker has taken ``steps``, of which the last may not be done.
         """
 
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next batch, and its gradient, are multiplied by; 1 for nothing."""
+
+    def end_scaled_step(self, finite: bool) -> None:
+        """Counts a step that an exchange has taken in the optimizer's place, and adapts the scale.
+
+        Args:
+            finite: Whether the gradient was finite on all ranks. If not, there was no step.
+        """
+
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         """The optimizer's variables of some kinds (``'_momentums'``) as flat vectors by name.
 

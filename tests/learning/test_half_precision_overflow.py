@@ -11,7 +11,10 @@ import pytest
 from harness import run_workers, split
 
 from sparkdl.codecs import make_codec
+from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rules import make_rule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
@@ -45,12 +48,15 @@ def synchronous() -> list[Any]:
     return run_workers(make_model, data(), BSP(), batch_size=BATCH, codec=make_codec("fp16")).models
 
 
-def allreduce() -> list[Any]:
+def allreduce(rule: str | None = None) -> list[Any]:
     models = [make_model() for _ in range(2)]
 
     def work(communicator: Any) -> None:
         learner = make_learner(models[communicator.rank])
-        steps = AllReduceGradientSynchronizer(communicator, learner.layout, wire="float16")
+        steps: Any = AllReduceGradientSynchronizer(communicator, learner.layout, wire="float16")
+        if rule is not None:
+            bound = make_rule(rule).bind(2, optimizer_config(learner.model.optimizer))
+            steps = RuleSynchronizer(communicator, learner.layout, bound)
         synchronizer = AllReduceSynchronizer(communicator, learner.layout, steps=steps)
         rows = rows_from_numpy(*data()[communicator.rank])
         batches = Batches(rows, BATCH, shuffle=False, rank=communicator.rank)
@@ -67,7 +73,11 @@ def allreduce() -> list[Any]:
     return models
 
 
-@pytest.mark.parametrize("run", [synchronous, allreduce])
+def sliced() -> list[Any]:
+    return allreduce("sliced")
+
+
+@pytest.mark.parametrize("run", [synchronous, allreduce, sliced])
 def test_an_overflow_halves_the_scale_and_takes_no_step(run: Any) -> None:
     second = [
         np.concatenate(arrays)

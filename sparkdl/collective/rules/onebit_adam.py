@@ -20,7 +20,7 @@ from sparkdl.collective.rules.exchange_rule import (
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
 from sparkdl.optimizers.flat import FlatAdam, State
-from sparkdl.optimizers.keras_config import optimizer_from_config
+from sparkdl.optimizers.keras_config import optimizer_from_config, without_scaling
 from sparkdl.settings.values import require_not_negative, require_whole
 from sparkdl.weights import FloatArray, Layout
 
@@ -154,7 +154,7 @@ class OneBitAdam(ExchangeRule):
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.optimizer is not None or optimizer is None:
             return self
-        return replace(self, optimizer=_adam_of(optimizer))
+        return replace(self, optimizer=_adam_of(without_scaling(optimizer)))
 
     def open(self, communicator: Communicator, layout: Layout) -> OneBitAdamExchange:
         if self.optimizer is None:

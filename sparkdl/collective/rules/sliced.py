@@ -22,7 +22,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import store_arrays
 from sparkdl.optimizers.blocks import blocks
 from sparkdl.optimizers.flat import FlatOptimizer, State
-from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config
+from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config, without_scaling
 from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
@@ -92,6 +92,7 @@ class Sliced(ExchangeRule):
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.optimizer is not None or optimizer is None:
             return self
+        optimizer = without_scaling(optimizer)
         bound = replace(self, optimizer=_counterpart(optimizer, beside=_AROUND))
         object.__setattr__(bound, "around", AroundStep.of(optimizer))
         return bound

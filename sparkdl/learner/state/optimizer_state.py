@@ -82,20 +82,41 @@ def learning_rate_set(model: Any, rate: float | None) -> Iterator[None]:
 
 def innermost_optimizer(model: Any) -> Any:
     """The optimizer that takes the steps, inside a LossScaleOptimizer or another wrapper."""
-    optimizer = model.optimizer
+    return _within(model.optimizer)
+
+
+def _within(optimizer: Any) -> Any:
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
+def after_scaled_step(optimizer: Any, arrays: ArrayList, finite: bool) -> list[tuple[Any, Any]]:
+    """The variables of a ``LossScaleOptimizer`` that a step changes beside weights and slots.
+
+    Args:
+        optimizer: Built.
+        arrays: The values of ``optimizer.variables``.
+        finite: Whether the gradient was finite. If not, there was no step.
+
+    Returns:
+        Pairs of a variable and its new value.
+    """
+    values = {id(v): array for v, array in zip(optimizer.variables, arrays, strict=True)}
+    counter, scale = optimizer.step_counter, optimizer.dynamic_scale
+    steps, scaled = int(values[id(counter)]) + 1, values[id(scale)]
+    if not finite:
+        return [(counter, 0), (scale, scaled * np.float32(0.5))]
+    taken = batch_counter(_within(optimizer))
+    pairs: list[tuple[Any, Any]] = [(taken, int(values[id(taken)]) + 1)]
+    if steps == optimizer.dynamic_growth_steps:
+        return [*pairs, (counter, 0), (scale, scaled * np.float32(2))]
+    return [*pairs, (counter, steps)]
+
+
 def batch_counter(optimizer: Any) -> Any:
     """The variable by which schedules go: batches, also where gradients of several make a step."""
     return optimizer._iterations
-
-
-def steps_of(state: bytes) -> int:
-    """The batches that an optimizer has counted, whose state a learner's returned."""
-    return int(unpack_arrays(state, "the optimizer state")["arr_0"])
 
 
 def optimizers_within(optimizer: Any) -> list[Any]:
@@ -155,7 +176,8 @@ def with_slots(
         ends = np.cumsum([arrays[i].size for i in places])[:-1]
         for i, part in zip(places, np.split(flat, ends.tolist()), strict=True):
             result[i] = part.reshape(arrays[i].shape)
-    counter = next(i for i, v in enumerate(optimizer.variables) if v is batch_counter(optimizer))
+    steps = batch_counter(_within(optimizer))
+    counter = next(i for i, v in enumerate(optimizer.variables) if v is steps)
     result[counter] = np.array(step, arrays[counter].dtype)
     return result
 
@@ -163,10 +185,11 @@ def with_slots(
 def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
     """The place in ``optimizer.variables`` of the slot's variable, for each trained variable."""
     numbers = {id(variable): i for i, variable in enumerate(optimizer.variables)}
-    slots = getattr(optimizer, name, None) or []
+    inner = _within(optimizer)
+    slots = getattr(inner, name, None) or []
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):
         return None
-    return [numbers[id(slots[optimizer._get_variable_index(v)])] for v in trained]
+    return [numbers[id(slots[inner._get_variable_index(v)])] for v in trained]
 
 
 class DriverSlots:
@@ -196,30 +219,41 @@ class DriverSlots:
         if flat is None or not slots:
             return None
         names = {flat.keras_class, flat.keras_class.removesuffix("W")}  # Adam may decay weights
-        return cls(model, flat, slots) if type(model.optimizer).__name__ in names else None
+        inner = innermost_optimizer(model)
+        return cls(model, flat, slots) if type(inner).__name__ in names else None
 
     @contextlib.contextmanager
     def left_out(self) -> Iterator[None]:
         """Within, the model has an optimizer with the learning rate and the steps, without slots.
 
-        Two threads must not use the model meanwhile.
+        If the loss is scaled, that optimizer scales it as the model's own does; what becomes of
+        scale and counter within stays. Two threads must not use the model meanwhile.
         """
-        own = self._model.optimizer
-        rate = own._learning_rate
+        own, inner = self._model.optimizer, innermost_optimizer(self._model)
+        rate = inner._learning_rate
         schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        plain = keras.optimizers.SGD(rate if schedule else float(rate.numpy()), name=own.name)
+        step = keras.optimizers.SGD(rate if schedule else float(rate.numpy()), name=inner.name)
+        plain = step
+        if own is not inner:
+            plain = keras.optimizers.LossScaleOptimizer(
+                step, own.initial_scale, own.dynamic_growth_steps, name=own.name
+            )
+            if not own.built:
+                own.build(self._model.trainable_variables)
         plain.build(self._model.trainable_variables)
-        plain.iterations.assign(int(own.iterations.numpy()))
+        step.iterations.assign(int(inner.iterations.numpy()))
+        _copy_scale(own, plain)
         self._model.optimizer = plain
         try:
             yield
         finally:
             self._model.optimizer = own
+            _copy_scale(plain, own)
 
     def to_bytes(self) -> bytes:
         """The state of the rule that the slots are; empty before the first step."""
-        optimizer = self._model.optimizer
-        steps = int(batch_counter(optimizer).numpy()) if optimizer.built else 0
+        optimizer, inner = self._model.optimizer, innermost_optimizer(self._model)
+        steps = int(batch_counter(inner).numpy()) if optimizer.built else 0
         slots = None
         if steps:
             arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
@@ -229,6 +263,18 @@ class DriverSlots:
             return b""
         state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
         return packed_arrays.pack_arrays({**state, "steps": steps})
+
+    def take_run(self, rule: bytes, optimizer: bytes) -> None:
+        """Gives the model's optimizer what a run has kept.
+
+        Args:
+            rule: The state of the rule.
+            optimizer: That of the optimizer without slots.
+        """
+        with self.left_out():
+            load_optimizer_state(self._model, optimizer)
+            steps = int(batch_counter(innermost_optimizer(self._model)).numpy())
+        self.take(rule, steps)
 
     def take(self, state: bytes, steps: int) -> None:
         """Gives the model's optimizer the state of the rule.
@@ -249,3 +295,10 @@ class DriverSlots:
         slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
         changed = with_slots(optimizer, trained, arrays, slots, steps)
         load_optimizer_state(self._model, pack_arrays(changed))
+
+
+def _copy_scale(source: Any, target: Any) -> None:
+    """Gives ``target`` the loss scale of ``source``, if they have one."""
+    if isinstance(source, keras.optimizers.LossScaleOptimizer):
+        target.dynamic_scale.assign(source.dynamic_scale.numpy())
+        target.step_counter.assign(source.step_counter.numpy())

@@ -20,6 +20,7 @@ from sparkdl.learner.state.carried_state import CarriedState, values_of
 from sparkdl.learner.state.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.state.model_weights import averaged_variables, constrained, layout_of
 from sparkdl.learner.state.optimizer_state import (
+    after_scaled_step,
     batch_counter,
     innermost_optimizer,
     load_optimizer_state,
@@ -429,6 +430,19 @@ class KerasLearner(ABC):
     def _set_values(self, pairs: list[tuple[Any, npt.NDArray[Any]]]) -> None:
         for variable, value in pairs:
             variable.assign(value)
+
+    @property
+    def loss_scale(self) -> float:
+        if not self.scales_loss:
+            return 1.0
+        optimizer = self.model.optimizer
+        place = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.dynamic_scale)
+        return float(self._optimizer_arrays()[place])
+
+    def end_scaled_step(self, finite: bool) -> None:
+        arrays = self._optimizer_arrays()
+        pairs = after_scaled_step(self.model.optimizer, arrays, finite)
+        self._set_optimizer_values([(v, np.asarray(value)) for v, value in pairs])
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         return read_slots(self.model.optimizer, self.trained, self._optimizer_arrays(), names)

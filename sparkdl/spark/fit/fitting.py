@@ -20,7 +20,12 @@ from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.model_weights import model_layout, read_model
-from sparkdl.learner.state.optimizer_state import DriverSlots, batch_counter, take_averages
+from sparkdl.learner.state.optimizer_state import (
+    DriverSlots,
+    batch_counter,
+    innermost_optimizer,
+    take_averages,
+)
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
@@ -340,7 +345,7 @@ def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) ->
         return
     with trained.slots.left_out():
         restore_state(trained.model, archive)
-        steps = int(batch_counter(trained.model.optimizer).numpy())
+        steps = int(batch_counter(innermost_optimizer(trained.model)).numpy())
     trained.slots.take(rule_state, steps)
 
 

@@ -20,7 +20,6 @@ from sparkdl.learner.state.optimizer_state import (
     learning_rate_of,
     learning_rate_set,
     load_optimizer_state,
-    steps_of,
 )
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
@@ -69,7 +68,7 @@ class TrainedModel:
         if self.slots is None:
             load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
         elif state.rule:
-            self.slots.take(state.rule, steps_of(state.optimizer))
+            self.slots.take_run(state.rule, state.optimizer)
 
     def state_for_rule(self) -> bytes:
         """The state that the rule of the next run goes on from."""

@@ -42,7 +42,7 @@ class Linear:
     """Least squares of two outputs, a running mean of the inputs, any flat optimizer."""
 
     layout = LAYOUT
-    has_schedule = False
+    has_schedule = scales_loss = False
     learning_rate = 0.05
 
     def __init__(self, optimizer: FlatOptimizer | None = None) -> None:

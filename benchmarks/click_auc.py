@@ -1,0 +1,83 @@
+"""Rows in tables learn: AUC on click logs, beside dense embeddings and the planted model.
+
+The rows, the factorization machine and its teacher are those of ``examples/click_logs.py``. With
+tables two workers train in ``allreduce`` through Spark; plain Keras trains the same network with
+``keras.layers.Embedding`` on the same rows in one process, with batches of both workers' size. An
+id that was never trained has zeros in both.
+
+    python benchmarks/click_auc.py [--rows 400000] [--epochs 2] [--most-ids 10000]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import workload
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+import click_logs
+
+BATCH, WORKERS = 512, 2
+
+
+def dense_model(ids: int) -> Any:
+    """The factorization machine of the example with embeddings in the model."""
+    import keras
+    from keras import ops
+
+    keras.utils.set_random_seed(1)
+    places = keras.Input((len(click_logs.CARDINALITIES),), dtype="int32")
+    weights = keras.layers.Embedding(ids, 1, "zeros", name="weights")(places)
+    factors = keras.layers.Embedding(ids, click_logs.FACTORS, name="factors")(places)
+    pairs = ops.square(ops.sum(factors, axis=1)) - ops.sum(ops.square(factors), axis=1)
+    both = keras.layers.Concatenate()([ops.sum(weights, axis=1), 0.5 * pairs])
+    model = keras.Model(places, keras.layers.Dense(1, activation="sigmoid")(both))
+    model.compile(keras.optimizers.Adagrad(0.2), "binary_crossentropy")
+    return model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rows", type=int, default=400_000)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--most-ids", type=int, default=10_000, help="of a field")
+    options = parser.parse_args()
+    from sparkdl import SparkModel
+
+    ids, clicks, _ = click_logs.make_rows(options.rows, 0, options.most_ids)
+    held_ids, held, planted = click_logs.make_rows(options.rows // 4, 7, options.most_ids)
+    spark = workload.start_spark(WORKERS)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            model = SparkModel(
+                click_logs.make_model(), "allreduce", num_workers=WORKERS, batch_size=BATCH
+            )
+            model.fit({"ids": ids}, clicks, epochs=options.epochs, checkpoint_dir=folder, verbose=0)
+            served = model.model.predict(held_ids, batch_size=4096, verbose=0)[:, 0]
+    finally:
+        spark.stop()
+
+    known, places = np.unique(ids, return_inverse=True)
+    held_places = np.searchsorted(known, held_ids).clip(0, len(known) - 1)
+    held_places[known[held_places] != held_ids] = len(known)  # the row of the unknown
+    dense = dense_model(len(known) + 1)
+    shape = places.reshape(ids.shape).astype("int32")
+    dense.fit(shape, clicks, batch_size=WORKERS * BATCH, epochs=options.epochs, verbose=0)
+    for name in ("weights", "factors"):
+        [rows] = dense.get_layer(name).get_weights()
+        rows[-1] = 0
+        dense.get_layer(name).set_weights([rows])
+    plain = dense.predict(held_places.astype("int32"), batch_size=4096, verbose=0)[:, 0]
+    scores = {"tables": served, "Embedding": plain, "the planted model": planted}
+    lines = [[name, f"{click_logs.auc(held, found):.4f}"] for name, found in scores.items()]
+    print(f"{len(known):,} ids in {options.rows:,} rows, {options.epochs} epochs\n")
+    print(workload.table(["scores of", "AUC"], lines))
+
+
+if __name__ == "__main__":
+    main()
