@@ -2,8 +2,9 @@
 
 The rows, the factorization machine and its teacher are those of ``examples/click_logs.py``. With
 tables two workers train in ``allreduce`` through Spark; plain Keras trains the same network with
-``keras.layers.Embedding`` on the same rows in one process, with batches of both workers' size. An
-id that was never trained has zeros in both.
+``keras.layers.Embedding`` on the same rows in one process (JAX, which sums the gradients of an id
+that comes twice, as tables do), with batches of both workers' size. An id that was never trained
+has zeros in both.
 
     python benchmarks/click_auc.py [--rows 400000] [--epochs 2] [--most-ids 10000]
 """
@@ -11,6 +12,8 @@ id that was never trained has zeros in both.
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -41,12 +44,30 @@ def dense_model(ids: int) -> Any:
     return model
 
 
+def train_dense(folder: str, epochs: int) -> None:
+    """Plain Keras in a process of its own: from ``rows.npz`` to ``scores.npy``."""
+    rows = np.load(f"{folder}/rows.npz")
+    unknown = int(rows["x"].max()) + 1
+    model = dense_model(unknown + 1)
+    x, held = rows["x"].astype("int32"), rows["held"].astype("int32")
+    model.fit(x, rows["y"], batch_size=WORKERS * BATCH, epochs=epochs, verbose=0)
+    for name in ("weights", "factors"):
+        [values] = model.get_layer(name).get_weights()
+        values[unknown] = 0
+        model.get_layer(name).set_weights([values])
+    np.save(f"{folder}/scores.npy", model.predict(held, batch_size=4096, verbose=0)[:, 0])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--most-ids", type=int, default=10_000, help="of a field")
+    parser.add_argument("--dense", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.dense:
+        train_dense(options.dense, options.epochs)
+        return
     from sparkdl import SparkModel
 
     ids, clicks, _ = click_logs.make_rows(options.rows, 0, options.most_ids)
@@ -65,14 +86,12 @@ def main() -> None:
     known, places = np.unique(ids, return_inverse=True)
     held_places = np.searchsorted(known, held_ids).clip(0, len(known) - 1)
     held_places[known[held_places] != held_ids] = len(known)  # the row of the unknown
-    dense = dense_model(len(known) + 1)
-    shape = places.reshape(ids.shape).astype("int32")
-    dense.fit(shape, clicks, batch_size=WORKERS * BATCH, epochs=options.epochs, verbose=0)
-    for name in ("weights", "factors"):
-        [rows] = dense.get_layer(name).get_weights()
-        rows[-1] = 0
-        dense.get_layer(name).set_weights([rows])
-    plain = dense.predict(held_places.astype("int32"), batch_size=4096, verbose=0)[:, 0]
+    with tempfile.TemporaryDirectory() as folder:
+        rows = {"x": places.reshape(ids.shape), "y": clicks, "held": held_places}
+        np.savez(f"{folder}/rows.npz", **rows)
+        command = [sys.executable, __file__, "--dense", folder, "--epochs", str(options.epochs)]
+        subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
+        plain = np.load(f"{folder}/scores.npy")
     scores = {"tables": served, "Embedding": plain, "the planted model": planted}
     lines = [[name, f"{click_logs.auc(held, found):.4f}"] for name, found in scores.items()]
     print(f"{len(known):,} ids in {options.rows:,} rows, {options.epochs} epochs\n")

@@ -181,9 +181,9 @@ class OptimizerSteps(FilledSteps):
         told = np.array([wrong, float(rows)])
         wrong, together = self._exchange.communicator.all_reduce(told, "sum")
         if together:
+            scale = learner.end_scaled_step(not wrong)
             if not wrong:
-                gradient *= np.float32(1 / learner.loss_scale)
-            learner.end_scaled_step(not wrong)
+                gradient *= np.float32(1 / scale)
         return bool(together and not wrong)
 
     def _find_still(self, mine: list[bool]) -> list[bool]:

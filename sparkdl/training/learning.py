@@ -312,6 +312,16 @@ class Steps(Protocol):
                 is given the gradients of exactly these variables; if empty, of those as before.
         """
 
+    def end_scaled_step(self, finite: bool) -> float:
+        """Counts a step that an exchange takes in the optimizer's place, and adapts the scale.
+
+        Args:
+            finite: Whether the gradient is finite on all ranks. If not, there is no step.
+
+        Returns:
+            The factor that the loss, and so the gradient, had.
+        """
+
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins
         over all workers."""
@@ -366,17 +376,6 @@ class SharedLearner(Learner, Stateful, Steps, Protocol):
         """The same with the random numbers of ``wanted`` steps since :meth:`mark_draws`.
 
         This worker has taken ``steps``, of which the last may not be done.
-        """
-
-    @property
-    def loss_scale(self) -> float:
-        """What the loss of the next batch, and its gradient, are multiplied by; 1 for nothing."""
-
-    def end_scaled_step(self, finite: bool) -> None:
-        """Counts a step that an exchange has taken in the optimizer's place, and adapts the scale.
-
-        Args:
-            finite: Whether the gradient was finite on all ranks. If not, there was no step.
         """
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:

@@ -91,7 +91,9 @@ def _within(optimizer: Any) -> Any:
     return optimizer
 
 
-def after_scaled_step(optimizer: Any, arrays: ArrayList, finite: bool) -> list[tuple[Any, Any]]:
+def after_scaled_step(
+    optimizer: Any, arrays: ArrayList, finite: bool
+) -> tuple[float, list[tuple[Any, npt.NDArray[Any]]]]:
     """The variables of a ``LossScaleOptimizer`` that a step changes beside weights and slots.
 
     Args:
@@ -100,18 +102,18 @@ def after_scaled_step(optimizer: Any, arrays: ArrayList, finite: bool) -> list[t
         finite: Whether the gradient was finite. If not, there was no step.
 
     Returns:
-        Pairs of a variable and its new value.
+        The scale that the step had, and pairs of a variable and its new value.
     """
     values = {id(v): array for v, array in zip(optimizer.variables, arrays, strict=True)}
     counter, scale = optimizer.step_counter, optimizer.dynamic_scale
     steps, scaled = int(values[id(counter)]) + 1, values[id(scale)]
     if not finite:
-        return [(counter, 0), (scale, scaled * np.float32(0.5))]
+        return float(scaled), [(counter, np.array(0)), (scale, scaled * np.float32(0.5))]
     taken = batch_counter(_within(optimizer))
-    pairs: list[tuple[Any, Any]] = [(taken, int(values[id(taken)]) + 1)]
+    pairs = [(taken, values[id(taken)] + 1)]
     if steps == optimizer.dynamic_growth_steps:
-        return [*pairs, (counter, 0), (scale, scaled * np.float32(2))]
-    return [*pairs, (counter, steps)]
+        return float(scaled), [*pairs, (counter, np.array(0)), (scale, scaled * np.float32(2))]
+    return float(scaled), [*pairs, (counter, np.array(steps))]
 
 
 def batch_counter(optimizer: Any) -> Any:

@@ -431,18 +431,11 @@ class KerasLearner(ABC):
         for variable, value in pairs:
             variable.assign(value)
 
-    @property
-    def loss_scale(self) -> float:
-        if not self.scales_loss:
-            return 1.0
-        optimizer = self.model.optimizer
-        place = next(i for i, v in enumerate(optimizer.variables) if v is optimizer.dynamic_scale)
-        return float(self._optimizer_arrays()[place])
-
-    def end_scaled_step(self, finite: bool) -> None:
+    def end_scaled_step(self, finite: bool) -> float:
         arrays = self._optimizer_arrays()
-        pairs = after_scaled_step(self.model.optimizer, arrays, finite)
-        self._set_optimizer_values([(v, np.asarray(value)) for v, value in pairs])
+        scale, pairs = after_scaled_step(self.model.optimizer, arrays, finite)
+        self._set_optimizer_values(pairs)
+        return scale
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         return read_slots(self.model.optimizer, self.trained, self._optimizer_arrays(), names)
