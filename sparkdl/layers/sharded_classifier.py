@@ -166,7 +166,7 @@ class ShardedClassifier(TableLayer):
     @property
     def loss(self) -> ClassLoss:
         """The loss to compile a model with: the cross-entropy over all classes."""
-        return ClassLoss(self.table)
+        return ClassLoss(self.table, self.num_classes)
 
     @property
     def accuracy(self) -> ClassAccuracy:
@@ -290,17 +290,18 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
+        num_classes: Of the classifier.
         reduction: As of every Keras loss.
         name: Of the loss.
         dtype: As of every Keras loss.
     """
 
     def __init__(
-        self, table: str, reduction: str = "sum_over_batch_size", name: str = "class_loss",
-        dtype: Any = None,
+        self, table: str, num_classes: int, reduction: str = "sum_over_batch_size",
+        name: str = "class_loss", dtype: Any = None,
     ) -> None:  # fmt: skip
         super().__init__(name=name, reduction=reduction, dtype=dtype)
-        self.table = table
+        self.table, self.num_classes = table, num_classes
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """The reduced loss. Labels stay integers: as floats they would be other classes."""
@@ -315,7 +316,7 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the class."""
-        return {**super().get_config(), "table": self.table}
+        return {**super().get_config(), "table": self.table, "num_classes": self.num_classes}
 
 
 @keras.saving.register_keras_serializable(package="sparkdl")

@@ -62,6 +62,8 @@ class Signature:
             ``compute_loss`` or ``compute_metrics``.
         number_losses: Output name -> its loss, where that is one of Keras' which compares numbers,
             one for each unit: a class number there is no one-hot vector.
+        class_counts: Output name -> the number of classes, where the loss tells it and the output
+            does not (``ShardedClassifier``).
     """
 
     inputs: dict[str, TensorSpec]
@@ -74,6 +76,14 @@ class Signature:
     optional_labels: frozenset[str] = frozenset()
     number_losses: dict[str, str] = field(default_factory=dict)
     own_step: bool = False
+    class_counts: dict[str, int] = field(default_factory=dict)
+
+    def class_labels(self, output: str) -> tuple[int | None, Shape]:
+        """The number of classes of a ``'sparse'`` output, and the shape of a row's labels."""
+        if output in self.class_counts:
+            return self.class_counts[output], ()
+        shape = self.outputs[output].shape or (None,)
+        return shape[-1], shape[:-1]
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
@@ -114,6 +124,7 @@ def model_signature(model: Any) -> Signature:
     return Signature(
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
+        {name: count for name, item in losses.items() if (count := _class_count(item)) is not None},
     )  # fmt: skip
 
 
@@ -266,9 +277,18 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
     return named.__name__.lower().replace("_", ""), bool(_options(loss).get("from_logits", False))
 
 
+def _class_count(loss: Any) -> int | None:
+    """The number of classes that a loss of this library tells."""
+    count = getattr(loss, "num_classes", None)
+    of_ours = type(loss).__module__.startswith("sparkdl.")
+    return count if of_ours and isinstance(count, int) else None
+
+
 def _kind(loss: Any) -> LabelKind:
     if loss is None:
         return "dense"
+    if _class_count(loss) is not None:
+        return "sparse"
     plain, _ = loss_name(loss)
     if plain is None:
         return "own"

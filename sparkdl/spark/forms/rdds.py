@@ -55,10 +55,10 @@ def pair_encoder(signature: Signature) -> PairEncoder:
             continue
         kind = signature.label_kinds.get(name)
         if kind == "sparse":
-            shape = spec.shape or (None,)
+            classes, rest = signature.class_labels(name)
             labels[name] = ColumnSpec(
-                (f"label {name}",), tuple(d or 1 for d in shape[:-1]), "int32", "binary",
-                classes=shape[-1], ignored=signature.ignored_classes.get(name),
+                (f"label {name}",), tuple(d or 1 for d in rest), "int32", "binary",
+                classes=classes, ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
             labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
