@@ -16,6 +16,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers.lookups import Ids, after, losses
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.layers.table_layer import TableLayer
+from sparkdl.learner.signature import loss_by_output
 from sparkdl.settings.values import require_int
 from sparkdl.tables.classes import Chunk, ClassSpec, Margin, best, checked_labels
 from sparkdl.tables.service import IdArray, TableSpec
@@ -257,14 +258,18 @@ class ShardedClassifier(TableLayer):
 
     def require_trainable_in(self, model: keras.Model) -> None:
         """Raises ModelError if the model takes this layer's features for scores of classes."""
-        given = keras.tree.flatten(getattr(model, "loss", None))
-        metrics = [*keras.tree.flatten(getattr(model, "_compile_metrics", None) and [
-            model._compile_metrics._user_metrics, model._compile_metrics._user_weighted_metrics
-        ])]  # fmt: skip
-        if len(model.outputs) > 1:
-            return
-        wrong = [g for g in given if g is not None and not isinstance(g, ClassLoss)]
-        wrong += [m for m in metrics if m is not None and not isinstance(m, ClassAccuracy)]
+        names = list(getattr(model, "output_names", ())) or [""]
+        outputs = list(getattr(model, "outputs", None) or [None])
+        makers = [getattr(getattr(t, "_keras_history", None), "operation", self) for t in outputs]
+        mine = [name for name, maker in zip(names, makers, strict=False) if maker is self]
+        kept = getattr(model, "_compile_metrics", None)
+        metrics = () if kept is None else (kept._user_metrics, kept._user_weighted_metrics)
+        wrong: list[Any] = []
+        told = [(getattr(model, "loss", None), ClassLoss), *((m, ClassAccuracy) for m in metrics)]
+        for given, kind in told:
+            by_output = loss_by_output(given, names) if len(names) > 1 else {names[0]: given}
+            found = keras.tree.flatten([by_output.get(name) for name in mine])
+            wrong += [g for g in found if g is not None and not isinstance(g, kind)]
         if wrong:
             raise ModelError(
                 f"the output of layer {self.name!r} are features, no scores of classes",

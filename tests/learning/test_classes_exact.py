@@ -249,6 +249,26 @@ def test_features_are_no_scores_of_classes(loss: Any) -> None:
         model.fit(np.ones((4, 2)), np.zeros(4, "int32"), verbose=0)
 
 
+def test_of_several_outputs_each_has_its_own_loss_and_metrics() -> None:
+    layer = ShardedClassifier(CLASSES, optimizer="sgd", name="faces")
+    x = keras.Input((2,))
+    model = keras.Model(x, [layer(x), keras.layers.Dense(3, name="other")(x)])
+    losses = [layer.loss, keras.losses.SparseCategoricalCrossentropy(from_logits=True)]
+    labels = [np.zeros(4, "int32"), np.zeros(4, "int32")]
+    model.compile("sgd", losses, metrics=[[layer.accuracy], ["accuracy"]])
+    history = model.fit(np.ones((4, 2)), labels, verbose=0).history
+    assert history["loss"][0] == pytest.approx(
+        history["faces_loss"][0] + history["other_loss"][0], rel=1e-5
+    )
+    for wrong in ([["accuracy"], None], {"faces": ["accuracy"]}):
+        model.compile("sgd", losses, metrics=wrong)
+        with pytest.raises(ModelError, match="no scores of classes"):
+            model.fit(np.ones((4, 2)), labels, verbose=0)
+    model.compile("sgd", losses[::-1])
+    with pytest.raises(ModelError, match="no scores of classes"):
+        model.fit(np.ones((4, 2)), labels, verbose=0)
+
+
 @pytest.mark.parametrize("labels", [[CLASSES], [-1]])
 def test_a_label_is_a_class(labels: list[int]) -> None:
     model = sharded(None)
