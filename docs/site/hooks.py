@@ -46,6 +46,7 @@ REFERENCE = {
         "sparkdl.KerasImageFileTransformer", "sparkdl.KerasImageFileEstimator",
         "sparkdl.registerKerasImageUDF",
     ],
+    "sparkdl.layers": "sparkdl.layers",
     "sparkdl.ml": "sparkdl.ml", "sparkdl.mllib": "sparkdl.mllib", "sparkdl.tune": "sparkdl.tune",
     "sparkdl.tracking": "sparkdl.tracking", "sparkdl.mlflow": "sparkdl.mlflow",
     "sparkdl.program": "sparkdl.program", "sparkdl.rules": "sparkdl.rules",
