@@ -3,8 +3,8 @@
 The rows, the factorization machine and its teacher are those of ``examples/click_logs.py``. With
 tables two workers train in ``allreduce`` through Spark; plain Keras trains the same network with
 ``keras.layers.Embedding`` on the same rows in one process (JAX, which sums the gradients of an id
-that comes twice, as tables do), with batches of both workers' size. An id that was never trained
-has zeros in both.
+that comes twice, as tables do) from the same start, with batches of both workers' size. An id that
+was never trained has zeros in both.
 
     python benchmarks/click_auc.py [--rows 400000] [--epochs 2] [--most-ids 10000]
 """
@@ -49,6 +49,8 @@ def train_dense(folder: str, epochs: int) -> None:
     rows = np.load(f"{folder}/rows.npz")
     unknown = int(rows["x"].max()) + 1
     model = dense_model(unknown + 1)
+    model.get_layer("factors").set_weights([np.pad(rows["factors"], ((0, 1), (0, 0)))])
+    model.layers[-1].set_weights([rows["kernel"], rows["bias"]])
     x, held = rows["x"].astype("int32"), rows["held"].astype("int32")
     model.fit(x, rows["y"], batch_size=WORKERS * BATCH, epochs=epochs, verbose=0)
     for name in ("weights", "factors"):
@@ -72,23 +74,25 @@ def main() -> None:
 
     ids, clicks, _ = click_logs.make_rows(options.rows, 0, options.most_ids)
     held_ids, held, planted = click_logs.make_rows(options.rows // 4, 7, options.most_ids)
+    known, places = np.unique(ids, return_inverse=True)
+    network = click_logs.make_model()
+    factors = next(layer for layer in network.layers if getattr(layer, "table", "") == "factors")
+    kernel, bias = network.layers[-1].get_weights()
+    start = {"factors": factors.rows(known), "kernel": kernel, "bias": bias}
     spark = workload.start_spark(WORKERS)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            model = SparkModel(
-                click_logs.make_model(), "allreduce", num_workers=WORKERS, batch_size=BATCH
-            )
+            model = SparkModel(network, "allreduce", num_workers=WORKERS, batch_size=BATCH)
             model.fit({"ids": ids}, clicks, epochs=options.epochs, checkpoint_dir=folder, verbose=0)
             served = model.model.predict(held_ids, batch_size=4096, verbose=0)[:, 0]
     finally:
         spark.stop()
 
-    known, places = np.unique(ids, return_inverse=True)
     held_places = np.searchsorted(known, held_ids).clip(0, len(known) - 1)
     held_places[known[held_places] != held_ids] = len(known)  # the row of the unknown
     with tempfile.TemporaryDirectory() as folder:
         rows = {"x": places.reshape(ids.shape), "y": clicks, "held": held_places}
-        np.savez(f"{folder}/rows.npz", **rows)
+        np.savez(f"{folder}/rows.npz", **rows, **start)
         command = [sys.executable, __file__, "--dense", folder, "--epochs", str(options.epochs)]
         subprocess.run(command, env={**os.environ, "KERAS_BACKEND": "jax"}, check=True)
         plain = np.load(f"{folder}/scores.npy")
