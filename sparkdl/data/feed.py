@@ -200,6 +200,8 @@ class RowSpool:
         Raises:
             ResourceError: The disk is full.
         """
+        if not batch.num_rows:  # of lists without offsets, as JVMs send them: no size to ask
+            return
         step = max(1, _RECORD_BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, step):
             self._add(batch.slice(start, step))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from sparkdl.data.feed import Feed, RowSpool, equal_rows, to_numpy
 from sparkdl.errors import ConfigError, DataError, ResourceError
+from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.writing import _Files
 
 
 def chunks(count: int = 10, size: int = 3) -> list[pa.RecordBatch]:
@@ -32,6 +35,21 @@ def test_batches_end_with_the_epoch() -> None:
     assert feed.should_stop()
     assert feed.epoch == 2
     assert feed.next_batch(4) == {}
+
+
+def test_lists_of_no_rows_need_no_offsets() -> None:
+    """As Spark 4.0 sends an empty partition: Arrow crashes where it is asked for their size."""
+    nothing = pa.array([], pa.float32())
+    lists = pa.Array.from_buffers(pa.list_(pa.float32()), 0, [None, None], children=[nothing])
+    empty = pa.RecordBatch.from_arrays([lists], ["v"])
+    spool = RowSpool(1 << 20)
+    spool.add(empty)
+    assert spool.num_rows == 0
+    options = Options(("nowhere",))
+    with ExitStack() as stack:
+        files = _Files("nowhere", "1", options, stack)
+        files.write("", empty)
+        assert files.names == []
 
 
 def test_a_batch_within_a_chunk_is_not_copied_and_cannot_be_written() -> None:
