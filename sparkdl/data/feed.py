@@ -177,6 +177,28 @@ class _MappedBatches(Sequence[pa.RecordBatch]):
         return batch
 
 
+def size_of(batch: pa.RecordBatch) -> int:
+    """The bytes of a batch's rows.
+
+    Arrow's own ``nbytes`` crashes on lists of no rows without offsets, which Spark 4.0 sends of
+    empty partitions and within lists of lists.
+    """
+    return sum(map(_size_of, batch.columns))
+
+
+def _size_of(array: Any) -> int:
+    if not len(array):
+        return 0
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        wide = 8 if pa.types.is_large_list(kind) else 4
+        inner = (array.keys, array.items) if pa.types.is_map(kind) else (array.flatten(),)
+        return wide * (len(array) + 1) + sum(map(_size_of, inner))
+    if pa.types.is_struct(kind):
+        return sum(map(_size_of, array.flatten()))
+    return int(array.nbytes)
+
+
 class RowSpool:
     """Record batches in the order they came: in memory, or in a mapped file beyond a budget.
 
@@ -200,9 +222,7 @@ class RowSpool:
         Raises:
             ResourceError: The disk is full.
         """
-        if not batch.num_rows:  # of lists without offsets, as JVMs send them: no size to ask
-            return
-        step = max(1, _RECORD_BATCH_BYTES * batch.num_rows // max(1, batch.nbytes))
+        step = max(1, _RECORD_BATCH_BYTES * batch.num_rows // max(1, size_of(batch)))
         for start in range(0, batch.num_rows, step):
             self._add(batch.slice(start, step))
         self.num_rows += batch.num_rows
@@ -210,7 +230,7 @@ class RowSpool:
     def _add(self, batch: pa.RecordBatch) -> None:
         if self._writer is None:
             self._kept.append(batch)
-            self._kept_bytes += batch.nbytes
+            self._kept_bytes += size_of(batch)
             if self._kept_bytes <= self._budget:
                 return
             waiting, self._kept = self._kept, []

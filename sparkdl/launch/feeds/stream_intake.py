@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.coordinator.blobs import Assembly, chunked
-from sparkdl.data.feed import RowSpool
+from sparkdl.data.feed import RowSpool, size_of
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
@@ -216,7 +216,7 @@ def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[int, ByteArray]
         if not batch.num_rows:
             continue
         waiting.append(batch)
-        size += batch.nbytes
+        size += size_of(batch)
         if size >= _SEND_BYTES:
             yield sum(one.num_rows for one in waiting), _stream_of(waiting)
             waiting, size = [], 0

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from sparkdl.data.feed import size_of
 from sparkdl.data.shards import NO_VALUE
 from sparkdl.data.tfrecord.blocks import ENDINGS
 from sparkdl.data.tfrecord.decoding import check_schema
@@ -118,8 +119,6 @@ class _Files:
 
     def write(self, folder: str, batch: pa.RecordBatch) -> None:
         """Appends rows to the folder's file."""
-        if not batch.num_rows:  # Spark 4.0 gives lists of no rows without offsets: no size to ask
-            return
         step = max(1, min(batch.num_rows, _rows_at_once(batch)))
         limit = self._options.rows_per_file
         start = 0
@@ -171,7 +170,7 @@ class _Deflated:
 
 
 def _rows_at_once(batch: pa.RecordBatch) -> int:
-    return int(_BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)) or 1
+    return int(_BLOCK_BYTES * batch.num_rows // max(1, size_of(batch))) or 1
 
 
 def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:

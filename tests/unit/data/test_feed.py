@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.feed import Feed, RowSpool, equal_rows, to_numpy
+from sparkdl.data.feed import Feed, RowSpool, equal_rows, size_of, to_numpy
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.spark.tfrecord.options import Options
 from sparkdl.spark.tfrecord.writing import _Files
@@ -42,14 +42,32 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
     nothing = pa.array([], pa.float32())
     lists = pa.Array.from_buffers(pa.list_(pa.float32()), 0, [None, None], children=[nothing])
     empty = pa.RecordBatch.from_arrays([lists], ["v"])
+    outer = pa.ListArray.from_arrays(pa.array([0, 0], pa.int32()), lists)  # one row: []
+    nested = pa.RecordBatch.from_arrays([outer], ["v"])
+    assert (size_of(empty), size_of(nested)) == (0, 8)
     spool = RowSpool(1 << 20)
-    spool.add(empty)
-    assert spool.num_rows == 0
+    for batch in (empty, nested):
+        spool.add(batch)
+    assert spool.num_rows == 1
     options = Options(("nowhere",))
     with ExitStack() as stack:
         files = _Files("nowhere", "1", options, stack)
         files.write("", empty)
         assert files.names == []
+
+
+def test_the_size_of_a_batch_is_that_of_arrow_where_it_tells_one() -> None:
+    values = {
+        "number": [1, 2, 3],
+        "text": ["a", "bcd", ""],
+        "list": [[1.0], [], [2.0, 3.0]],
+        "nested": [[[1], []], [[2, 3]], [[4]]],
+        "struct": [{"a": 1, "b": [1]}, {"a": 2, "b": []}, {"a": 3, "b": [2, 3]}],
+        "map": pa.array([[(1, 2)], [], [(3, 4)]], pa.map_(pa.int64(), pa.int64())),
+    }
+    batch = pa.RecordBatch.from_pydict(values)
+    for some in (batch, batch.slice(1, 1), batch.slice(1)):
+        assert size_of(some) == pytest.approx(some.nbytes, rel=0.2, abs=16)
 
 
 def test_a_batch_within_a_chunk_is_not_copied_and_cannot_be_written() -> None:
