@@ -66,8 +66,9 @@ def test_the_size_of_a_batch_is_that_of_arrow_where_it_tells_one() -> None:
         "map": pa.array([[(1, 2)], [], [(3, 4)]], pa.map_(pa.int64(), pa.int64())),
     }
     batch = pa.RecordBatch.from_pydict(values)
-    for some in (batch, batch.slice(1, 1), batch.slice(1)):
-        assert size_of(some) == pytest.approx(some.nbytes, rel=0.2, abs=40)
+    assert size_of(batch) == pytest.approx(batch.nbytes, rel=0.2)
+    lists = batch.select(["number", "text", "list", "nested"])
+    assert size_of(lists.slice(1, 1)) == pytest.approx(lists.slice(1, 1).nbytes, abs=16)
 
 
 def test_a_batch_within_a_chunk_is_not_copied_and_cannot_be_written() -> None:
