@@ -177,23 +177,29 @@ class _MappedBatches(Sequence[pa.RecordBatch]):
         return batch
 
 
-def size_of(batch: pa.RecordBatch) -> int:
-    """The bytes of a batch's rows.
+def size_of(rows: pa.RecordBatch | pa.Table) -> int:
+    """The bytes of the rows of a batch or a table.
 
     Arrow's own ``nbytes`` crashes on lists of no rows without offsets, which Spark 4.0 sends of
     empty partitions and within lists of lists.
     """
-    return sum(map(_size_of, batch.columns))
+    if isinstance(rows, pa.Table):
+        return sum(map(size_of, rows.to_batches()))
+    return sum(map(_size_of, rows.columns))
 
 
 def _size_of(array: Any) -> int:
     if not len(array):
         return 0
     kind = array.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         wide = 8 if pa.types.is_large_list(kind) else 4
-        inner = (array.keys, array.items) if pa.types.is_map(kind) else (array.flatten(),)
-        return wide * (len(array) + 1) + sum(map(_size_of, inner))
+        return wide * (len(array) + 1) + _size_of(array.flatten())
+    if pa.types.is_map(kind):  # keys and items are those of the array that this one is a slice of
+        offsets = np.frombuffer(array.buffers()[1], np.int32)[array.offset :][: len(array) + 1]
+        first, count = int(offsets[0]), int(offsets[-1] - offsets[0])
+        inner = (array.keys.slice(first, count), array.items.slice(first, count))
+        return offsets.nbytes + sum(map(_size_of, inner))
     if pa.types.is_struct(kind):
         return sum(map(_size_of, array.flatten()))
     return int(array.nbytes)

@@ -69,8 +69,9 @@ def to_plain_model(model: Any, ids: int | None = None) -> Any:
             its start value, and zeros for the padding. None: the model has no embeddings.
 
     Returns:
-        The copy, compiled as ``model`` is (the loss of a classifier as cross-entropy of logits, its
-        margin is for training only), for other runtimes too. Its optimizer starts anew.
+        The copy, for other runtimes too, compiled as ``model`` is; its optimizer starts anew. The
+        loss of a classifier becomes the cross-entropy of the logits, without the margin, which is
+        for training. A model with a classifier and other outputs is left uncompiled.
 
     Raises:
         ModelError: The model is of another kind, or a layer has a combiner.
@@ -136,13 +137,12 @@ def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
             layer.set_weights(former.get_weights())
     if not getattr(model, "compiled", False):
         return copy
-    if any(isinstance(loss, ClassLoss) for loss in keras.tree.flatten(model.loss)):
-        if isinstance(model.loss, ClassLoss):  # of one output; else it is compiled by its user
-            optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
-            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-            copy.compile(optimizer, loss, metrics=["accuracy"])
-        return copy
-    copy.compile_from_config(model.get_compile_config())
+    if isinstance(model.loss, ClassLoss):
+        optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
+        loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=model.loss.reduction)
+        copy.compile(optimizer, loss, metrics=["accuracy"])
+    elif not any(isinstance(loss, ClassLoss) for loss in keras.tree.flatten(model.loss)):
+        copy.compile_from_config(model.get_compile_config())
     return copy
 
 

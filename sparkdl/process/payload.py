@@ -43,9 +43,8 @@ def dump(thing: Any) -> bytes:
     """Pickles ``thing``; every class, function and module in it that is not installed by value.
 
     Installed is what the standard library, ``site-packages``, a folder of ``pip install --target``,
-    Spark and sparkdl bring. A module
-    object (``import helper`` at the top of the user's script) whose content cannot be pickled
-    goes by name.
+    Spark and sparkdl bring. A module object (``import helper`` at the top of the user's script)
+    whose content cannot be pickled goes by name.
 
     Raises:
         Exception: Something in it cannot be pickled; what cloudpickle raises.

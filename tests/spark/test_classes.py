@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from faulty import AtEpoch, python_workers
+from pyspark.sql import functions as F
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError
@@ -67,6 +71,30 @@ def test_a_fit_an_evaluation_and_a_fit_that_goes_on(frame: Any, tmp_path: Any) -
     )
     assert len(more.history["loss"]) == 1
     assert more.history["accuracy"][0] > 0.6
+
+
+def test_a_killed_worker_costs_no_step_and_a_gradient_that_is_not_finite_is_told(
+    frame: Any, tmp_path: Any
+) -> None:
+    def kill() -> None:
+        os.kill(python_workers()[0].pid, signal.SIGKILL)
+
+    found = []
+    for name, callbacks in (("undisturbed", None), ("killed", [AtEpoch(1, kill)])):
+        model, layer = make_model()
+        SparkModel(model, "allreduce", num_workers=2, batch_size=16).fit(
+            frame, epochs=4, verbose=0, checkpoint_dir=str(tmp_path / name), callbacks=callbacks
+        )
+        found.append([layer.centers(np.arange(CLASSES)), *model.get_weights()])
+    for undisturbed, killed in zip(*found, strict=True):
+        np.testing.assert_array_equal(killed, undisturbed)
+
+    nothing = F.transform("features", lambda _: F.lit(float("nan")).cast("float"))
+    spark_model = SparkModel(make_model()[0], "allreduce", num_workers=2)
+    with pytest.raises(ModelError, match="gradient of a class is not finite"):
+        spark_model.fit(
+            frame.withColumn("features", nothing), verbose=0, checkpoint_dir=str(tmp_path / "nan")
+        )
 
 
 def test_what_cannot_train_classes_is_refused(frame: Any, tmp_path: Any) -> None:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from sparkdl.failures import carried
+
 if TYPE_CHECKING:
     from sparkdl.layers.lookups import HostClasses, HostRows
     from sparkdl.weights import FloatArray
@@ -29,13 +31,13 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def rows_of(ids: Any, anchor: Any) -> Any:
-        return io_callback(pull, shape, ids, ordered=True)
+        return io_callback(carried(pull), shape, ids, ordered=True)
 
     def forward(ids: Any, anchor: Any) -> Any:
         return rows_of(ids, anchor), ids
 
     def backward(ids: Any, upstream: Any) -> Any:
-        done = io_callback(push, nothing, ids, upstream, ordered=True)
+        done = io_callback(carried(push), nothing, ids, upstream, ordered=True)
         return np.zeros(ids.shape, jax.dtypes.float0), done
 
     rows_of.defvjp(forward, backward)
@@ -55,13 +57,13 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def losses_of(features: Any, labels: Any, anchor: Any) -> Any:
-        return io_callback(measure, per_row, features, labels, ordered=True)
+        return io_callback(carried(measure), per_row, features, labels, ordered=True)
 
     def forward(features: Any, labels: Any, anchor: Any) -> Any:
         return losses_of(features, labels, anchor), None
 
     def backward(kept: None, upstream: Any) -> Any:
-        gradient = io_callback(learn, as_features, upstream, ordered=True)
+        gradient = io_callback(carried(learn), as_features, upstream, ordered=True)
         whole = jnp.issubdtype(labels.dtype, jnp.integer)
         nothing = np.zeros(labels.shape, jax.dtypes.float0 if whole else labels.dtype)
         return gradient, nothing, jnp.zeros(())

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from sparkdl.failures import carried
+
 if TYPE_CHECKING:
     from sparkdl.layers.lookups import HostClasses, HostRows
     from sparkdl.weights import FloatArray
@@ -23,11 +25,11 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: Any) -> Any:
-        values = tf.numpy_function(rows.pull, [ids], tf.float32)
+        values = tf.numpy_function(carried(rows.pull), [ids], tf.float32)
         values.set_shape([*ids.shape, width])
 
         def gradient(upstream: Any) -> Any:
-            done = tf.numpy_function(push, [ids, upstream], tf.float32)
+            done = tf.numpy_function(carried(push), [ids, upstream], tf.float32)
             done.set_shape([])
             return done
 
@@ -42,11 +44,11 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def losses_of(features: Any, anchor: Any) -> Any:
-        found = tf.numpy_function(classes.measure, [features, labels], tf.float32)
+        found = tf.numpy_function(carried(classes.measure), [features, labels], tf.float32)
         found.set_shape(features.shape[:1])
 
         def gradient(upstream: Any) -> Any:
-            onward = tf.numpy_function(classes.learn, [upstream], tf.float32)
+            onward = tf.numpy_function(carried(classes.learn), [upstream], tf.float32)
             onward.set_shape(features.shape)
             with tf.control_dependencies([onward]):
                 return onward, tf.zeros([])

@@ -2,7 +2,7 @@
 
 Two workers that have the same rows are to take the gradient of one process that has these rows
 twice. So before the first step of several workers one batch is compared with its rows repeated. For
-models whose losses are all Keras' own there is nothing to ask.
+models whose losses are all Keras' own, or this library's, there is nothing to ask.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def has_own_loss(model: Any) -> bool:
     if has_own(model, "train_step", "compute_loss"):
         return True
     losses = keras.tree.flatten(model.loss)
-    own_losses = any(callable(loss) and not _is_of_keras(loss) for loss in losses)
+    own_losses = any(callable(loss) and not _is_a_known_one(loss) for loss in losses)
     layers = model._flatten_layers(include_self=True)
     return own_losses or any(_adds_loss(type(layer)) for layer in layers)
 
 
-def _is_of_keras(loss: Any) -> bool:
+def _is_a_known_one(loss: Any) -> bool:
     named = loss if inspect.isfunction(loss) else type(loss)
     if isinstance(loss, keras.losses.Loss) and hasattr(loss, "fn"):
         named = loss.fn

@@ -8,6 +8,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
+from sparkdl.data.feed import size_of
 from sparkdl.data.shards import folder_column
 from sparkdl.errors import DataError
 from sparkdl.files.streams import FoundFile, is_local, open_input
@@ -63,7 +64,7 @@ def read_arrow(
                 batch = reader.get_batch(number)
                 arrays = [_decoded(batch.column(name)) for name in columns]
                 batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
-                step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, batch.nbytes))
+                step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, size_of(batch)))
                 for start in range(0, batch.num_rows, step):
                     yield batch.slice(start, step)
         except (OSError, pa.ArrowException, IndexError) as error:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparkdl.data.conform import is_text
+from sparkdl.data.feed import size_of
 from sparkdl.errors import ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
@@ -66,21 +67,22 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
     Raises:
         ResourceError: The rows do not fit into the JVM, and there is no way around it.
     """
-    if table.nbytes > _SMALL_BYTES and not is_connect(spark):
+    size = size_of(table)
+    if size > _SMALL_BYTES and not is_connect(spark):
         memory = _jvm_memory(spark)
-        if table.nbytes > _FILES_SHARE * memory and is_local(spark) and _fits_files(table.schema):
-            return _frame_of_file(spark, table)
-        if table.nbytes > _JVM_SHARE * memory:
+        if size > _FILES_SHARE * memory and is_local(spark) and _fits_files(table.schema):
+            return _frame_of_file(spark, table, size)
+        if size > _JVM_SHARE * memory:
             raise ResourceError(
                 "these rows are too large for the driver's JVM, which has to hold them",
                 expected=f"at most {_JVM_SHARE * memory / 1e6:,.0f} MB, {_JVM_SHARE:.0%} of its "
                 f"memory (spark.driver.memory: {memory / 1e6:,.0f} MB)",
-                received=f"{table.nbytes / 1e6:,.0f} MB in {table.num_rows:,} rows",
+                received=f"{size / 1e6:,.0f} MB in {table.num_rows:,} rows",
                 hint="write them as Parquet files where the executors can read, and give the path "
                 "('hdfs:///data/x.parquet'); or start the session with spark.driver.memory="
-                f"{2 + int(2 * table.nbytes / 2**30)}g",
+                f"{2 + int(2 * size / 2**30)}g",
             )
-    _give_back(table.nbytes)
+    _give_back(size)
     return frame_of_table(spark, table)
 
 
@@ -130,14 +132,14 @@ def _fits_files(schema: pa.Schema) -> bool:
     return all(fits(field.type) for field in schema)
 
 
-def _frame_of_file(spark: Any, table: pa.Table) -> Any:
+def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
     """The table as a Parquet file of this machine, and a frame that reads it."""
     folder = TemporaryFolder()
     if _folders.of_call is None:
         atexit.register(folder.close)
     else:
         _folders.of_call.append(folder)
-    rows = max(1, _GROUP_BYTES * table.num_rows // table.nbytes)
+    rows = max(1, _GROUP_BYTES * table.num_rows // size)
     names = table.column_names  # files cannot have all that a frame can: 'a' beside 'A'
     table = table.rename_columns([f"c{number}" for number in range(len(names))])
     try:
@@ -149,10 +151,10 @@ def _frame_of_file(spark: Any, table: pa.Table) -> Any:
         folder.close()
         raise ResourceError(
             "rows that are too large for the driver's JVM cannot be written to this machine's disk",
-            expected=f"room for {table.nbytes / 1e6:,.0f} MB in {tempfile.gettempdir()}",
+            expected=f"room for {size / 1e6:,.0f} MB in {tempfile.gettempdir()}",
             received=str(error),
             hint="set TMPDIR to another folder, or start the session with spark.driver.memory="
-            f"{2 + int(4 * table.nbytes / 2**30)}g or more",
+            f"{2 + int(4 * size / 2**30)}g or more",
         ) from error
     reader = spark.read.schema(spark_schema_of(table.schema))
     return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)

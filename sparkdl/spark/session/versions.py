@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import pyarrow as pa
 
+from sparkdl.data.feed import size_of
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 
@@ -214,7 +215,7 @@ def frame_of_table(spark: Any, table: pa.Table) -> Any:
         return spark.createDataFrame(table)
     schema = spark_schema_of(table.schema)
     wanted = arrow_schema_of(schema)
-    parts = max(1, -(-table.nbytes // _ROW_BYTES))
+    parts = max(1, -(-size_of(table) // _ROW_BYTES))
     step = max(1, -(-table.num_rows // parts))
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
     rows = [(bytearray(_packed(batch)),) for batch in batches]
