@@ -151,9 +151,7 @@ class ShardedClassifier(TableLayer):
             )
         self.sample = float(sample)
         self.chunk = require_int("chunk", chunk, least=1)
-        self.initializer = (
-            {"name": "normal", "stddev": 0.01} if initializer is None else initializer
-        )
+        self.initializer = initializer or {"name": "normal", "stddev": 0.01}
         self.dim = 0
         self._training = False
         self.hits: FloatArray = np.zeros(0, np.float32)

@@ -41,8 +41,7 @@ from sparkdl.weights import FloatArray
 _SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP, _MEASURES, _SCORES, _LEARNS, _TRIES = range(9)
 _WORDS = (
     "serves others", "is done", "pulls rows", "looks rows up", "ends a step",
-    "measures classes", "scores classes", "trains classes",
-    "tries a step",
+    "measures classes", "scores classes", "trains classes", "tries a step",
 )  # fmt: skip
 _HEAD = 3
 """Numbers before the ids of a message: what the rank does, the number of the table, and whether its
@@ -292,9 +291,9 @@ class TableExchange:
                 upstream[edge] = array[_HEAD:].view(np.float64)
                 shares[edge] = weight / total
         own = self._specs[table].learning_rate
-        rate = self._rate if own is None else own
+        rate = None if trying else self._rate if own is None else own
         onward = self._part(table).learn(
-            of.features, of.labels, of.softmax, upstream, shares, None if trying else rate
+            of.features, of.labels, of.softmax, upstream, shares, rate
         )  # fmt: skip
         parts = self._exchange_rows([onward[edge].reshape(-1) for edge in edges])
         found = np.zeros(parts[0].shape, np.float32)
