@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ import pytest
 
 from sparkdl.data.feed import Feed, RowSpool, equal_rows, size_of, to_numpy
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.spark.tfrecord.options import Options
-from sparkdl.spark.tfrecord.writing import _Files
 
 
 def chunks(count: int = 10, size: int = 3) -> list[pa.RecordBatch]:
@@ -49,11 +46,6 @@ def test_lists_of_no_rows_need_no_offsets() -> None:
     for batch in (empty, nested):
         spool.add(batch)
     assert spool.num_rows == 1
-    options = Options(("nowhere",))
-    with ExitStack() as stack:
-        files = _Files("nowhere", "1", options, stack)
-        files.write("", empty)
-        assert files.names == []
 
 
 def test_the_size_of_a_batch_is_that_of_arrow_where_it_tells_one() -> None:

@@ -1,7 +1,8 @@
-"""TFRecord files that Spark hands over whole: their schema and their rows."""
+"""TFRecord files that Spark hands over whole, and files written of a partition without rows."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import DataError
+from sparkdl.spark.tfrecord.options import Options
 from sparkdl.spark.tfrecord.whole_files import read_whole_files
+from sparkdl.spark.tfrecord.writing import _Files
 
 
 class Frame:
@@ -53,3 +56,13 @@ def test_rows_of_all_files_have_the_schema_of_the_first() -> None:
     assert found == [row for batch in rows for row in batch.to_pylist()]
     with pytest.raises(DataError, match="no schema can be inferred"):
         read_whole_files(session([b""]), "viewfs:/rows")
+
+
+def test_lists_of_no_rows_are_written_as_no_file() -> None:
+    """As Spark 4.0 sends an empty partition: Arrow crashes where it is asked for their size."""
+    nothing = pa.array([], pa.float32())
+    lists = pa.Array.from_buffers(pa.list_(pa.float32()), 0, [None, None], children=[nothing])
+    with ExitStack() as stack:
+        files = _Files("nowhere", "1", Options(("nowhere",)), stack)
+        files.write("", pa.RecordBatch.from_arrays([lists], ["v"]))
+        assert files.names == []
