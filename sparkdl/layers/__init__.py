@@ -1,13 +1,16 @@
-"""Keras layers for what is too large for one worker.
+"""Keras layers for what is too large for one worker, in rows or in memory.
 
 ``served_embedding``: an embedding whose rows lie in tables outside of the model.
 ``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share. ``lookups``:
 how a step of a backend reaches them, one module for each backend. ``local_rows``: the tables of a
 model that trains in one process. ``stored_rows``: those that a fit has written. ``conversion``:
-from ``keras.layers.Embedding`` and back.
+from ``keras.layers.Embedding`` and back. ``recompute``: segments that the backward pass computes
+again. ``cuts``: where a model is cut into them. ``recomputing``: how a backend forgets and computes
+again, one module for each.
 """
 
 from sparkdl.layers.conversion import serve_embeddings, to_plain_model
+from sparkdl.layers.recompute import RecomputedSegment, recompute_segments
 from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.layers.sharded_classifier import ArcFace, CosFace, ShardedClassifier, SphereFace
 from sparkdl.tables.classes import Margin
@@ -20,10 +23,12 @@ __all__ = [
     "CountFilter",
     "Margin",
     "Probability",
+    "RecomputedSegment",
     "ServedEmbedding",
     "ShardedClassifier",
     "SphereFace",
     "ids_of_texts",
+    "recompute_segments",
     "serve_embeddings",
     "to_plain_model",
 ]

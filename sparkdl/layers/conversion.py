@@ -10,6 +10,7 @@ import numpy as np
 
 from sparkdl.errors import ModelError, ResourceError
 from sparkdl.layers.local_rows import LocalRows
+from sparkdl.layers.recompute import inlined
 from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.layers.sharded_classifier import ClassLoss, ShardedClassifier
 from sparkdl.settings.values import require_int
@@ -59,12 +60,14 @@ def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -
 def to_plain_model(model: Any, ids: int | None = None) -> Any:
     """A copy of a model whose rows and classes in tables have become layers of Keras'.
 
+    Layers in segments (:func:`recompute_segments`) are the model's own again.
+
     A :class:`ShardedClassifier` becomes a ``Dense`` without bias, whose outputs are the logits of
     all classes (with a margin: on normalized features, the scaled cosines).
 
     Args:
         model: A functional or Sequential ``keras.Model`` with :class:`ServedEmbedding` or
-            :class:`ShardedClassifier` layers.
+            :class:`ShardedClassifier` layers, or with segments.
         ids: The embeddings have the rows of the ids from 0 to ``ids - 1``; of an id without a row
             its start value, and zeros for the padding. None: the model has no embeddings.
 
@@ -79,6 +82,7 @@ def to_plain_model(model: Any, ids: int | None = None) -> Any:
         ResourceError: The layers would have more than 4 GB.
     """
     _require_cloneable(model)
+    model = inlined(model)
     embeddings = [layer for layer in model.layers if isinstance(layer, ServedEmbedding)]
     heads = [layer for layer in model.layers if isinstance(layer, ShardedClassifier)]
     count = require_int("ids", ids, least=1) if embeddings else 0

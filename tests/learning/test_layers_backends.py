@@ -1,4 +1,4 @@
-"""Tables on JAX and PyTorch, each in a process of its own."""
+"""Tables, classes and segments on JAX and PyTorch, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HERE = Path(__file__).parent
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch"])
-def test_tables_are_plain_keras(backend: str) -> None:
+def test_layers_are_plain_keras(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
     environment = {
@@ -26,7 +26,7 @@ def test_tables_are_plain_keras(backend: str) -> None:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-k", "not Ftrl and not SGD"]
-    files = [str(_HERE / f"test_{name}_exact.py") for name in ("tables", "classes")]
+    files = [str(_HERE / f"test_{name}_exact.py") for name in ("tables", "classes", "recompute")]
     done = subprocess.run(
         [*command, *files], cwd=_HERE.parents[1], env=environment,
         capture_output=True, text=True, timeout=900, check=False,

@@ -1,0 +1,181 @@
+"""``recompute_segments``: a model whose backward pass computes its segments again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import keras
+
+from sparkdl.errors import ModelError
+from sparkdl.layers.cuts import Span, spans_of
+from sparkdl.settings.values import require_int
+
+
+class Recompute(Protocol):
+    """What a backend does to forget what a function computes, and to compute it again."""
+
+    def __call__(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """The outputs of a function, and values that no gradient flows through.
+
+        Args:
+            function: Takes the values; returns both lists.
+            values: Tensors; gradients flow to those of floating-point numbers.
+        """
+
+
+@keras.saving.register_keras_serializable("sparkdl")
+class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
+    """Layers of which a training step keeps the inputs alone.
+
+    The backward pass computes what is inside once more. What the layers keep besides their
+    weights (moving averages, the state of random generators) enters the segment as values and
+    leaves it once, so that ``BatchNormalization`` counts a batch once, and ``Dropout`` draws the
+    same mask both times.
+
+    Args:
+        block: The layers, as a functional model.
+        **kwargs: Those of ``keras.layers.Layer``.
+    """
+
+    def __init__(self, block: Any, **kwargs: Any) -> None:
+        # The layers inside cast as their own policies say; this layer casts nothing.
+        super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
+        self.block = block
+        self.built = True
+        self.supports_masking = True  # those of the layers are among the inputs
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """What the layers make of the inputs."""
+        if not training:
+            return self.block.call(inputs, training=training)
+        structure, tensors = inputs, keras.tree.flatten(inputs)
+        trained, kept = self.block.trainable_variables, self.block.non_trainable_variables
+        number_of_losses = 0
+
+        def compute(*values: Any) -> tuple[list[Any], list[Any]]:
+            nonlocal number_of_losses
+            entering = keras.tree.pack_sequence_as(structure, values[: len(tensors)])
+            state = zip([*trained, *kept], values[len(tensors) :], strict=True)
+            with keras.StatelessScope(state, collect_losses=True) as scope:
+                outputs = keras.tree.flatten(self.block.call(entering, training=training))
+            number_of_losses = len(scope.losses)
+            leaving = [scope.get_current_value(variable) for variable in kept]
+            return [*outputs, *scope.losses], leaving
+
+        weights = [keras.ops.convert_to_tensor(variable.value) for variable in trained]
+        # As they are now: what comes after the segment writes to the variables themselves.
+        before = [keras.ops.copy(variable.value) for variable in kept]
+        results, leaving = _recompute()(compute, [*tensors, *weights, *before])
+        for variable, value in zip(kept, leaving, strict=True):
+            if value is not None:
+                variable.assign(value)
+        outputs = results[: len(results) - number_of_losses]
+        for loss in results[len(outputs) :]:
+            self.add_loss(loss)
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
+        """That of the layers."""
+        return self.block.compute_output_spec(inputs)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        """No output has a mask."""
+
+    def get_config(self) -> dict[str, Any]:
+        """The layers and the name."""
+        block = keras.saving.serialize_keras_object(self.block)
+        return {"name": self.name, "trainable": self.trainable, "block": block}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> RecomputedSegment:
+        """The segment of a configuration."""
+        return cls(keras.saving.deserialize_keras_object(config.pop("block")), **config)
+
+
+def recompute_segments(model: Any, segments: int | None = None) -> Any:
+    """The same layers, of which a training step keeps the tensors between segments alone.
+
+    Activations of a network of n equal blocks take the memory of 2 sqrt(n) blocks with sqrt(n)
+    segments, for one more forward pass (Chen et al., 2016, "Training deep nets with sublinear
+    memory cost"). ``keras.RematScope`` wraps each layer by itself, and so keeps the outputs of
+    all layers.
+
+    Args:
+        model: A functional or Sequential ``keras.Model``, compiled or not. It is cut where one
+            tensor alone joins what is before and behind (inputs and outputs of the model do not
+            count), nowhere between two calls of one layer, and where no mask passes.
+        segments: How many there are at most. None: the number that keeps the fewest bytes, as the
+            outputs of the layers count.
+
+    Returns:
+        A model of the same layers and weights, whose values are shared with ``model``, compiled
+        as ``model`` is; its optimizer starts anew. Layers whose values lie in tables stay outside
+        of the segments. :func:`to_plain_model` gives a model without segments.
+
+    Raises:
+        ModelError: The model is of another kind, was made in a ``keras.RematScope``, has an
+            output with a mask, or can be cut nowhere.
+        ConfigError: ``segments`` is no number from 2 on.
+    """
+    wanted = None if segments is None else require_int("segments", segments, least=2)
+    spans = spans_of(model, wanted)
+    made = dict(zip(map(id, model.inputs), model.inputs, strict=True))
+    count = 0
+    for span in spans:
+        entering = [made[id(tensor)] for tensor in span.inputs]
+        block = keras.Model(_one(span.inputs), _one(span.outputs))
+        if span.recomputed:
+            count += 1
+            block.name = f"block_{count}"
+            leaving = RecomputedSegment(block, name=f"segment_{count}")(_one(entering))
+        else:
+            leaving = block.call(_one(entering))
+        made.update(zip(map(id, span.outputs), keras.tree.flatten(leaving), strict=True))
+    return _compiled_as(model, _model_of(model, made))
+
+
+def inlined(model: Any) -> Any:
+    """A model without segments: their layers are its own again.
+
+    Args:
+        model: A functional or Sequential model.
+
+    Returns:
+        A model of the same layers and weights, compiled as ``model`` is; ``model`` itself if it
+        has no segments.
+    """
+    if not any(isinstance(layer, RecomputedSegment) for layer in model.layers):
+        return model
+
+    def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(operation, RecomputedSegment):
+            return operation.block.call(args[0])
+        return operation(*args, **kwargs)
+
+    outputs = keras.tree.flatten(model._run_through_graph(model.inputs, call_fn=call))
+    made = dict(zip(map(id, model.outputs), outputs, strict=True))
+    return _compiled_as(model, _model_of(model, made))
+
+
+def _model_of(model: Any, made: dict[int, Any]) -> Any:
+    outputs = keras.tree.map_structure(lambda tensor: made[id(tensor)], model._outputs_struct)
+    return keras.Model(model._inputs_struct, outputs, name=model.name)
+
+
+def _compiled_as(model: Any, copy: Any) -> Any:
+    if getattr(model, "compiled", False):
+        copy.compile_from_config(model.get_compile_config())
+    return copy
+
+
+def _one(tensors: Sequence[Any]) -> Any:
+    return tensors[0] if len(tensors) == 1 else list(tensors)
+
+
+def _recompute() -> Recompute:
+    backend = keras.backend.backend()
+    module = importlib.import_module(f"sparkdl.layers.recomputing.{backend}")
+    recompute: Recompute = module.recompute
+    return recompute
