@@ -35,6 +35,9 @@ SCRIPTS = [
     ("feeding.py", "--rows", "1000000", "--spark", "--frame"),
     ("program_calls.py",),
     ("embeddings.py",),
+    ("classes.py",),
+    ("classes.py", "--memory"),
+    ("recompute.py",),
 ]
 
 

@@ -1,12 +1,11 @@
 """Keras layers for what is too large for one worker, in rows or in memory.
 
 ``served_embedding``: an embedding whose rows lie in tables outside of the model.
-``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share. ``lookups``:
-how a step of a backend reaches them, one module for each backend. ``local_rows``: the tables of a
-model that trains in one process. ``stored_rows``: those that a fit has written. ``conversion``:
-from ``keras.layers.Embedding`` and back. ``recompute``: segments that the backward pass computes
-again. ``cuts``: where a model is cut into them. ``recomputing``: how a backend forgets and computes
-again, one module for each.
+``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share.
+``local_rows``: the tables of a model that trains in one process. ``stored_rows``: those that a fit
+has written. ``conversion``: from ``keras.layers.Embedding`` and back. ``recompute``: segments that
+the backward pass computes again. ``cuts``: where a model is cut into them. ``backends``: how a step
+reaches rows and classes, and computes a segment again, one module for each backend.
 """
 
 from sparkdl.layers.conversion import serve_embeddings, to_plain_model

@@ -136,18 +136,34 @@ def _plain_classifier(layer: ShardedClassifier) -> Any:
 
 def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
     copy = keras.models.clone_model(model, clone_function=replaced)
+    kept: list[tuple[Any, Any]] = []
     for layer, former in zip(copy.layers, model.layers, strict=True):
         if type(layer) is type(former):
             layer.set_weights(former.get_weights())
+            kept += zip(former.trainable_variables, layer.trainable_variables, strict=True)
+    copy.dtype_policy = model.dtype_policy
     if not getattr(model, "compiled", False):
         return copy
+    optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
     if isinstance(model.loss, ClassLoss):
-        optimizer = keras.optimizers.deserialize(keras.optimizers.serialize(model.optimizer))
         loss = keras.losses.SparseCategoricalCrossentropy(True, reduction=model.loss.reduction)
         copy.compile(optimizer, loss, metrics=["accuracy"])
     elif not any(isinstance(loss, ClassLoss) for loss in keras.tree.flatten(model.loss)):
-        copy.compile_from_config(model.get_compile_config())
+        settings = keras.saving.deserialize_keras_object(model.get_compile_config())
+        copy.compile(**{**settings, "optimizer": optimizer})
+        _exclude_from_decay(model.optimizer, copy.optimizer, kept)
     return copy
+
+
+def _exclude_from_decay(former: Any, optimizer: Any, kept: list[tuple[Any, Any]]) -> None:
+    """Keras keeps these variables outside of an optimizer's configuration."""
+    former, optimizer = (getattr(o, "inner_optimizer", o) for o in (former, optimizer))
+    excluded: set[Any] = getattr(former, "_exclude_from_weight_decay", set())
+    variables = [new for old, new in kept if former._var_key(old) in excluded]
+    pattern = getattr(former, "_exclude_from_weight_decay_pattern", None)
+    if variables or pattern is not None:
+        names = [pattern.pattern] if pattern is not None else None
+        optimizer.exclude_from_weight_decay(variables or None, names)
 
 
 def _require_cloneable(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where a functional model can be cut into segments, and where cutting it keeps the fewest bytes."""
+"""Cuts of a functional model into segments, such that little is kept between them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def spans_of(model: Any, wanted: int | None) -> list[Span]:
         ModelError: The model cannot be cut.
     """
     _require_graph(model)
-    graph = _Graph(model)
+    graph = _Graph(graph_of(model))
     pieces = graph.pieces()
     if len(pieces) < 2:
         raise ModelError(
             "the model can be cut nowhere",
             expected="a tensor that alone joins the layers before and behind it",
-            received="several tensors between all layers, or a layer that is called again at the end",
+            received="several tensors between all layers, or a layer called first and last",
             hint="keras.RematScope wraps each layer by itself",
         )
     if wanted is None:
@@ -60,13 +60,22 @@ _Piece = tuple[int, int, bool]
 """Numbers of the first operation and the one after the last, and whether it is recomputed."""
 
 
+def graph_of(model: Any) -> Any:
+    """The functional model that a functional or Sequential model is."""
+    return model._functional if isinstance(model, keras.Sequential) else model
+
+
 class _Graph:
-    """The operations of a model in the order in which they run."""
+    """The operations of a functional model, in the order that its weights have."""
 
     def __init__(self, model: Any) -> None:
-        depths = sorted(model._nodes_by_depth, reverse=True)
-        nodes = [node for depth in depths for node in model._nodes_by_depth[depth]]
-        self.nodes = [node for node in nodes if not node.is_input]
+        order = {id(operation): number for number, operation in enumerate(model._operations)}
+        self.nodes = [
+            node
+            for depth in sorted(model._nodes_by_depth, reverse=True)
+            for node in sorted(model._nodes_by_depth[depth], key=lambda n: order[id(n.operation)])
+            if not node.is_input
+        ]
         self.outputs = {id(tensor) for tensor in model.outputs}
         self.inputs = {id(tensor) for tensor in model.inputs}
         # When each tensor is made, and when an operation takes it for the last time.
@@ -109,7 +118,7 @@ class _Graph:
         return not any(isinstance(operation, TableLayer) for operation in operations)
 
     def joined(self, pieces: Sequence[_Piece], wanted: int) -> list[_Piece]:
-        """Parts that follow each other are joined until at most so many are recomputed."""
+        """Parts that follow each other are joined until at most ``wanted`` are recomputed."""
         sizes = [sum(self.sizes[first:last]) for first, last, _ in pieces]
         least, most = max(sizes), sum(sizes)
         while least < most:
@@ -150,25 +159,17 @@ class _Graph:
 
 
 def _elements(tensor: Any) -> int:
-    """Of one row."""
     return math.prod(size or 1 for size in tensor.shape[1:])
 
 
 def _require_graph(model: Any) -> None:
     kinds = (keras.Sequential, keras.src.models.Functional)
-    if not isinstance(model, kinds) or not model.built:
+    if type(model) not in kinds or not model.built:
         raise ModelError(
             "this model cannot be cut into segments",
             expected="a built functional or Sequential keras.Model",
             received=type(model).__qualname__,
             hint="make a layer of sparkdl.layers.RecomputedSegment(block) in the model",
-        )
-    if any(keras.src.backend.get_keras_mask(tensor) is not None for tensor in model.outputs):
-        raise ModelError(
-            "an output of the model has a mask, which the loss heeds, and which segments lose",
-            expected="outputs without masks",
-            received="a layer with mask_zero=True, or Masking, whose mask reaches an output",
-            hint="end with a layer that takes the mask away, or keras.RematScope",
         )
     for layer in model.layers:
         if getattr(layer, "_remat_mode", None) is not None:

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
+from keras.src.backend import get_keras_mask, set_keras_mask
 
-from sparkdl.errors import ModelError
-from sparkdl.layers.cuts import Span, spans_of
+from sparkdl.layers.backends import recompute
+from sparkdl.layers.cuts import graph_of, spans_of
 from sparkdl.settings.values import require_int
-
-
-class Recompute(Protocol):
-    """What a backend does to forget what a function computes, and to compute it again."""
-
-    def __call__(self, function: Any, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-        """The outputs of a function, and values that no gradient flows through.
-
-        Args:
-            function: Takes the values; returns both lists.
-            values: Tensors; gradients flow to those of floating-point numbers.
-        """
 
 
 @keras.saving.register_keras_serializable("sparkdl")
@@ -47,44 +35,57 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         self.supports_masking = True  # those of the layers are among the inputs
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """What the layers make of the inputs."""
+        """The outputs of the layers."""
         if not training:
             return self.block.call(inputs, training=training)
         structure, tensors = inputs, keras.tree.flatten(inputs)
-        trained, kept = self.block.trainable_variables, self.block.non_trainable_variables
-        number_of_losses = 0
-
-        def compute(*values: Any) -> tuple[list[Any], list[Any]]:
-            nonlocal number_of_losses
-            entering = keras.tree.pack_sequence_as(structure, values[: len(tensors)])
-            state = zip([*trained, *kept], values[len(tensors) :], strict=True)
-            with keras.StatelessScope(state, collect_losses=True) as scope:
-                outputs = keras.tree.flatten(self.block.call(entering, training=training))
-            number_of_losses = len(scope.losses)
-            leaving = [scope.get_current_value(variable) for variable in kept]
-            return [*outputs, *scope.losses], leaving
-
+        places = [n for n, tensor in enumerate(tensors) if get_keras_mask(tensor) is not None]
+        masks = [get_keras_mask(tensors[place]) for place in places]
+        trained = self.block.trainable_variables
+        kept = [*self.block.non_trainable_variables]
+        if keras.backend.backend() != "jax":  # Keras gives no metrics of layers to JAX' steps
+            kept += self.block.metrics_variables
         weights = [keras.ops.convert_to_tensor(variable.value) for variable in trained]
         # As they are now: what comes after the segment writes to the variables themselves.
         before = [keras.ops.copy(variable.value) for variable in kept]
-        results, leaving = _recompute()(compute, [*tensors, *weights, *before])
-        for variable, value in zip(kept, leaving, strict=True):
-            if value is not None:
-                variable.assign(value)
+        number_of_losses = 0
+        leaving_masks: list[int] = []
+
+        def compute(*values: Any) -> tuple[list[Any], list[Any]]:
+            nonlocal number_of_losses, leaving_masks
+            given = iter(values)
+            entering = [next(given) for _ in tensors]
+            for place in places:
+                set_keras_mask(entering[place], next(given))
+            state = zip([*trained, *kept], given, strict=True)
+            with keras.StatelessScope(state, collect_losses=True) as scope:
+                inside = keras.tree.pack_sequence_as(structure, entering)
+                outputs = keras.tree.flatten(self.block.call(inside, training=training))
+            number_of_losses = len(scope.losses)
+            leaving_masks = [n for n, o in enumerate(outputs) if get_keras_mask(o) is not None]
+            left = [scope.get_current_value(variable) for variable in kept]
+            left += [get_keras_mask(outputs[number]) for number in leaving_masks]
+            return [*outputs, *scope.losses], left
+
+        results, left = recompute(compute, [*tensors, *masks, *weights, *before])
+        for variable, value in zip(kept, left, strict=False):
+            variable.assign(value)
         outputs = results[: len(results) - number_of_losses]
         for loss in results[len(outputs) :]:
             self.add_loss(loss)
+        for number, mask in zip(leaving_masks, left[len(kept) :], strict=True):
+            set_keras_mask(outputs[number], mask)
         return outputs[0] if len(outputs) == 1 else outputs
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
-        """That of the layers."""
+        """The outputs of the layers, without values."""
         return self.block.compute_output_spec(inputs)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """No output has a mask."""
+        """None: :meth:`call` has given each output its own."""
 
     def get_config(self) -> dict[str, Any]:
-        """The layers and the name."""
+        """Settings that make an equal segment."""
         block = keras.saving.serialize_keras_object(self.block)
         return {"name": self.name, "trainable": self.trainable, "block": block}
 
@@ -110,18 +111,19 @@ def recompute_segments(model: Any, segments: int | None = None) -> Any:
             outputs of the layers count.
 
     Returns:
-        A model of the same layers and weights, whose values are shared with ``model``, compiled
-        as ``model`` is; its optimizer starts anew. Layers whose values lie in tables stay outside
-        of the segments. :func:`to_plain_model` gives a model without segments.
+        A model of the same layers, weights and optimizer, which are shared with ``model``,
+        compiled as ``model`` is. Layers whose values lie in tables stay outside of the segments.
+        :func:`to_plain_model` gives a model without segments.
 
     Raises:
-        ModelError: The model is of another kind, was made in a ``keras.RematScope``, has an
-            output with a mask, or can be cut nowhere.
+        ModelError: The model is of another kind, was made in a ``keras.RematScope``, or can be
+            cut nowhere.
         ConfigError: ``segments`` is no number from 2 on.
     """
     wanted = None if segments is None else require_int("segments", segments, least=2)
     spans = spans_of(model, wanted)
-    made = dict(zip(map(id, model.inputs), model.inputs, strict=True))
+    inputs = graph_of(model).inputs
+    made = dict(zip(map(id, inputs), inputs, strict=True))
     count = 0
     for span in spans:
         entering = [made[id(tensor)] for tensor in span.inputs]
@@ -133,7 +135,7 @@ def recompute_segments(model: Any, segments: int | None = None) -> Any:
         else:
             leaving = block.call(_one(entering))
         made.update(zip(map(id, span.outputs), keras.tree.flatten(leaving), strict=True))
-    return _compiled_as(model, _model_of(model, made))
+    return _model_of(model, made)
 
 
 def inlined(model: Any) -> Any:
@@ -154,28 +156,25 @@ def inlined(model: Any) -> Any:
             return operation.block.call(args[0])
         return operation(*args, **kwargs)
 
-    outputs = keras.tree.flatten(model._run_through_graph(model.inputs, call_fn=call))
-    made = dict(zip(map(id, model.outputs), outputs, strict=True))
-    return _compiled_as(model, _model_of(model, made))
+    graph = graph_of(model)
+    outputs = keras.tree.flatten(graph._run_through_graph(graph.inputs, call_fn=call))
+    made = dict(zip(map(id, graph.outputs), outputs, strict=True))
+    return _model_of(model, made)
 
 
 def _model_of(model: Any, made: dict[int, Any]) -> Any:
-    outputs = keras.tree.map_structure(lambda tensor: made[id(tensor)], model._outputs_struct)
-    return keras.Model(model._inputs_struct, outputs, name=model.name)
-
-
-def _compiled_as(model: Any, copy: Any) -> Any:
+    """A model of the same inputs and outputs, trained by the same optimizer."""
+    graph = graph_of(model)
+    outputs = keras.tree.map_structure(lambda tensor: made[id(tensor)], graph._outputs_struct)
+    copy = keras.Model(graph._inputs_struct, outputs, name=model.name)
+    copy.dtype_policy = model.dtype_policy
+    if not model.trainable:
+        copy.trainable = False  # True would thaw the layers that are frozen by themselves
     if getattr(model, "compiled", False):
-        copy.compile_from_config(model.get_compile_config())
+        # With what optimizers have outside of their configurations; the variables are the same.
+        copy.compile(**{**model._compile_config.config, "optimizer": model.optimizer})
     return copy
 
 
 def _one(tensors: Sequence[Any]) -> Any:
     return tensors[0] if len(tensors) == 1 else list(tensors)
-
-
-def _recompute() -> Recompute:
-    backend = keras.backend.backend()
-    module = importlib.import_module(f"sparkdl.layers.recomputing.{backend}")
-    recompute: Recompute = module.recompute
-    return recompute

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from keras import ops
 
 from sparkdl.errors import ModelError
-from sparkdl.layers.lookups import Ids, lookup, takes_64_bits
+from sparkdl.layers.backends import Ids, lookup, takes_64_bits
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.settings.values import require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
@@ -217,7 +217,7 @@ class _Call:
         return self._layer.service
 
     def pull(self, ids: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.lookups.HostRows`."""
+        """See :class:`sparkdl.layers.backends.HostRows`."""
         flat = np.asarray(ids).reshape(-1).astype(np.int64)
         present = np.ones(flat.size, bool) if self._pad is None else flat != self._pad
         unique, inverse = np.unique(flat[present], return_inverse=True)
@@ -228,7 +228,7 @@ class _Call:
         return found.reshape(*np.shape(ids), self._dim)
 
     def push(self, ids: Ids, gradients: FloatArray) -> None:
-        """See :class:`sparkdl.layers.lookups.HostRows`."""
+        """See :class:`sparkdl.layers.backends.HostRows`."""
         assert self._pulled is not None
         number, present, inverse = self._pulled
         own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]

@@ -13,7 +13,7 @@ from keras import ops
 from keras.src.losses import loss as keras_losses
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.layers.lookups import Ids, after, losses
+from sparkdl.layers.backends import Ids, after, losses
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.learner.signature import loss_by_output
@@ -358,7 +358,7 @@ class _Call:
         self._number = -1
 
     def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.lookups.HostClasses`."""
+        """See :class:`sparkdl.layers.backends.HostClasses`."""
         layer = self._layer
         assert layer.service is not None
         own = checked_labels(labels, len(features), layer.num_classes, layer.name)
@@ -369,7 +369,7 @@ class _Call:
         return softmax.losses
 
     def learn(self, upstream: FloatArray) -> FloatArray:
-        """See :class:`sparkdl.layers.lookups.HostClasses`."""
+        """See :class:`sparkdl.layers.backends.HostClasses`."""
         assert self._layer.service is not None
         return self._layer.service.learn(
             self._number, np.asarray(upstream, np.float32), trying=self._layer.trying

@@ -105,6 +105,42 @@ def test_a_fit_is_that_of_the_model(mode: str) -> None:
     same(model, expected, 1e-6)
 
 
+def test_what_the_model_has_outside_of_its_configuration_is_kept() -> None:
+    class Measuring(layers.Layer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = keras.metrics.Mean("measured")
+
+        def call(self, inputs: Any) -> Any:
+            if BACKEND != "jax":  # where Keras cannot train a layer that has a metric
+                self.mean.update_state(inputs)
+            return inputs
+
+    def network() -> Any:
+        keras.utils.set_random_seed(6)
+        given = keras.Input((X.shape[1],))
+        hidden = layers.Dense(6, "tanh", name="decays_not")(Measuring()(given))
+        hidden = layers.Dense(6, "tanh", trainable=False)(hidden)
+        hidden = layers.BatchNormalization(trainable=False)(layers.Dense(6, "tanh")(hidden))
+        model = keras.Model(given, layers.Dense(3, "softmax")(hidden))
+        optimizer = keras.optimizers.AdamW(0.05, weight_decay=0.5)
+        optimizer.exclude_from_weight_decay(var_names=["decays_not"])
+        model.compile(optimizer, "sparse_categorical_crossentropy")
+        model.optimizer.learning_rate = 0.01
+        return model
+
+    expected, model = network(), recompute_segments(network(), 3)
+    told, wanted = (
+        m.fit(X, CLASSES, epochs=2, shuffle=False, verbose=0).history for m in (model, expected)
+    )
+    assert told.keys() == wanted.keys()
+    np.testing.assert_allclose(told["measured"], wanted["measured"], rtol=1e-5)
+    same(model, expected, 1e-6)
+    assert model.optimizer.weight_decay == 0.5
+    frozen = model.non_trainable_variables
+    assert len(frozen) == len(expected.non_trainable_variables)
+
+
 def test_saved_and_sent_models_keep_their_segments(tmp_path: Path) -> None:
     model = recompute_segments(deep(4), 3)
     model.fit(X, CLASSES, verbose=0)
@@ -235,22 +271,32 @@ def test_inputs_and_outputs_of_the_model_may_pass_a_cut() -> None:
         np.testing.assert_array_equal(cut.predict(rows, verbose=0)[name], wanted)
 
 
-def test_masks_pass_between_segments() -> None:
+@pytest.mark.parametrize("tags", [False, True], ids=["pooled", "a mask for the loss"])
+def test_masks_pass_between_segments(tags: bool) -> None:
+    class Unchanged(layers.Layer):
+        def call(self, inputs: Any) -> Any:
+            return inputs  # the very tensor, and so its mask, though Keras says it is destroyed
+
     def network() -> Any:
         keras.utils.set_random_seed(4)
         given = keras.Input((5,), dtype="int32")
         x = layers.Embedding(9, 4, mask_zero=True)(given)
-        for _ in range(4):
-            x = layers.SimpleRNN(4, return_sequences=True)(layers.Dense(8, "tanh")(x))
-        model = keras.Model(given, layers.Dense(1)(layers.GlobalAveragePooling1D()(x)))
-        model.compile(keras.optimizers.SGD(0.5), "mse")
+        for _ in range(3):
+            x = Unchanged()(layers.Dense(4, "tanh")(layers.Dense(8, "tanh")(x)))
+            x = layers.SimpleRNN(4, return_sequences=True)(x)
+        x = layers.Dense(4)(x if tags else layers.GlobalAveragePooling1D()(x))
+        model = keras.Model(given, layers.Dense(1)(x))
+        model.compile(keras.optimizers.SGD(0.05), "mse")
         return model
 
     ids = np.array([[1, 2, 3, 0, 0], [4, 0, 0, 0, 0], [5, 6, 7, 8, 1], [2, 2, 0, 0, 0]], "int32")
     expected, model = network(), recompute_segments(network(), 3)
     assert len(segments_of(model)) == 3
-    for trained in (expected, model):
-        trained.fit(ids, np.ones((4, 1)), epochs=3, verbose=0)
+    labels = np.ones((4, 5, 1) if tags else (4, 1))
+    told, wanted = (
+        m.fit(ids, labels, epochs=3, shuffle=False, verbose=0).history for m in (model, expected)
+    )
+    np.testing.assert_allclose(told["loss"], wanted["loss"], rtol=1e-5)
     same(model, expected, 1e-6)
 
 
@@ -262,10 +308,6 @@ def test_what_cannot_be_cut_is_refused() -> None:
         recompute_segments(Own())
     with pytest.raises(ConfigError, match="segments"):
         recompute_segments(deep(), 1)
-    ids = keras.Input((5,))
-    tagged = layers.Dense(2)(layers.Dense(4)(layers.Embedding(9, 4, mask_zero=True)(ids)))
-    with pytest.raises(ModelError, match="has a mask, which the loss heeds"):
-        recompute_segments(keras.Model(ids, tagged))
     with keras.RematScope(mode="full"):
         model = deep()
     with pytest.raises(ModelError, match="is recomputed by itself"):

@@ -177,6 +177,18 @@ def test_an_embedding_is_moved_to_a_table_and_back(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize("by", ["name", "variable"])
+def test_a_copy_has_an_optimizer_that_was_told_the_same(by: str) -> None:
+    model = plain(lambda: o.AdamW(0.1, weight_decay=0.5))
+    model.optimizer.learning_rate = 0.25
+    told = {"var_names": ["bias"]} if by == "name" else {"var_list": [model.weights[2]]}
+    model.optimizer.exclude_from_weight_decay(**told)
+    copy = serve_embeddings(model)
+    assert float(copy.optimizer.learning_rate) == 0.25
+    decays = [copy.optimizer._use_weight_decay(v) for v in copy.trainable_variables]
+    assert decays == [True, True, False, True, by == "variable"]
+
+
 def test_what_rows_in_a_table_cannot_have_stays_in_the_model() -> None:
     model = keras.Sequential(
         [keras.Input((3,), dtype="int32"), keras.layers.Embedding(900, 900, mask_zero=True)]

@@ -19,6 +19,7 @@ from spark_models import make_mlp
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.layers import recompute_segments
 
 CLASS_WEIGHT = {0: 0.2, 3: 5.0}
 
@@ -45,6 +46,21 @@ def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
     for name in ("loss", "val_loss"):  # validation rows are not weighed
         np.testing.assert_allclose(history.history[name], known.history[name], rtol=1e-4)
+
+
+def test_segments_that_are_recomputed_train_as_the_model(digits_df: Any, digits: Any) -> None:
+    x, y = digits
+    alone = make_mlp(optimizer=keras.optimizers.SGD(0.3, momentum=0.9))
+    before = alone.get_weights()
+    model = make_mlp(optimizer=keras.optimizers.SGD(0.3, momentum=0.9))
+    spark_model = SparkModel(
+        recompute_segments(model, 2), "allreduce", num_workers=2, batch_size=len(x)
+    )
+    spark_model.fit(digits_df, epochs=3, verbose=0)
+    alone.fit(x, y, epochs=3, batch_size=len(x), verbose=0)
+    assert np.abs(before[0] - alone.get_weights()[0]).max() > 0.01
+    for mine, other in zip(spark_model.model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -13,12 +13,12 @@ from jax.experimental import io_callback
 from sparkdl.failures import carried
 
 if TYPE_CHECKING:
-    from sparkdl.layers.lookups import HostClasses, HostRows
+    from sparkdl.layers.backends import Forgotten, HostClasses, HostRows
     from sparkdl.weights import FloatArray
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.lookups.lookup`."""
+    """See :func:`sparkdl.layers.backends.lookup`."""
     shape = jax.ShapeDtypeStruct((*ids.shape, width), jnp.float32)
     nothing = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -45,7 +45,7 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.lookups.losses`."""
+    """See :func:`sparkdl.layers.backends.losses`."""
     per_row = jax.ShapeDtypeStruct(features.shape[:1], jnp.float32)
     as_features = jax.ShapeDtypeStruct(features.shape, jnp.float32)
 
@@ -73,5 +73,36 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.lookups.after`."""
+    """See :func:`sparkdl.layers.backends.after`."""
     return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)
+
+
+def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of ``function``; the gradient computes it again.
+
+    ``jax.checkpoint`` puts barriers before the second computation. XLA on CPUs drops them and
+    finds both computations equal: such a network takes as much memory as without.
+    """
+    forget = jax.custom_vjp(function)
+    forget.defvjp(lambda *tensors: (function(*tensors), tensors), _backward(function))
+    results: tuple[list[Any], list[Any]] = forget(*values)
+    return results
+
+
+def _backward(function: Forgotten) -> Callable[..., tuple[Any, ...]]:
+    def backward(tensors: tuple[Any, ...], upstream: tuple[list[Any], list[Any]]) -> Any:
+        gradient = next(g for g in upstream[0] if jnp.issubdtype(g.dtype, jnp.floating))
+        again = [_after(gradient, tensor) for tensor in tensors]
+        _, gradients_of = jax.vjp(function, *again)
+        return gradients_of(upstream)
+
+    return backward
+
+
+def _after(gradient: Any, tensor: Any) -> Any:
+    """The tensor itself, such that no compiler can take it for the one before the gradient."""
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        return tensor
+    first = gradient.reshape(-1)[:1]
+    nothing = jnp.any(first > jnp.finfo(first.dtype).max).astype(tensor.dtype)
+    return tensor + nothing

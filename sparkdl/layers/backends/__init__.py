@@ -1,4 +1,4 @@
-"""How a step of each Keras backend reaches rows and classes outside of it.
+"""How each Keras backend reaches rows and classes outside of a step, and computes a part again.
 
 Each module has ``lookup(rows, ids, anchor, width)``: the rows of ``ids`` as a tensor. The forward
 pass calls ``rows.pull``, the backward pass ``rows.push``, each in the order of the program. The
@@ -6,12 +6,13 @@ pass calls ``rows.pull``, the backward pass ``rows.push``, each in the order of 
 variables only, and its gradient, always 0, is what the backward pass returns. ``losses(classes,
 features, labels, anchor)`` is the loss of each row in the same way, by ``classes.measure`` and
 ``classes.learn``; ``after(function, like)`` calls a function of this process after them.
+``recompute(function, values)`` gives results whose gradients compute the function once more.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -21,6 +22,8 @@ import numpy.typing as npt
 from sparkdl.weights import FloatArray
 
 Ids = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+Forgotten = Callable[..., tuple[list[Any], list[Any]]]
+"""Takes tensors; returns results, and values that no gradient flows through."""
 
 
 class HostRows(Protocol):
@@ -70,8 +73,19 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
     return _of_backend().after(function, like)
 
 
+def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Both lists of ``function``, which the gradients of the results compute once more.
+
+    Args:
+        function: Computes the same when it is called again.
+        values: Tensors; gradients flow to those of floating-point numbers.
+    """
+    results: tuple[list[Any], list[Any]] = _of_backend().recompute(function, values)
+    return results
+
+
 def _of_backend() -> Any:
-    return importlib.import_module(f"sparkdl.layers.lookups.{keras.backend.backend()}")
+    return importlib.import_module(f"sparkdl.layers.backends.{keras.backend.backend()}")
 
 
 def takes_64_bits() -> bool:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 if TYPE_CHECKING:
-    from sparkdl.layers.lookups import HostClasses, HostRows
+    from sparkdl.layers.backends import Forgotten, HostClasses, HostRows
     from sparkdl.weights import FloatArray
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.lookups.lookup`."""
+    """See :func:`sparkdl.layers.backends.lookup`."""
     if in_stateless_scope():  # Keras asks for shapes by calling the model on zeros
         return torch.zeros((*ids.shape, width), device=ids.device)
     return _Rows.apply(anchor, rows, ids.detach())
@@ -35,14 +36,14 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.lookups.losses`."""
+    """See :func:`sparkdl.layers.backends.losses`."""
     if in_stateless_scope():
         return torch.zeros(features.shape[:1], device=features.device)
     return _Losses.apply(features, anchor, classes, labels.detach())
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.lookups.after`."""
+    """See :func:`sparkdl.layers.backends.after`."""
     if in_stateless_scope():
         return torch.zeros(like.shape[:1], device=like.device)
     return torch.from_numpy(function()).to(like.device)
@@ -60,3 +61,11 @@ class _Losses(torch.autograd.Function):  # type: ignore[misc]
         gradient = context.classes.learn(upstream[0].detach().cpu().numpy().astype(np.float32))
         found = torch.from_numpy(gradient).to(upstream[0].device)
         return found, upstream[0].new_zeros(()), None, None
+
+
+def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of ``function``; PyTorch computes it again for the gradients."""
+    # Stopped early, it would end with an exception inside of Keras' calls of layers.
+    with set_checkpoint_early_stop(False):
+        results: tuple[list[Any], list[Any]] = checkpoint(function, *values, use_reentrant=False)
+    return results

@@ -1,0 +1,103 @@
+"""Rows for TensorFlow: functions of Python inside the graph, in the order of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from sparkdl.failures import carried
+
+if TYPE_CHECKING:
+    from sparkdl.layers.backends import Forgotten, HostClasses, HostRows
+    from sparkdl.weights import FloatArray
+
+
+def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
+    """See :func:`sparkdl.layers.backends.lookup`."""
+    ids = tf.convert_to_tensor(ids)
+
+    def push(ids: Any, gradients: Any) -> Any:
+        rows.push(ids, gradients)
+        return np.float32(0)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def rows_of(anchor: Any) -> Any:
+        values = tf.numpy_function(carried(rows.pull), [ids], tf.float32)
+        values.set_shape([*ids.shape, width])
+
+        def gradient(upstream: Any) -> Any:
+            done = tf.numpy_function(carried(push), [ids, upstream], tf.float32)
+            done.set_shape([])
+            return done
+
+        return values, gradient
+
+    return rows_of(anchor)
+
+
+def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+    """See :func:`sparkdl.layers.backends.losses`."""
+    labels = tf.convert_to_tensor(labels)
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def losses_of(features: Any, anchor: Any) -> Any:
+        found = tf.numpy_function(carried(classes.measure), [features, labels], tf.float32)
+        found.set_shape(features.shape[:1])
+
+        def gradient(upstream: Any) -> Any:
+            onward = tf.numpy_function(carried(classes.learn), [upstream], tf.float32)
+            onward.set_shape(features.shape)
+            with tf.control_dependencies([onward]):
+                return onward, tf.zeros([])
+
+        return found, gradient
+
+    return losses_of(features, anchor)
+
+
+def after(function: Callable[[], FloatArray], like: Any) -> Any:
+    """See :func:`sparkdl.layers.backends.after`."""
+    found = tf.numpy_function(function, [], tf.float32)
+    found.set_shape(like.shape[:1])
+    return found
+
+
+def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """The results of ``function``; the gradient computes it again.
+
+    ``tf.recompute_grad`` takes gradients of all outputs, and integers (the state of random
+    generators) have none.
+    """
+    held: list[Any] = []
+
+    @tf.custom_gradient  # type: ignore[untyped-decorator]
+    def forget(*tensors: Any) -> tuple[list[Any], Any]:
+        results, leaving = function(*tensors)
+        held[:] = leaving
+
+        def backward(*upstream: Any) -> list[Any]:
+            floats = [n for n, result in enumerate(results) if result.dtype.is_floating]
+            gradients = [upstream[number] for number in floats]
+            with tf.GradientTape() as tape, tf.control_dependencies(gradients):
+                again = [_after(gradients[0], tensor) for tensor in tensors]
+                tape.watch([tensor for tensor in again if tensor.dtype.is_floating])
+                computed, _ = function(*again)
+            computed = [computed[number] for number in floats]
+            return list(tape.gradient(computed, again, gradients))
+
+        return results, backward
+
+    return list(forget(*values)), held
+
+
+def _after(gradient: Any, tensor: Any) -> Any:
+    """The tensor itself, such that no compiler can take it for the one before the gradient."""
+    if not tensor.dtype.is_floating:
+        return tf.identity(tensor)
+    # XLA knows no order but that of data, and would find both computations equal.
+    first = tf.reshape(gradient, [-1])[:1]
+    nothing = tf.cast(tf.reduce_any(first > first.dtype.max), tensor.dtype)
+    return tensor + nothing
