@@ -149,6 +149,12 @@ class LocalRows:
         """Takes the rows of a file, see :meth:`arrays`."""
         self._loaded[table] = arrays
 
+    def put(self, layer: TableLayer, ids: IdArray, values: FloatArray) -> None:
+        """Sets rows of the table of a layer, whose state begins again."""
+        self.serve(layer, None)
+        self.flush()
+        self._store(layer.table_name).load(ids, values)
+
     def _store(self, table: str) -> RowStore:
         optimizer = self._optimizer()
         former = self._stores.get(table)

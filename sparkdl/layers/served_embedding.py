@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import DataError, ModelError
 from sparkdl.layers.backends import Ids, lookup, takes_64_bits
+from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.table_layer import TableLayer
-from sparkdl.settings.values import require_int, require_name
+from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
@@ -58,6 +59,9 @@ class ServedEmbedding(TableLayer):
             limit.
         expire_after: Steps without a gradient after which a row leaves. None: it stays.
         pad_id: An id that stands for no row: zeros, and not counted by the combiner.
+        tracks: Whether each row knows how often and when its id was seen (8 bytes a row):
+            ``spark_model.tables[...]`` then shrinks, and tells the rows that changed since a step.
+            With ``max_rows`` and ``expire_after`` it always does.
         seed: Of the start values; None: drawn when the layer is made
             (``keras.utils.set_random_seed`` fixes it).
         **kwargs: Those of ``keras.layers.Layer``.
@@ -86,6 +90,7 @@ class ServedEmbedding(TableLayer):
         max_rows: int | None = None,
         expire_after: int | None = None,
         pad_id: int | None = None,
+        tracks: bool = False,
         seed: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -98,6 +103,7 @@ class ServedEmbedding(TableLayer):
         self.entry = make_entry_filter(entry)
         self.eviction = Eviction(max_rows, expire_after)
         self.pad_id = pad_id
+        self.tracks = require_flag("tracks", tracks)
         self._start = RowStart(self.table, dim, initializer, self.seed)
 
     def table_spec(self, optimizer: object) -> TableSpec:
@@ -110,7 +116,7 @@ class ServedEmbedding(TableLayer):
         start = self._start.settings
         store = RowStore(
             self.dim, rule, start, name=self.table, seed=self.seed, entry=self.entry,
-            eviction=self.eviction,
+            eviction=self.eviction, tracks=self.tracks,
         )  # fmt: skip
         return TableSpec(self.table, store.settings, rate)
 
@@ -131,6 +137,35 @@ class ServedEmbedding(TableLayer):
         if self.pad_id is not None:
             found[wanted == self.pad_id] = 0
         return found
+
+    def load(self, ids: Any, rows: Any) -> None:
+        """Sets rows, for a warm start: a fit goes on from them, with or without Spark.
+
+        Args:
+            ids: Integers of shape ``(n,)``, each once.
+            rows: Of shape ``(n, dim)``.
+
+        Raises:
+            DataError: The shapes are others, an id is there twice, or a number is not finite.
+            ModelError: The rows lie in files that a fit has written.
+        """
+        given, values = np.asarray(ids), np.asarray(rows, np.float32)
+        shaped = given.ndim == 1 and values.shape == (len(given), self.dim)
+        if not shaped or given.dtype.kind not in "iu" or not np.isfinite(values).all():
+            raise DataError(
+                f"these rows cannot be those of table {self.table!r}",
+                expected=f"ids (n,) (integers), rows (n, {self.dim}) of finite numbers",
+                received=f"{given.dtype} {given.shape}, {values.dtype} {values.shape}",
+            )
+        if self._service is None:
+            self._service = LocalRows()
+        if not isinstance(self._service, LocalRows):
+            raise ModelError(
+                f"the rows of layer {self.name!r} lie in files that a fit has written",
+                expected=f"spark_model.tables[{self.table!r}].load(ids, rows)",
+                received="layer.load(ids, rows)",
+            )
+        self._service.put(self, given.astype(np.int64), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
         """See :class:`TableLayer`."""
@@ -199,6 +234,7 @@ class ServedEmbedding(TableLayer):
             "max_rows": self.eviction.max_rows,
             "expire_after": self.eviction.expire_after,
             "pad_id": self.pad_id,
+            "tracks": self.tracks,
         }
 
 

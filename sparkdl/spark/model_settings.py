@@ -10,8 +10,8 @@ from sparkdl.config import FitConfig
 from sparkdl.errors import ReadOnlyError, UnpicklableError, closest
 from sparkdl.settings.values import shown
 from sparkdl.spark.fit.choice import ChosenExchange
-from sparkdl.spark.fit.tables import TrainedTable, stored_tables
 from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.fit.trained_tables import TrainedTable, stored_tables
 from sparkdl.spark.fit.training import StageSummary
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.tracking.profile import Facts, Profile, profile_of
@@ -139,12 +139,13 @@ class ModelSettings:
         """Table name -> its rows after a fit, of a model with ``sparkdl.layers.ServedEmbedding``.
 
         ``tables['ads'].pull(ids)`` gives rows, ``len(...)`` their number, ``.to_dataframe()`` all
-        of them for Spark; nothing is loaded whole. Empty for other models.
+        of them for Spark; ``.load(df)`` sets rows, ``.shrink(below=2)`` removes some. Nothing is
+        loaded whole. Empty for other models.
 
         Raises:
             ResourceError: The files of the fit are gone, or not whole.
         """
-        return stored_tables(self.model)
+        return stored_tables(self.model, self._trained.take_tables)
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)

@@ -31,12 +31,14 @@ class TableReference:
         step: Steps that were done.
         tables: Their names.
         older: Folders of earlier steps that are still there, the newest first.
+        changed: Whether the tables were changed after the fit that wrote them.
     """
 
     folder: str
     step: int
     tables: tuple[str, ...]
     older: tuple[str, ...] = ()
+    changed: bool = False
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -54,7 +56,8 @@ class TableReference:
                 raise ValueError(f"{len(content)} bytes")
             found = json.loads(content)
             names, older = tuple(map(str, found["tables"])), tuple(map(str, found["older"]))
-            return cls(str(found["folder"]), int(found["step"]), names, older)
+            changed = bool(found.get("changed", False))
+            return cls(str(found["folder"]), int(found["step"]), names, older, changed)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(
                 "the state of a run does not say where its tables are",
@@ -119,6 +122,12 @@ class TableCheckpoints:
             if _NAME.fullmatch(path.name) and path.name not in kept:
                 shutil.rmtree(path, ignore_errors=True)
 
+    def discard(self, reference: TableReference) -> None:
+        """Deletes tables that are not whole; files elsewhere than on a disk stay, unnamed."""
+        here = storage.path_on_disk(reference.folder)
+        if here is not None:
+            shutil.rmtree(here, ignore_errors=True)
+
     def after(self, former: bytes, step: int, tables: tuple[str, ...]) -> TableReference:
         """The reference of a new step, after the ``former`` one (empty: there is none)."""
         older: tuple[str, ...] = ()
@@ -126,3 +135,13 @@ class TableCheckpoints:
             before = TableReference.from_bytes(former)
             older = (before.folder, *before.older)[: KEPT - 1]
         return TableReference(self.new_folder(step), step, tables, older)
+
+    def changed(self, former: TableReference) -> TableReference:
+        """The reference of tables that are changed outside of a fit.
+
+        Those that the fit has written stay, as its checkpoint names them.
+        """
+        older = former.older if former.changed else (former.folder, *former.older)[: KEPT - 1]
+        return TableReference(
+            self.new_folder(former.step), former.step, former.tables, older, changed=True
+        )

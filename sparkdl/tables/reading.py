@@ -13,7 +13,7 @@ from sparkdl.tables.files import TableFiles
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import Slots
 from sparkdl.tables.routing import hash_range, owner
-from sparkdl.tables.store import RowStore, Unknown
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, Statistics, Unknown
 from sparkdl.weights import FloatArray
 
 
@@ -58,6 +58,18 @@ class TableReader:
     def counts(self) -> bool:
         """Whether it is kept how often ids were seen."""
         return RowStore.from_settings(self._files.settings).tracks
+
+    @property
+    def step(self) -> int:
+        """Steps after which the rows were written; see ``to_dataframe(since=...)``."""
+        return self._files.clock
+
+    def statistics(self) -> Statistics:
+        """Numbers about all values; ``.get('nrm2')`` and other names that Angel's users know."""
+        found = Statistics()
+        for chunk in self.chunks(BLOCK_ROWS):
+            found = found.joined(Statistics.of(chunk.centers))
+        return found
 
     def pull(self, ids: Ids, default: Unknown = "zeros") -> FloatArray:
         """The rows of ids, of shape (ids, dim); see :meth:`look_up`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -16,16 +17,17 @@ import pytest
 from faulty import AtEpoch, python_workers
 
 from sparkdl import SparkModel
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.layers import ServedEmbedding
 
 ROWS, IDS = 240, 40
 
 
-def make_model() -> Any:
+def make_model(**settings: Any) -> Any:
     keras.utils.set_random_seed(1)
     x = keras.Input((3,), dtype="int64", name="ids")
-    rows = ServedEmbedding(4, table="ads", optimizer=keras.optimizers.Adagrad(0.3), seed=2)(x)
+    own = keras.optimizers.Adagrad(0.3)
+    rows = ServedEmbedding(4, table="ads", optimizer=own, seed=2, **settings)(x)
     model = keras.Model(x, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
     model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
     return model
@@ -87,6 +89,87 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(
     )
     with pytest.raises(ModelError, match="cannot be exported"):
         goes_on.export(str(tmp_path / "saved"))
+
+
+def test_rows_are_set_and_removed_and_a_fit_goes_on_from_them(frame: Any, tmp_path: Any) -> None:
+    ids = np.unique(make_rows()[0])
+    spark_model = SparkModel(make_model(tracks=True), "allreduce", num_workers=2, batch_size=16)
+    options = {"verbose": 0, "checkpoint_dir": str(tmp_path / "run")}
+    spark_model.fit(frame, epochs=1, **options)
+    table = spark_model.tables["ads"]
+    spark, step, count = frame.sparkSession, table.step, len(table)
+    assert table.to_dataframe(since=step).count() == 0
+    assert table.to_dataframe(since=0).count() == count
+
+    known = ids[table.look_up(ids)[1]]
+    new = [int(known[0]), -(2**63), 2**63 - 1]
+    changed = {i: [float(n), -1.0, 0.5, 2.0] for n, i in enumerate(new)}
+    rows = spark.createDataFrame(list(changed.items()), "id bigint, row array<double>")
+    table.load(rows.repartition(3))
+    np.testing.assert_array_equal(table.pull(np.array(new)), list(changed.values()))
+    after = spark_model.tables["ads"]
+    assert after.folder == table.folder
+    assert len(after) == count + sum(i not in known for i in new)
+    layer = spark_model.model.layers[1]
+    np.testing.assert_array_equal(layer.rows(new), list(changed.values()))
+    other = known[~np.isin(known, new)]
+    assert np.isfinite(table.pull(other)).all()
+    assert table.statistics().get("size") == len(table)
+    table.load(np.array([5]), np.full((1, 4), 3.0))  # arrays, and a second change
+    assert table.pull(np.array([5]))[0, 0] == 3.0
+
+    seen = {r["id"]: r["seen"] for r in table.to_dataframe().collect()}
+    rare = sum(n < 3 for n in seen.values())
+    assert 0 < rare < len(seen)
+    assert table.shrink(below=3) == rare
+    assert len(spark_model.tables["ads"]) == len(seen) - rare
+    assert {r["seen"] >= 3 for r in table.to_dataframe().collect()} == {True}
+
+    before = table.pull(other)
+    spark_model.fit(frame, epochs=2, initial_epoch=1, **options)
+    onward = spark_model.tables["ads"]
+    assert onward.step > step
+    moved = np.abs(onward.pull(other) - before).max()
+    assert 0 < moved < 1.5  # as a few steps of Adagrad, and not as rows that began again
+    resumed = SparkModel(make_model(tracks=True), "allreduce", num_workers=1, batch_size=16)
+    resumed.fit(frame, epochs=3, resume=True, **options)
+
+
+def test_what_is_no_row_of_a_table_is_refused(frame: Any, tmp_path: Any) -> None:
+    spark_model = SparkModel(make_model(), "allreduce", num_workers=2, batch_size=16)
+    spark_model.fit(frame, epochs=1, verbose=0, checkpoint_dir=str(tmp_path / "run"))
+    table, spark = spark_model.tables["ads"], frame.sparkSession
+    folder, row = table.folder, [1.0] * 4
+
+    def made(rows: list[Any], kinds: str = "id bigint, row array<float>") -> Any:
+        return spark.createDataFrame(rows, kinds)
+
+    nan = float("nan")
+    for bad, said in [
+        (made([(1, row), (1, row)]), "an id is there twice"),
+        (made([(1, row), (2, [1.0])]), "rows of 4 numbers"),
+        (made([(1, [nan] * 4)]), "finite"),
+        (made([(1, None)]), "a null"),
+        (made([(None, row)]), "a null"),
+        (made([(1.0, row)], "id double, row array<float>"), "id \\(bigint\\)"),
+        (made([(1, row)], "key bigint, row array<float>"), "not rows of a table"),
+        (made([(1, "a")], "id bigint, row string"), "an array of 4"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            table.load(bad)
+    with pytest.raises(DataError, match="none of the table"):
+        table.load([1, 2], [row])
+    for call in (lambda: table.shrink(below=2), lambda: table.to_dataframe(since=1)):
+        with pytest.raises(ConfigError, match="tracks=True"):
+            call()
+    with pytest.raises(ConfigError, match="be read here"):
+        pickle.loads(pickle.dumps(table)).load([1], [row])
+    assert spark_model.tables["ads"].folder == folder
+    assert [path.name for path in (tmp_path / "run" / "tables").iterdir()] == [
+        Path(folder).parent.name
+    ]
+    with pytest.raises(ModelError, match="files that a fit has written"):
+        spark_model.model.layers[1].load([1], [row])
 
 
 def test_a_worker_that_is_killed_costs_no_step(frame: Any, tmp_path: Any) -> None:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Sequence
+from typing import Any
 
 from sparkdl.collective.rules import Mean
 from sparkdl.config import FitConfig
@@ -18,60 +15,6 @@ from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.choice import ChosenExchange
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import session_of
-from sparkdl.tables.files import TableFiles
-from sparkdl.tables.reading import TableReader
-from sparkdl.tables.store import TableRows
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-
-class TrainedTable(TableReader):
-    """A table that a fit has written; Spark reads it as a DataFrame, too."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TrainedTable, (self.folder,)
-
-    def to_dataframe(self) -> DataFrame:
-        """The rows as a DataFrame, which executors read from the files, part by part.
-
-        Returns:
-            Columns ``id`` (bigint) and ``row`` (array of ``dim`` floats); of a table that counts
-            its ids also ``seen`` (how often the id was) and ``step`` (of its last gradient). Its
-            partitions are those of the fit's workers.
-
-        Raises:
-            ResourceError: No Spark session is running. In the tasks: the files are not whole, or
-                not to be seen there.
-        """
-        spark = session_of()
-        kinds = "id bigint, row array<float>" + (", seen bigint, step bigint" * self.counts)
-        numbers = spark.range(0, self.parts, 1, max(1, self.parts))
-        with this_interpreter(context_of(spark)):
-            return numbers.mapInArrow(_reading(self.folder, self.parts), kinds)
-
-
-def _reading(folder: str, parts: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        files = TableFiles(folder)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from map(_batch_of, files.blocks(number, parts))
-
-    return read
-
-
-def _batch_of(rows: TableRows) -> pa.RecordBatch:
-    count, dim = rows.values.shape
-    ends = np.arange(0, (count + 1) * dim, dim, dtype=np.int32)
-    values = pa.ListArray.from_arrays(pa.array(ends), pa.array(rows.values.reshape(-1)))
-    columns = {"id": pa.array(rows.ids), "row": values}
-    if rows.counts is not None and rows.clocks is not None:
-        columns["seen"] = pa.array(rows.counts.astype(np.int64))
-        columns["step"] = pa.array(rows.clocks.astype(np.int64))
-    return pa.RecordBatch.from_pydict(columns)
 
 
 def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
@@ -136,14 +79,6 @@ def serve_trained(model: Any, state: bytes) -> None:
     tables = ModelTables(model)
     if tables.layers and state:
         tables.serve_from(StoredRows(state.decode()))
-
-
-def stored_tables(model: Any) -> Mapping[str, TrainedTable]:
-    """Table name -> the rows that a fit has written; empty where there are none."""
-    services = [layer.service for layer in ModelTables(model).layers]
-    stored = [service for service in services if isinstance(service, StoredRows)]
-    tables = stored[0].tables if stored else {}
-    return {name: TrainedTable(table.folder) for name, table in tables.items()}
 
 
 def refuse_export(model: Any) -> None:

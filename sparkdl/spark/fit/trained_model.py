@@ -23,6 +23,7 @@ from sparkdl.learner.state.optimizer_state import (
 )
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
+from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.run_state import RunState
 
 
@@ -69,6 +70,11 @@ class TrainedModel:
             load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
         elif state.rule:
             self.slots.take_run(state.rule, state.optimizer)
+
+    def take_tables(self, reference: TableReference) -> None:
+        """Takes over tables that were changed outside of a fit."""
+        self.rule_state = reference.to_bytes()
+        serve_trained(self.model, self.rule_state)
 
     def state_for_rule(self) -> bytes:
         """The state that the rule of the next run goes on from."""

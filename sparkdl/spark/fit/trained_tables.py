@@ -1,0 +1,366 @@
+"""``TrainedTable``: the rows that a fit has written, read and changed by Spark's tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.failures import Failure
+from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.learner.state.served_rows import ModelTables
+from sparkdl.settings.values import require_int
+from sparkdl.spark.session.frames import is_frame
+from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import session_of
+from sparkdl.spark.session.versions import frame_of_table
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
+from sparkdl.tables.files import TableFiles, load_rows, write_part
+from sparkdl.tables.reading import TableReader
+from sparkdl.tables.routing import owner
+from sparkdl.tables.store import RowStore, TableRows
+from sparkdl.weights import FloatArray
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ANSWER = "part int, rows bigint, failure string"
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+
+_Change = Callable[[RowStore, "_Rows"], int]
+"""Changes the rows of a part; returns how many."""
+_Rows = list[tuple[npt.NDArray[np.int64], FloatArray]]
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """A table of a driver's model, which can be changed.
+
+    Args:
+        name: The table's name.
+        reference: All tables of the model, as they are now.
+        take: Makes other tables those of the model.
+    """
+
+    name: str
+    reference: TableReference
+    take: Callable[[TableReference], None]
+
+
+class TrainedTable(TableReader):
+    """A table that a fit has written. Spark's tasks read it, and change it part by part.
+
+    Args:
+        folder: A path or URI.
+        of: The model's; None: a table to be read alone.
+    """
+
+    def __init__(self, folder: str, of: ModelTable | None = None) -> None:
+        super().__init__(folder)
+        self._of = of
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TrainedTable, (self.folder,)
+
+    def to_dataframe(self, since: int | None = None) -> DataFrame:
+        """The rows as a DataFrame, which executors read from the files, part by part.
+
+        Args:
+            since: Only rows that had a gradient after that step (an earlier :attr:`step`): what a
+                server of predictions needs that has the rows of that step. None: all rows.
+
+        Returns:
+            Columns ``id`` (bigint) and ``row`` (array of ``dim`` floats); of a table that counts
+            its ids also ``seen`` (how often the id was) and ``step`` (of its last gradient). Its
+            partitions are those of the fit's workers.
+
+        Raises:
+            ConfigError: ``since`` is given, and the table does not track its rows.
+            ResourceError: No Spark session is running. In the tasks: the files are not whole, or
+                not to be seen there.
+        """
+        if since is not None:
+            self._require_tracking("to_dataframe(since=...)")
+            require_int("since", since, least=0)
+        spark = session_of()
+        kinds = "id bigint, row array<float>" + (", seen bigint, step bigint" * self.counts)
+        numbers = spark.range(0, self.parts, 1, max(1, self.parts))
+        with this_interpreter(context_of(spark)):
+            return numbers.mapInArrow(_reading(self.folder, self.parts, since), kinds)
+
+    def load(self, data: DataFrame | npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
+        """Sets rows, those of ids that the table has and new ones, past any entry filter.
+
+        The table is written anew, by a task for each part; the model reads it from then on, and the
+        next fit goes on from it. The optimizer's state of these rows begins again.
+
+        Args:
+            data: A DataFrame with the columns ``id`` (integers) and ``row`` (arrays of ``dim``
+                numbers), or the ids, of shape ``(n,)``.
+            rows: Of the ids, of shape ``(n, dim)``; None with a DataFrame.
+
+        Raises:
+            DataError: The columns or shapes are others; an id is there twice, or has no row; a
+                number is not finite.
+            ConfigError: The table is none of a driver's model.
+            ResourceError: No Spark session is running, or the files cannot be read or written.
+        """
+        of = self._changeable()
+        dim, parts = self.dim, self.parts
+        frame: Any = data
+        if is_frame(data):
+            _require_columns(frame, dim, rows)
+        else:
+            frame = _frame_of(data, rows, dim)
+
+        def put(store: RowStore, found: _Rows) -> int:
+            ids = np.concatenate([np.zeros(0, np.int64), *(ids for ids, _ in found)])
+            store.load(
+                ids, np.concatenate([np.zeros((0, dim), np.float32), *(r for _, r in found)])
+            )
+            return len(ids)
+
+        from pyspark.sql import functions as F
+
+        chosen = frame.select(
+            F.col("id").cast("bigint").alias("id"), F.col("row").cast("array<float>").alias("row")
+        )
+        with this_interpreter(context_of(frame.sparkSession)):
+            spread = chosen.mapInArrow(_owned(parts), "part int, id bigint, row array<float>")
+        marks = frame.sparkSession.range(0, parts, 1, 1).select(
+            F.col("id").cast("int").alias("part"),
+            F.lit(None).cast("bigint").alias("id"),
+            F.lit(None).cast("array<float>").alias("row"),
+        )
+        self._change(of, spread.union(marks).repartition(parts, "part"), put)
+
+    def shrink(self, *, unseen: int | None = None, below: int | None = None) -> int:
+        """Removes rows; the table is written anew, as by :meth:`load`.
+
+        Args:
+            unseen: Those that had no gradient for more steps than that.
+            below: Those whose ids were seen fewer times.
+
+        Returns:
+            How many rows left.
+
+        Raises:
+            ConfigError: The table does not track its rows, is none of a driver's model, or neither
+                argument is given.
+            ResourceError: No Spark session is running, or the files cannot be read or written.
+        """
+        of = self._changeable()
+        self._require_tracking("shrink")
+        if unseen is None and below is None:
+            raise ConfigError(
+                f"table {self.name!r}: nothing says which rows are to leave",
+                expected="unseen=..., below=... or both",
+                received="neither",
+            )
+        for name, value in (("unseen", unseen), ("below", below)):
+            if value is not None:
+                require_int(name, value, least=1)
+        marks = session_of().range(0, self.parts, 1, self.parts)
+        marks = marks.selectExpr(
+            "cast(id as int) as part",
+            "cast(null as bigint) as id",
+            "cast(null as array<float>) as row",
+        )
+        return self._change(of, marks, lambda store, _: store.shrink(unseen=unseen, below=below))
+
+    def _change(self, of: ModelTable, spread: DataFrame, change: _Change) -> int:
+        former, ranks = of.reference, self.parts
+        checkpoints = TableCheckpoints(former.folder.rpartition("/")[0])
+        changed = checkpoints.changed(former)
+        task = _changing(former, changed, of.name, self.dim, ranks, change)
+        try:
+            with this_interpreter(context_of(spread.sparkSession)):
+                answers = spread.mapInArrow(task, _ANSWER).collect()
+            for answer in answers:
+                if answer.failure is not None:
+                    raise Failure.from_json(answer.failure).library_error()
+            checkpoints.finish(changed, ranks)
+        except BaseException:
+            checkpoints.discard(changed)
+            raise
+        of.take(changed)
+        super().__init__(changed.folder_of(of.name))
+        self._of = ModelTable(of.name, changed, of.take)
+        return sum(answer.rows for answer in answers)
+
+    def _changeable(self) -> ModelTable:
+        if self._of is None:
+            raise ConfigError(
+                f"table {self.name!r} can be read here, and not be changed",
+                expected="a table of spark_model.tables on the driver",
+                received="a copy of it",
+            )
+        return self._of
+
+    def _require_tracking(self, what: str) -> None:
+        if not self.counts:
+            raise ConfigError(
+                f"table {self.name!r} does not know when its rows changed, which {what} needs",
+                expected="a layer that tracks its rows: ServedEmbedding(..., tracks=True), "
+                "max_rows=... or expire_after=...",
+                received="tracks=False",
+            )
+
+
+def stored_tables(model: Any, take: Callable[[TableReference], None]) -> Mapping[str, TrainedTable]:
+    """Table name -> the rows that a fit has written; empty where there are none.
+
+    Args:
+        model: The driver's.
+        take: Makes other tables those of the model.
+    """
+    services = [layer.service for layer in ModelTables(model).layers]
+    stored = [service for service in services if isinstance(service, StoredRows)]
+    if not stored:
+        return {}
+    reference = TableReference.from_bytes(stored[0].reference.encode())
+    return {
+        name: TrainedTable(table.folder, ModelTable(name, reference, take))
+        for name, table in stored[0].tables.items()
+    }
+
+
+def _reading(
+    folder: str, parts: int, since: int | None
+) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = TableFiles(folder)
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in files.blocks(number, parts):
+                    found = _batch_of(rows)
+                    if since is not None:
+                        found = found.filter(pa.array(np.asarray(rows.clocks) > since))
+                    yield found
+
+    return read
+
+
+def _batch_of(rows: TableRows) -> pa.RecordBatch:
+    columns = {"id": pa.array(rows.ids), "row": _lists(rows.values)}
+    if rows.counts is not None and rows.clocks is not None:
+        columns["seen"] = pa.array(rows.counts.astype(np.int64))
+        columns["step"] = pa.array(rows.clocks.astype(np.int64))
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _lists(rows: FloatArray) -> pa.ListArray:
+    count, dim = rows.shape
+    ends = np.arange(0, (count + 1) * dim, dim, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(rows.reshape(-1)))
+
+
+def _owned(parts: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    def spread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            ids = batch.column(0)
+            known = np.asarray(ids.fill_null(0), np.int64)
+            part = pa.array(owner(known, parts).astype(np.int32))
+            yield pa.RecordBatch.from_arrays([part, ids, batch.column(1)], ["part", "id", "row"])
+
+    return spread
+
+
+def _changing(
+    former: TableReference,
+    changed: TableReference,
+    table: str,
+    dim: int,
+    ranks: int,
+    change: _Change,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A task that writes the parts anew whose marks it is given, each with a change of a table."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        told: list[tuple[int, int, str | None]] = []
+        try:
+            marks, found = _sorted(batches, table, dim)
+            for part in marks:
+                for name in changed.tables:
+                    store = RowStore.from_settings(TableFiles(former.folder_of(name)).settings)
+                    load_rows(store, former.folder_of(name), part, ranks)
+                    if name == table:
+                        told.append((part, change(store, found.pop(part, [])), None))
+                    write_part(store, changed.folder_of(name), part, ranks)
+        except Exception as error:
+            told = [(-1, 0, Failure.of(-1, error).to_json())]
+        columns = zip(*told, strict=True) if told else ([], [], [])
+        kinds = (pa.int32(), pa.int64(), pa.string())
+        arrays = [pa.array(list(c), kind) for c, kind in zip(columns, kinds, strict=True)]
+        yield pa.RecordBatch.from_arrays(arrays, ["part", "rows", "failure"])
+
+    return write
+
+
+def _sorted(
+    batches: Iterator[pa.RecordBatch], table: str, dim: int
+) -> tuple[list[int], dict[int, _Rows]]:
+    """The parts that are to be written, and their new rows."""
+    marks: list[int] = []
+    found: dict[int, _Rows] = {}
+    for batch in batches:
+        part, ids, rows = batch.columns
+        parts, none = np.asarray(part), np.asarray(ids.is_null())
+        empty = np.asarray(rows.is_null())
+        if (none != empty).any():
+            raise _bad(table, "an id with a row in each line", "a null")
+        marks += parts[none].tolist()
+        there = pa.array(~none)
+        ids, lists = np.asarray(ids.filter(there), np.int64), rows.filter(there)
+        values = np.asarray(lists.flatten().fill_null(np.nan), np.float32)
+        lengths = set(np.asarray(lists.value_lengths()).tolist()) - {dim}
+        if lengths:
+            raise _bad(table, f"rows of {dim} numbers", f"one of {min(lengths)}")
+        if not np.isfinite(values).all():
+            raise _bad(table, "finite numbers", "a null, NaN or infinity")
+        values = values.reshape(len(ids), dim)
+        for number in np.unique(parts[~none]).tolist():
+            own = parts[~none] == number
+            found.setdefault(number, []).append((ids[own], values[own]))
+    return marks, found
+
+
+def _bad(table: str, expected: str, received: str) -> DataError:
+    return DataError(
+        f"these rows cannot be those of table {table!r}", expected=expected, received=received
+    )
+
+
+def _frame_of(ids: Any, rows: npt.ArrayLike | None, dim: int) -> DataFrame:
+    given, values = np.asarray(ids), np.asarray(rows if rows is not None else [], np.float32)
+    if given.ndim != 1 or given.dtype.kind not in "iu" or values.shape != (len(given), dim):
+        raise DataError(
+            "these ids and rows are none of the table",
+            expected=f"a DataFrame, or ids of shape (n,) (integers) and rows of shape (n, {dim})",
+            received=f"{given.dtype} {given.shape} and {values.dtype} {values.shape}",
+        )
+    table = pa.table({"id": pa.array(given.astype(np.int64)), "row": _lists(values)})
+    frame: DataFrame = frame_of_table(session_of(), table)
+    return frame
+
+
+def _require_columns(frame: DataFrame, dim: int, rows: object) -> None:
+    kinds = dict(frame.dtypes)
+    if rows is not None or kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS:
+        raise DataError(
+            "these columns are not rows of a table",
+            expected=f"id (bigint) and row (array of {dim} floats), and nothing beside the frame",
+            received=", ".join(f"{name} ({kind})" for name, kind in kinds.items()),
+            hint="df.select('id', 'row')",
+        )
+    if not kinds["row"].startswith("array<"):
+        raise DataError(
+            "these columns are not rows of a table",
+            expected=f"row: an array of {dim} floats",
+            received=kinds["row"],
+        )
