@@ -11,6 +11,7 @@ from sparkdl.learner.archives.archive import model_from_bytes
 from sparkdl.settings.values import require_objects, require_path
 from sparkdl.spark.fit.choice import is_default_rule, restore_rule
 from sparkdl.spark.spark_model import SparkModel
+from sparkdl.tables.beside import found_beside
 
 M = TypeVar("M", bound=SparkModel)
 
@@ -69,7 +70,8 @@ def load_as(
         ModelError: The file holds no compiled Keras model.
     """
     settings = arguments_from_file(file.settings, path)
-    model = model_from_bytes(file.content, custom_objects, safe_mode=safe_mode, path=path)
+    content, tables = found_beside(file.content, f"{path}.tables")
+    model = model_from_bytes(content, custom_objects, safe_mode=safe_mode, path=path)
     if "rule" not in overrides and settings.get("rule"):
         mode, rule = settings["mode"], settings["rule"]
         to_another = overrides.get("mode", mode) != mode
@@ -84,5 +86,5 @@ def load_as(
     if file.state is not None:
         loaded._epochs_trained = file.state.epoch  # the next fit's row order is not the first's
         if not {"mode", "rule"} & set(overrides):
-            loaded._trained.rule_state = file.state.rule
+            loaded._trained.rule_state = file.state.rule if tables is None else tables.to_bytes()
     return loaded

@@ -31,6 +31,7 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
+from sparkdl.tables.beside import copy_beside
 
 
 class ModelInference(ModelSettings):
@@ -146,6 +147,9 @@ class ModelInference(ModelSettings):
     def save(self, path: str, overwrite: bool = True) -> None:
         """Writes the model with its optimizer state as a ``.keras`` file.
 
+        The rows of a model with tables are copied into the folder ``<path>.tables``; both can be
+        copied elsewhere together.
+
         Args:
             path: As Spark understands it: ``hdfs://``, ``dbfs:/``, ``s3a://``, ... and, without a
                 scheme, its default file system; ``file:/`` is this machine. Or any URI of pyarrow
@@ -159,7 +163,9 @@ class ModelInference(ModelSettings):
         path = require_path("path", path)
         check_path(path, overwrite=require_flag("overwrite", overwrite))
         state = self._trained.beside(self._epochs_trained)
-        write_model(path, model_bytes(self.model), self._file_settings(), state)
+        content = model_bytes(self.model)
+        copy_beside(content, f"{path}.tables")
+        write_model(path, content, self._file_settings(), state)
 
     def _file_settings(self) -> dict[str, Any]:
         """The settings in a model file, beside the model."""

@@ -5,5 +5,6 @@ step of a row. ``starts``: the values that a row starts from. ``entry``: which i
 which rows leave. ``hashing``: hashes of ids and texts. ``routing``: which rank owns an id.
 ``files``: parts of a table in files. ``reading``: rows looked up in such files. ``checkpoints``:
 the tables of a run, step by step. ``service``: the seam between a layer and its rows.
-``classes``: rows as the centers of a large softmax.
+``beside``: tables that are copied with a saved model. ``classes``: rows as the centers of a large
+softmax.
 """

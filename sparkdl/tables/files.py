@@ -168,6 +168,14 @@ class TableFiles:
     def __len__(self) -> int:
         return sum(shapes["ids"][0] for shapes, _ in self._parts)
 
+    def paths(self) -> list[str]:
+        """The files of all parts, from the folder on."""
+        found = []
+        for part, (shapes, _) in enumerate(self._parts):
+            prefix = _name(part, self.ranks)
+            found += [f"{prefix}.{name}.npy" for name in shapes] + [f"{prefix}.json"]
+        return found
+
     def array(self, part: int, name: str) -> Array:
         """One array of a part, mapped into memory where the file is on this machine.
 

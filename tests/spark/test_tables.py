@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,10 +16,13 @@ import keras
 import numpy as np
 import pytest
 from faulty import AtEpoch, python_workers
+from pyspark.ml import PipelineModel
 
-from sparkdl import SparkModel
+import sparkdl
+from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.layers import ServedEmbedding
+from sparkdl.ml import KerasTransformer
 
 ROWS, IDS = 240, 40
 
@@ -133,6 +137,39 @@ def test_rows_are_set_and_removed_and_a_fit_goes_on_from_them(frame: Any, tmp_pa
     assert 0 < moved < 1.5  # as a few steps of Adagrad, and not as rows that began again
     resumed = SparkModel(make_model(tracks=True), "allreduce", num_workers=1, batch_size=16)
     resumed.fit(frame, epochs=3, resume=True, **options)
+
+
+def test_a_saved_model_and_a_saved_pipeline_have_their_rows_wherever_they_are_copied(
+    frame: Any, tmp_path: Any
+) -> None:
+    ids, _ = make_rows()
+    spark_model = SparkModel(make_model(), "allreduce", num_workers=2, batch_size=16)
+    spark_model.fit(frame, epochs=2, verbose=0, checkpoint_dir=str(tmp_path / "run"))
+    expected = spark_model.model.predict(ids, verbose=0)[:, 0]
+    spark_model.save(str(tmp_path / "model.keras"))
+    transformer = KerasTransformer(model=spark_model.model)
+    stage = str(tmp_path / "stage")
+    PipelineModel([transformer]).write().save(stage)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("model.keras", "model.keras.tables", "stage"):
+        shutil.move(tmp_path / name, elsewhere / name)
+    shutil.rmtree(tmp_path / "run")
+
+    path = str(elsewhere / "model.keras")
+    loaded = load_spark_model(path)
+    np.testing.assert_array_equal(loaded.model.predict(ids, verbose=0)[:, 0], expected)
+    assert Path(loaded.tables["ads"].folder) == elsewhere / "model.keras.tables" / "ads"
+    scored = sparkdl.predict(path, frame)
+    loaded.save(path)  # over itself: its rows stay
+    pipeline = PipelineModel.load(str(elsewhere / "stage"))
+    for found in (pipeline.transform(frame), scored):
+        scores = sorted(float(np.ravel(row["prediction"])[0]) for row in found.collect())
+        np.testing.assert_allclose(scores, np.sort(expected), atol=1e-6)
+    with pytest.raises(ConfigError, match="the rows of the model lie there"):
+        pipeline.stages[0].write().overwrite().save(str(elsewhere))
+    loaded.fit(frame, epochs=1, verbose=0, checkpoint_dir=str(tmp_path / "more"))
+    assert len(loaded.tables["ads"]) >= len(np.unique(ids)) * 0.8
 
 
 def test_what_is_no_row_of_a_table_is_refused(frame: Any, tmp_path: Any) -> None:

@@ -27,6 +27,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.process import payload
+from sparkdl.tables.beside import found_beside
 
 _REFERENCES = frozenset({"name", "keras_history", "input_layers", "output_layers"})
 """Keys of a saved configuration below which the name of a layer means the layer."""
@@ -427,6 +428,8 @@ def model_from_bytes(
     if hdf5 and safe_mode:
         _refuse_unsafe_hdf5(path)
     try:
+        if not hdf5:
+            content, _ = found_beside(content, f"{path}.tables")
         suffix = ".h5" if hdf5 else ".keras"
         with _model_file(content, suffix) as local:
             return load_model_file(local, custom_objects, safe_mode, compiled=compiled)

@@ -15,7 +15,7 @@ from sparkdl.failures import Failure
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.settings.values import require_int
-from sparkdl.spark.session.frames import is_frame
+from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.session.versions import frame_of_table
@@ -107,14 +107,15 @@ class TrainedTable(TableReader):
         Raises:
             DataError: The columns or shapes are others; an id is there twice, or has no row; a
                 number is not finite.
-            ConfigError: The table is none of a driver's model.
+            ConfigError: The table is none of a driver's model, or ``data`` is neither.
             ResourceError: No Spark session is running, or the files cannot be read or written.
         """
         of = self._changeable()
         dim, parts = self.dim, self.parts
-        frame: Any = data
-        if is_frame(data):
-            _require_columns(frame, dim, rows)
+        if rows is None:
+            require_frame("the rows of a table, without an array of rows,", data)
+            frame: Any = data
+            _require_columns(frame, dim)
         else:
             frame = _frame_of(data, rows, dim)
 
@@ -336,12 +337,12 @@ def _bad(table: str, expected: str, received: str) -> DataError:
     )
 
 
-def _frame_of(ids: Any, rows: npt.ArrayLike | None, dim: int) -> DataFrame:
-    given, values = np.asarray(ids), np.asarray(rows if rows is not None else [], np.float32)
+def _frame_of(ids: Any, rows: npt.ArrayLike, dim: int) -> DataFrame:
+    given, values = np.asarray(ids), np.asarray(rows, np.float32)
     if given.ndim != 1 or given.dtype.kind not in "iu" or values.shape != (len(given), dim):
         raise DataError(
             "these ids and rows are none of the table",
-            expected=f"a DataFrame, or ids of shape (n,) (integers) and rows of shape (n, {dim})",
+            expected=f"ids of shape (n,) (integers) and rows of shape (n, {dim})",
             received=f"{given.dtype} {given.shape} and {values.dtype} {values.shape}",
         )
     table = pa.table({"id": pa.array(given.astype(np.int64)), "row": _lists(values)})
@@ -349,12 +350,12 @@ def _frame_of(ids: Any, rows: npt.ArrayLike | None, dim: int) -> DataFrame:
     return frame
 
 
-def _require_columns(frame: DataFrame, dim: int, rows: object) -> None:
+def _require_columns(frame: DataFrame, dim: int) -> None:
     kinds = dict(frame.dtypes)
-    if rows is not None or kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS:
+    if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS:
         raise DataError(
             "these columns are not rows of a table",
-            expected=f"id (bigint) and row (array of {dim} floats), and nothing beside the frame",
+            expected=f"id (bigint) and row (array of {dim} floats)",
             received=", ".join(f"{name} ({kind})" for name, kind in kinds.items()),
             hint="df.select('id', 'row')",
         )

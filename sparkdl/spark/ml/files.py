@@ -1,7 +1,8 @@
 """Saving and loading of stages through Spark: on any path that Spark can write, also on Connect.
 
 A saved stage is a folder as Spark's own: ``metadata`` (text, JSON) with the Params, and what
-sparkdl adds below ``"sparkdl"``; ``model`` (parquet) with the Keras file in chunks of 1 MiB.
+sparkdl adds below ``"sparkdl"``; ``model`` (parquet) with the Keras file in chunks of 1 MiB;
+``tables`` with the rows of a model that has tables.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from sparkdl.process import payload
 from sparkdl.spark.ml.chunks import folder_here, read_chunks, write_elsewhere, write_here
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import metadata_place
+from sparkdl.tables.beside import copy_beside, found_beside, require_elsewhere
 
 FORMAT = 1
 """Number of the form of these files; a reader takes this one and those before it."""
@@ -87,6 +89,9 @@ class StageWriter(MLWriter):
         self._stage = stage
 
     def _handleOverwrite(self, path: str) -> None:
+        archive = self._stage.content().archive
+        if archive is not None:
+            require_elsewhere(archive.content, folder_here(self.sparkSession, path) or path)
         if not is_connect(self.sparkSession):
             super()._handleOverwrite(path)
             return
@@ -101,7 +106,13 @@ class StageWriter(MLWriter):
         code: dict[str, Any] = dict(content.code)
         archive = content.archive
         if archive is not None:
-            objects = payload.load(archive.objects)
+            objects = {
+                name: thing
+                for name, thing in payload.load(archive.objects).items()
+                if not str(getattr(thing, "__module__", "")).startswith(
+                    "sparkdl."
+                )  # which is there where it is loaded
+            }
             if objects:
                 code["objects"] = objects
         if code:
@@ -117,6 +128,7 @@ class StageWriter(MLWriter):
                 write_here(f"{folder}/model", archive.content)
             section["model"] = {"bytes": len(archive.content), "sha256": digest.result()}
         self._save_metadata(path, section)  # which refuses a path where something is already
+        copy_beside(archive.content, _tables_of(folder, path))
         if folder is None:
             write_elsewhere(self.sparkSession, f"{path.rstrip('/')}/model", archive.content)
         elif not new:
@@ -167,11 +179,12 @@ class StageReader(MLReader, Generic[S]):
         objects = {**code.pop("objects", {}), **self._objects}
         stage._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(stage, metadata)
-        model, said = None, section.get("model", {})
+        model, digest, said = None, "", section.get("model", {})
         if said:
             model = read_chunks(spark, f"{path.rstrip('/')}/model", said, path)
             check_keras_file(model, f"{path.rstrip('/')}/model")
-        digest = said.get("sha256", "")
+            model, moved = found_beside(model, _tables_of(folder_here(spark, path), path))
+            digest = said["sha256"] if moved is None else hashlib.sha256(model).hexdigest()
         stage.take(Loaded(section, code, model, objects, not trusted, path, digest))
         return stage  # type: ignore[no-any-return]
 
@@ -204,6 +217,11 @@ class StageReader(MLReader, Generic[S]):
                 received=f"{type(error).__name__}: {error}",
             ) from error
         return code
+
+
+def _tables_of(folder: str | None, path: str) -> str:
+    """The place of a stage's tables."""
+    return f"{(folder or path).rstrip('/')}/tables"
 
 
 def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
