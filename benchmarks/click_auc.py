@@ -39,7 +39,7 @@ def dense_model(ids: int) -> Any:
     factors = keras.layers.Embedding(ids, click_logs.FACTORS, name="factors")(places)
     pairs = ops.square(ops.sum(factors, axis=1)) - ops.sum(ops.square(factors), axis=1)
     both = keras.layers.Concatenate()([ops.sum(weights, axis=1), 0.5 * pairs])
-    model = keras.Model(places, keras.layers.Dense(1, activation="sigmoid")(both))
+    model = keras.Model(places, keras.layers.Dense(1, "sigmoid", kernel_initializer="ones")(both))
     model.compile(keras.optimizers.Adagrad(0.2), "binary_crossentropy")
     return model
 

@@ -77,7 +77,8 @@ def make_model(optimizer: Any = None) -> Any:
     factors = ServedEmbedding(FACTORS, table="factors", optimizer=optimizer)(ids)
     pairs = ops.square(ops.sum(factors, axis=1)) - ops.sum(ops.square(factors), axis=1)
     both = keras.layers.Concatenate()([ops.sum(weights, axis=1), 0.5 * pairs])
-    model = keras.Model(ids, keras.layers.Dense(1, activation="sigmoid")(both))
+    score = keras.layers.Dense(1, activation="sigmoid", kernel_initializer="ones")(both)
+    model = keras.Model(ids, score)
     model.compile(keras.optimizers.Adagrad(0.2), "binary_crossentropy")
     return model
 
