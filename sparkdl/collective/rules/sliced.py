@@ -222,7 +222,8 @@ class SlicedExchange(OptimizerExchange):
         for place, weights in _joined(weights_within(self._mine)):
             own = slice(place.start - first, place.stop - first)
             after = {n: v[own] if isinstance(v, np.ndarray) else v for n, v in state.items()}
-            self.optimizer.step(weights, self.trained[place], after, rate, weights)
+            # As another view: NumPy steps it, since numba would take 154 MB of each process.
+            self.optimizer.step(weights, self.trained[place], after, rate, weights[:])
             self.trained[place] = weights
         if after is counts:  # fewer weights than ranks: this one counts the step all the same
             nothing = np.empty(0, np.float32)

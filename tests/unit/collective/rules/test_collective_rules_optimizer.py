@@ -11,6 +11,7 @@ from rank_threads import on_ranks, part, take_step, vector
 from sparkdl.collective.rules import ExchangeRule, OneBitAdam, Sliced
 from sparkdl.collective.rules.sliced import AroundStep
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.optimizers import compiled
 from sparkdl.optimizers.flat import (
     FlatAdagrad,
     FlatAdam,
@@ -86,6 +87,22 @@ def test_two_ranks_keep_half_the_state_each() -> None:
     assert whole == 2 * T
     assert sum(halves) == whole
     assert max(halves) <= whole // 2 + 2
+
+
+def test_slices_are_stepped_without_numba_whatever_their_size(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would take 154 MB of a process whose rule is there to save memory."""
+
+    def refuse(loop: Any) -> Any:
+        raise AssertionError("numba was asked for")
+
+    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(compiled, "_compile", refuse)
+    for optimizer in (FlatAdam(), FlatSGD(momentum=0.9), FlatAdagrad(), FlatRMSprop()):
+        assert len(together(Sliced(optimizer), [1, 1], 2, 0.1)) == 2
+    with pytest.raises(AssertionError, match="numba"):
+        alone(FlatAdam(), [1], 1, 0.1)
 
 
 def test_a_sliced_run_goes_on_with_another_number_of_ranks() -> None:
