@@ -7,13 +7,13 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
 from sparkdl.errors import ProtocolError
 from sparkdl.files import storage
-from sparkdl.tables.files import load_rows, write_manifest, write_part
+from sparkdl.tables.files import delete_table, load_rows, write_manifest, write_part
 from sparkdl.tables.store import RowStore
 
 KEPT = 3
@@ -104,23 +104,46 @@ class TableCheckpoints:
         for name, store in stores.items():
             write_part(store, reference.folder_of(name), rank, ranks)
 
-    def finish(self, reference: TableReference, ranks: int) -> None:
+    def finish(self, reference: TableReference, ranks: int, former: bytes = b"") -> None:
         """Makes what all ranks have written tables, and deletes those of earlier steps.
 
-        Files elsewhere than on a disk of this machine are not deleted.
+        On a disk of this machine that is all that no state names; elsewhere, where folders cannot
+        be listed at once, it is what ``former`` named, and ``reference`` does not.
+
+        Args:
+            reference: Of the new tables.
+            ranks: How many have written them.
+            former: The reference before it; empty for none.
 
         Raises:
             ResourceError: A part is missing: do all ranks see the same folder?
         """
         for name in reference.tables:
             write_manifest(reference.folder_of(name), ranks)
+        kept = {reference.folder, *reference.older}
         here = storage.path_on_disk(self.folder)
-        if here is None:
-            return
-        kept = {Path(folder).name for folder in (reference.folder, *reference.older)}
-        for path in Path(here).iterdir():
-            if _NAME.fullmatch(path.name) and path.name not in kept:
-                shutil.rmtree(path, ignore_errors=True)
+        if here is not None:
+            names = {Path(folder).name for folder in kept}
+            for path in Path(here).iterdir():
+                if _NAME.fullmatch(path.name) and path.name not in names:
+                    shutil.rmtree(path, ignore_errors=True)
+        elif former:
+            before = TableReference.from_bytes(former)
+            for folder in {before.folder, *before.older} - kept:
+                if not self._is_own(folder):  # as those of a saved model, from which a run began
+                    continue
+                for name in before.tables:
+                    delete_table(replace(before, folder=folder).folder_of(name))
+
+    @classmethod
+    def of(cls, reference: TableReference) -> TableCheckpoints:
+        """The folder in which a reference's tables lie among those of other steps."""
+        parent, _, name = reference.folder.rpartition("/")
+        return cls(parent if _NAME.fullmatch(name) else reference.folder)
+
+    def _is_own(self, folder: str) -> bool:
+        parent, _, name = folder.rpartition("/")
+        return parent == self.folder and _NAME.fullmatch(name) is not None
 
     def discard(self, reference: TableReference) -> None:
         """Deletes tables that are not whole; files elsewhere than on a disk stay, unnamed."""

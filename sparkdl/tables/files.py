@@ -13,6 +13,7 @@ hashes (:mod:`sparkdl.tables.routing`), so that any number of ranks loads them.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -112,6 +113,15 @@ def write_manifest(folder: str, ranks: int) -> None:
 def discard(folder: str) -> None:
     """Makes a folder one without a table: its manifest is deleted, if there is one."""
     storage.delete(f"{folder}/{MANIFEST}")
+
+
+def delete_table(folder: str) -> None:
+    """Deletes the files of a table, the manifest first; of one that is not whole nothing."""
+    with contextlib.suppress(ResourceError):
+        paths = TableFiles(folder).paths()
+        discard(folder)
+        for path in paths:
+            storage.delete(f"{folder}/{path}")
 
 
 class TableFiles:

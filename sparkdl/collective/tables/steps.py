@@ -155,7 +155,7 @@ class TableSteps:
             self._checkpoints.write(reference, self.stores, rank, ranks)
             self._communicator.barrier()
             if rank == 0:
-                self._checkpoints.finish(reference, ranks)
+                self._checkpoints.finish(reference, ranks, self._state)
             self._communicator.barrier()  # no rank tells of tables that are not whole
             self._state, self._saved_at = state, self._steps
         return self._state

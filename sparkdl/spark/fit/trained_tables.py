@@ -176,7 +176,7 @@ class TrainedTable(TableReader):
 
     def _change(self, of: ModelTable, spread: DataFrame, change: _Change) -> int:
         former, ranks = of.reference, self.parts
-        checkpoints = TableCheckpoints(former.folder.rpartition("/")[0])
+        checkpoints = TableCheckpoints.of(former)
         changed = checkpoints.changed(former)
         task = _changing(former, changed, of.name, self.dim, ranks, change)
         try:
@@ -185,7 +185,7 @@ class TrainedTable(TableReader):
             for answer in answers:
                 if answer.failure is not None:
                     raise Failure.from_json(answer.failure).library_error()
-            checkpoints.finish(changed, ranks)
+            checkpoints.finish(changed, ranks, former.to_bytes())
         except BaseException:
             checkpoints.discard(changed)
             raise

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.entry import CountFilter
 from sparkdl.tables.files import (
     MANIFEST,
@@ -110,6 +112,32 @@ def test_a_writer_that_was_killed_leaves_no_table(tmp_path: Path) -> None:
     with pytest.raises(ResourceError, match=MANIFEST):
         TableReader(torn)
     assert len(load(whole, [make()])[0]) == len(IDS)
+
+
+@pytest.mark.parametrize("place", ["disk", "memory://"])
+def test_tables_of_older_steps_go_and_those_of_others_stay(tmp_path: Path, place: str) -> None:
+    if place != "disk":
+        pytest.importorskip("fsspec")
+    top = str(tmp_path) if place == "disk" else f"memory://{tmp_path.name}"
+    store = make()
+    push([store], IDS[:10])
+    saved = TableReference(f"{top}/model.keras.tables", 1, ("ads",))
+    write_part(store, saved.folder_of("ads"), 0, 1)
+    write_manifest(saved.folder_of("ads"), 1)
+    checkpoints = TableCheckpoints(f"{top}/run/tables")
+    references = [saved]
+    for step in range(2, 7):  # a run that began with the tables of a saved model
+        former = references[-1].to_bytes()
+        references.append(checkpoints.after(former, step, ("ads",)))
+        checkpoints.write(references[-1], {"ads": store}, 0, 1)
+        checkpoints.finish(references[-1], 1, former)
+    there = [storage.exists(f"{r.folder_of('ads')}/{MANIFEST}") for r in references]
+    assert there == [True, False, False, True, True, True]
+    changed = checkpoints.changed(references[-1])
+    again = checkpoints.changed(changed)
+    assert changed.older == (references[-1].folder, references[-2].folder) == again.older
+    assert TableCheckpoints.of(changed) == checkpoints
+    assert TableCheckpoints.of(saved).folder == saved.folder
 
 
 def test_nothing_is_left_of_an_array_that_could_not_be_written(
