@@ -32,7 +32,7 @@ from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.hashing import mix64
 from sparkdl.tables.routing import hash_range
-from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows, in_order
 
 Array = npt.NDArray[Any]
 
@@ -65,7 +65,7 @@ def write_part(
             received=MANIFEST,
             hint="discard(folder) on one rank, before the others write",
         )
-    slots = store.slots(since)
+    slots, hashes = store.slots(since)
     waiting = np.stack([a.astype(np.int64) for a in store.waiting.export()], axis=1)
     shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
     prefix = f"{folder}/{_name(rank, ranks)}"
@@ -73,8 +73,8 @@ def write_part(
     try:
         with ThreadPoolExecutor(1, _THREAD) as writer:  # beside the copy of the next block
             written: Future[None] | None = None
-            for start in range(0, len(slots), BLOCK_ROWS):
-                columns = _columns(store.rows_at(slots[start : start + BLOCK_ROWS]))
+            for block in in_order(slots, hashes):
+                columns = _columns(store.rows_at(block))
                 if written is not None:
                     written.result()
                 written = writer.submit(_write_block, outputs, columns)
