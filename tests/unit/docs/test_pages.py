@@ -105,3 +105,10 @@ def test_the_drawn_diagram_is_that_of_the_page() -> None:
 
 def test_readme_is_read_in_one_go() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 180
+
+
+def test_tests_that_pages_name_exist() -> None:
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    known = set(re.findall(r"def (test_\w+)", tests))
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    assert set(re.findall(r"`(test_\w+)`", pages)) - known == set()
