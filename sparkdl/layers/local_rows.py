@@ -42,6 +42,7 @@ class LocalRows:
         self._number = 0
         self._waiting: dict[str, list[tuple[IdArray, FloatArray, IdArray]]] = {}
         self._rate_now: dict[str, float] = {}
+        self._steps_before = 0.0  # of the optimizer, when the first of the waiting gradients came
         self._classes: dict[str, tuple[RowStore, ClassPart]] = {}
         self._measured: dict[str, Measured] = {}
 
@@ -67,6 +68,18 @@ class LocalRows:
         """See :class:`sparkdl.tables.service.RowService`."""
         table, ids = self._pulled.pop(pulled)
         self._rate_now[table] = self._rate(table)
+        optimizer = self._optimizer()
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            if keras.backend.backend() == "jax":
+                raise ModelError(
+                    f"table {table!r} cannot follow the scale of the loss of model.fit with JAX",
+                    expected="an optimizer without loss scaling",
+                    received="LossScaleOptimizer (the policy mixed_float16 makes it)",
+                    hint="Keras' compiled steps hide the scale there; SparkModel.fit follows it",
+                )
+            if not self._waiting:
+                self._steps_before = _number(optimizer.inner_optimizer.iterations)
+            gradients = gradients / np.float32(_number(optimizer.dynamic_scale))
         self._waiting.setdefault(table, []).append((ids, gradients, counts))
 
     def measure(
@@ -100,6 +113,12 @@ class LocalRows:
     def flush(self) -> None:
         """Gives the rows the step whose gradients are kept."""
         waiting, self._waiting = self._waiting, {}
+        optimizer = self._optimizer() if waiting else None
+        if (
+            isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            and _number(optimizer.inner_optimizer.iterations) == self._steps_before
+        ):
+            return  # the scaled loss had overflowed: there was no step
         for table, parts in waiting.items():
             together = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             unique, gradients, counts = merged(*together)
@@ -188,7 +207,11 @@ class LocalRows:
             )
         optimizer = self._optimizer()
         assert optimizer is not None  # it has just computed a gradient
-        return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+        return _number(getattr(optimizer, "inner_optimizer", optimizer).learning_rate)
+
+
+def _number(variable: Any) -> float:
+    return float(keras.ops.convert_to_numpy(variable))
 
 
 def take_rows(store: RowStore, arrays: Arrays) -> None:

@@ -19,6 +19,7 @@ from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore, merged
+from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 
 COMBINERS = ("sum", "mean", "sqrtn")
@@ -263,10 +264,12 @@ class _Call:
         found[present] = rows[inverse]
         return found.reshape(*np.shape(ids), self._dim)
 
-    def push(self, ids: Ids, gradients: FloatArray) -> None:
+    def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
         """See :class:`sparkdl.layers.backends.HostRows`."""
         assert self._pulled is not None
         number, present, inverse = self._pulled
         own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]
         _, summed, counts = merged(inverse, own)  # the places of the ids, which are in their order
         self._service.push(number, summed, counts)
+        overflowed = self._layer.scaled and not is_finite(summed)
+        return np.float32(np.inf if overflowed else 0.0)

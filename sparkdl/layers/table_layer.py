@@ -53,6 +53,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.seed = random.randint(1, 2**31 - 1) if seed is None else int(seed)
         self._service: RowService | None = None
         self.trying = False
+        self.scaled = False
         # Python inside a graph of TensorFlow's cannot be compiled by XLA.
         self.supports_jit = keras.backend.backend() != "tensorflow"
 
@@ -86,8 +87,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             UnknownNameError: Rows have no rule as this one.
         """
         own = self.optimizer
-        refuse_scaled_loss(optimizer, self.table)
-        rule = row_rule_of(optimizer if own is None else own, self.table, self.all_rows)
+        if self.all_rows:  # their step is taken before it is known whether the loss overflowed
+            refuse_scaled_loss(optimizer, self.table)
+        self.scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+        within = getattr(optimizer, "inner_optimizer", optimizer)
+        rule = row_rule_of(within if own is None else own, self.table, self.all_rows)
         return rule, None if own is None else fixed_rate(own, self.table)
 
     def serve_from(self, service: RowService) -> None:
@@ -140,7 +144,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     def build(self, input_shape: Any) -> None:
         """Makes the variable that stands for the rows where the framework differentiates."""
-        self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor")
+        self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", autocast=False)
 
     def find_service(self) -> None:
         """Takes the table of a layer of the same name, or a new one, if no other place was told."""
@@ -229,7 +233,7 @@ def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
 
 
 def refuse_scaled_loss(optimizer: object, table: str) -> None:
-    """Raises ModelError if the gradients of a model's rows are those of a scaled loss."""
+    """Raises ModelError if an optimizer of rows scales the loss."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ModelError(
             f"table {table!r} cannot be trained with a scaled loss",

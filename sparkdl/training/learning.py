@@ -358,6 +358,10 @@ class LearnerTables(Protocol):
                 about one.
         """
 
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss and the rows' gradients in the next step; None: there is none."""
+
     def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
         """Puts the rows that came with the model into the stores of the rank that owns them."""
 

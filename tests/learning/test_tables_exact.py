@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -300,7 +301,7 @@ def test_the_schedule_of_the_model_moves_the_rows(tmp_path) -> None:
 @pytest.mark.parametrize("optimizer", [
     lambda: o.SGD(0.1, momentum=0.9), lambda: o.AdamW(0.1), lambda: o.Adam(0.1, clipnorm=1.0),
     lambda: o.Adam(0.1, amsgrad=True), lambda: o.RMSprop(0.1), lambda: o.Adagrad(0.1, use_ema=True),
-    lambda: o.SGD(0.1, global_clipnorm=1.0), lambda: o.LossScaleOptimizer(o.SGD(0.1)),
+    lambda: o.SGD(0.1, global_clipnorm=1.0),
 ])  # fmt: skip
 def test_rules_that_rows_cannot_have_are_refused(optimizer: Any) -> None:
     layer = ServedEmbedding(DIM)
@@ -308,10 +309,82 @@ def test_rules_that_rows_cannot_have_are_refused(optimizer: Any) -> None:
         layer.table_spec(optimizer())
 
 
-def test_rows_are_not_trained_by_a_scaled_loss_and_not_computed_again() -> None:
-    own = ServedEmbedding(DIM, optimizer="adagrad")
-    with pytest.raises(ModelError, match="scaled loss"):
-        own.table_spec(o.LossScaleOptimizer(o.SGD(0.1)))
+def scaled(optimizer: Any, scale: int = 22) -> Any:
+    """With 2**22 a loss overflows at first: a float16 has no more than 65,504."""
+    return lambda: o.LossScaleOptimizer(optimizer(), 2.0**scale, dynamic_growth_steps=9)
+
+
+@pytest.fixture
+def halves() -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras' compiled steps hide the scale there")
+def test_rows_take_the_steps_that_a_scaled_loss_leaves() -> None:
+    x, y = data(100, distinct=True)
+    make = scaled(lambda: o.Adagrad(0.2))
+    model, expected = served(make), plain(make)
+    for trained in (model, expected):
+        trained.fit(x, y, batch_size=BATCH, epochs=3, shuffle=False, verbose=0)
+    steps = [int(m.optimizer.inner_optimizer.iterations) for m in (model, expected)]
+    assert steps[0] == steps[1]
+    assert 20 < steps[0] < 37
+    rows = layer_of(model).service.store("words").pull(np.arange(IDS))
+    compare(model, rows, expected, 2e-3)
+
+
+@pytest.mark.usefixtures("halves")
+@pytest.mark.parametrize(
+    ("sizes", "scale"),
+    [([100], 22), ([100, 0], 22), ([50, 50], 22), ([50, 50], 10)],
+    ids=["1 rank", "an empty rank", "2 ranks", "2 ranks, nothing overflows"],
+)
+def test_ranks_agree_where_a_scaled_loss_overflows(sizes: list[int], scale: int, tmp_path) -> None:
+    make = scaled(lambda: o.Adagrad(0.2), scale)
+    parts = split(*data(100, distinct=True), sizes)
+    own = o.Adagrad(0.2) if BACKEND == "jax" else None
+    models, expected = [served(make, own=own) for _ in parts], plain(make)
+    steps, _ = spread_over_ranks(models, parts, str(tmp_path), epochs=3)
+    batches = [batch for _ in range(3) for batch in global_batches(parts, BATCH)]
+    for x, y in batches:
+        expected.train_on_batch(x, y)
+    taken = [int(m.optimizer.inner_optimizer.iterations) for m in (*models, expected)]
+    assert len(set(taken[:-1])) == 1
+    assert (len(batches) - taken[0] > 1) == (scale == 22)
+    if sizes == [50, 50] and scale == 22:  # the mean of half of the rows overflows more easily
+        assert taken[0] <= taken[-1]
+    else:
+        assert taken[0] == taken[-1]
+        compare(models[0], all_rows(steps), expected, 2e-3)
+
+
+@pytest.mark.usefixtures("halves")
+def test_an_overflow_in_the_rows_alone_is_one() -> None:
+    """The gradient of the rows is a product of the weights, which those of the others is not."""
+    layer = ServedEmbedding(1, table="w", seed=1, optimizer=o.SGD(1.0))
+    x = keras.Input((1,), dtype="int32")
+    hidden = keras.layers.Dense(1, use_bias=False, kernel_initializer=ones(300.0))(layer(x)[:, 0])
+    model = keras.Model(x, keras.layers.Activation("linear", dtype="float32")(hidden))
+    model.compile(o.LossScaleOptimizer(o.SGD(1e-3), initial_scale=2.0**10), "mae")
+    if BACKEND == "jax":
+        pytest.skip("Keras' compiled steps hide the scale there")
+    before = layer.rows([3])
+    model.fit(np.array([[3]]), np.array([[1e3]]), verbose=0)
+    assert float(model.optimizer.dynamic_scale) == 2.0**9
+    np.testing.assert_array_equal(layer.rows([3]), before)
+    model.fit(np.array([[3]]), np.array([[1e3]]), epochs=4, verbose=0)
+    assert not np.array_equal(layer.rows([3]), before)
+
+
+def ones(value: float) -> Any:
+    return keras.initializers.Constant(value)
+
+
+def test_rows_are_not_computed_again() -> None:
     with keras.RematScope(mode="full"), pytest.raises(ModelError, match="again"):
         ServedEmbedding(DIM)
 

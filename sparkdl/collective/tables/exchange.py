@@ -148,13 +148,18 @@ class TableExchange:
         """Says of the coming step what :meth:`end_step` is told after it."""
         self._weight, self._rate = float(rows), learning_rate
 
-    def end_step(self, rows: int, learning_rate: float) -> None:
+    def end_step(self, rows: int, learning_rate: float, loss_scale: float = 1.0) -> None:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
-            rows: Of this rank's batch.
+            rows: Of this rank's batch. 0 on all ranks: no step, since a scaled loss has overflowed.
             learning_rate: Of the model's optimizer in this step, the same on all ranks.
+            loss_scale: The factor that the loss had, by which gradients are divided.
         """
+        for pull in self._pulls if loss_scale != 1.0 else ():
+            if pull.gradients is not None:
+                dim = self.stores[pull.table].dim  # the number behind it counts the id
+                pull.gradients[:, :dim] /= np.float32(loss_scale)
         weight = _to_bits(rows)
         present = [int(pull.gradients is not None) for pull in self._pulls]
         came = self._tell([_ENDS_STEP, 0, weight, *present])

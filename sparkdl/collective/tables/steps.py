@@ -88,11 +88,13 @@ class TableSteps:
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Takes a step for each batch of ``stack``."""
         for batch in stack.single_batches():
-            rate = learner.learning_rate
+            rate, scale = learner.learning_rate, learner.tables.loss_scale
+            before = 0 if scale is None else learner.step
             self._exchange.begin_step(batch.num_rows, rate)
             with self._explained():
                 self._dense.train(learner, batch)
-                self._exchange.end_step(batch.num_rows, rate)
+                taken = scale is None or learner.step > before  # all ranks know the same
+                self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
 
     def skip(self, learner: SharedLearner) -> None:

@@ -3,7 +3,8 @@
 Each module has ``lookup(rows, ids, anchor, width)``: the rows of ``ids`` as a tensor. The forward
 pass calls ``rows.pull``, the backward pass ``rows.push``, each in the order of the program. The
 ``anchor`` is a variable that the rows do not depend on: frameworks differentiate with respect to
-variables only, and its gradient, always 0, is what the backward pass returns. ``losses(classes,
+variables only, and its gradient is what the backward pass returns: 0, or infinity where a scaled
+loss has overflowed in the rows alone, so that the step is none. ``losses(classes,
 features, labels, anchor)`` is the loss of each row in the same way, by ``classes.measure`` and
 ``classes.learn``; ``after(function, like)`` calls a function of this process after them.
 ``recompute(function, values)`` gives results whose gradients compute the function once more.
@@ -32,8 +33,8 @@ class HostRows(Protocol):
     def pull(self, ids: Ids) -> FloatArray:
         """The rows of ``ids``, of shape ``(*ids.shape, dim)``."""
 
-    def push(self, ids: Ids, gradients: FloatArray) -> None:
-        """Takes the gradient of what :meth:`pull` returned for ``ids``."""
+    def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
+        """Takes the gradient of what :meth:`pull` returned for ``ids``; returns the anchor's."""
 
 
 class HostClasses(Protocol):

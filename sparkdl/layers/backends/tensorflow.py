@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tensorflow as tf
 
 from sparkdl.failures import carried
@@ -20,8 +19,7 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     ids = tf.convert_to_tensor(ids)
 
     def push(ids: Any, gradients: Any) -> Any:
-        rows.push(ids, gradients)
-        return np.float32(0)
+        return rows.push(ids, gradients)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: Any) -> Any:

@@ -31,8 +31,8 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(context: Any, *upstream: Any) -> Any:
         gradients = np.ascontiguousarray(upstream[0].detach().cpu().numpy(), np.float32)
-        context.rows.push(context.ids, gradients)
-        return upstream[0].new_zeros(()), None, None
+        found = context.rows.push(context.ids, gradients)
+        return upstream[0].new_full((), float(found)), None, None
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:

@@ -116,6 +116,11 @@ def after_scaled_step(
     return float(scaled), [*pairs, (counter, np.array(steps))]
 
 
+def loss_scale_of(optimizer: Any) -> float:
+    """The scale of a ``LossScaleOptimizer`` now."""
+    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
+
+
 def batch_counter(optimizer: Any) -> Any:
     """The variable by which schedules go: batches, also where gradients of several make a step."""
     return optimizer._iterations

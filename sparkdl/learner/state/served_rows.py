@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.state.optimizer_state import innermost_optimizer, loss_scale_of
 from sparkdl.tables.service import RowService, ServesRows, TableSpec
 from sparkdl.tables.store import RowStore
 
@@ -18,9 +19,11 @@ class ModelTables:
 
     Args:
         model: A compiled ``keras.Model``.
+        scale_of: Reads the scale of a ``LossScaleOptimizer``, which a learner may keep elsewhere.
     """
 
     model: Any
+    scale_of: Callable[[Any], float] = loss_scale_of
 
     @property
     def layers(self) -> list[ServesRows]:
@@ -42,6 +45,13 @@ class ModelTables:
                     hint="one layer, called several times, shares its rows by itself",
                 )
         return [specs[name] for name in sorted(specs)]
+
+    @property
+    def loss_scale(self) -> float | None:
+        optimizer = self.model.optimizer
+        if innermost_optimizer(self.model) is optimizer:
+            return None
+        return self.scale_of(optimizer)
 
     def require_trainable(self) -> None:
         """Raises ModelError if the model is compiled with what its layers cannot have."""

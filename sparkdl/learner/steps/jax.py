@@ -434,6 +434,10 @@ class JaxLearner(KerasLearner):
         with self._optimizer_scope():
             super().set_step(step)
 
+    def _scale_of(self, optimizer: Any) -> float:
+        with self._optimizer_scope():
+            return super()._scale_of(optimizer)
+
     def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
         return [np.asarray(value) for value in self._state[2]]
 

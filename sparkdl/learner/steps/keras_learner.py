@@ -24,6 +24,7 @@ from sparkdl.learner.state.optimizer_state import (
     batch_counter,
     innermost_optimizer,
     load_optimizer_state,
+    loss_scale_of,
     optimizers_within,
     pack_arrays,
     read_slots,
@@ -437,6 +438,9 @@ class KerasLearner(ABC):
         self._set_optimizer_values(pairs)
         return scale
 
+    def _scale_of(self, optimizer: Any) -> float:
+        return loss_scale_of(optimizer)
+
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
         return read_slots(self.model.optimizer, self.trained, self._optimizer_arrays(), names)
 
@@ -450,7 +454,7 @@ class KerasLearner(ABC):
 
     @property
     def tables(self) -> ModelTables:
-        return ModelTables(self.model)
+        return ModelTables(self.model, self._scale_of)
 
     # -- what the driver's callbacks wrote -------------------------------------------------------
 
