@@ -31,8 +31,8 @@ from sparkdl.files import storage
 from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.hashing import mix64
-from sparkdl.tables.routing import hash_range
-from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows, in_order
+from sparkdl.tables.routing import hash_range, in_order
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
 
 Array = npt.NDArray[Any]
 
@@ -73,7 +73,7 @@ def write_part(
     try:
         with ThreadPoolExecutor(1, _THREAD) as writer:  # beside the copy of the next block
             written: Future[None] | None = None
-            for block in in_order(slots, hashes):
+            for block in in_order(slots, hashes, BLOCK_ROWS):
                 columns = _columns(store.rows_at(block))
                 if written is not None:
                     written.result()

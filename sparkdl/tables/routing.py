@@ -1,12 +1,17 @@
-"""Which rank owns a row: ranks own ranges of the hashes of ids, one after another."""
+"""The hashes of ids: ranks own ranges of them, one after another, and files have their order."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.tables.hashing import Hashes, Ids, mix64
+from sparkdl.tables.index import Slots
 
+_SORTED_ROWS = 1 << 18
+"""Rows that are sorted in one go."""
 SEGMENTS = 64
 """Segments of each rank. A rank's rows, sorted by hash, are its segments one after another."""
 
@@ -26,3 +31,27 @@ def owner(ids: Ids, ranks: int) -> npt.NDArray[np.int64]:
 def hash_range(rank: int, ranks: int) -> tuple[int, int]:
     """The first hash that ``rank`` owns, and the one after its last: up to 2^64."""
     return tuple(-(-(r << 32) // ranks) << 32 for r in (rank, rank + 1))  # type: ignore[return-value]
+
+
+def in_order(slots: Slots, hashes: Hashes, rows: int) -> Iterator[Slots]:
+    """Places of rows in the order of the hashes of their ids, in blocks of ``rows``.
+
+    Sorted is a piece at a time, so that the first block is there soon, and whoever writes a block
+    does so while the next piece is sorted.
+    """
+    coarse = np.argsort((hashes >> np.uint64(48)).astype(np.uint16), kind="stable")  # by radix
+    slots, hashes = slots[coarse], hashes[coarse]
+    start, rest = 0, slots[:0]
+    while start < len(slots):
+        end = min(start + _SORTED_ROWS, len(slots))
+        if end < len(slots):  # up to where the upper bits of the hashes change
+            end += int(
+                np.searchsorted(
+                    hashes[end:] >> np.uint64(48), hashes[end - 1] >> np.uint64(48), "right"
+                )
+            )
+        piece = np.concatenate([rest, slots[start:end][np.argsort(hashes[start:end])]])
+        whole = len(piece) if end == len(slots) else len(piece) // rows * rows
+        for first in range(0, whole, rows):
+            yield piece[first : first + rows]
+        start, rest = end, piece[whole:]

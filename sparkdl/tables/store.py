@@ -21,6 +21,7 @@ from sparkdl.tables.entry import (
 )
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown
+from sparkdl.tables.routing import in_order
 from sparkdl.tables.rules import RowRule, make_row_rule
 from sparkdl.tables.starts import RowStart
 from sparkdl.training.finite import is_finite
@@ -29,8 +30,6 @@ from sparkdl.weights import FloatArray
 BLOCK_ROWS = 1 << 14
 """Rows that are copied in one go when a table is written."""
 
-_SORTED_ROWS = 1 << 18
-"""Rows that are sorted in one go."""
 _FEW = 16
 """Gradients of one id, up to which all first ones, then all second ones, ... are summed."""
 
@@ -336,12 +335,12 @@ class RowStore:
         Raises:
             ConfigError: ``since`` is given, and the store does not track its rows.
         """
-        for slots in in_order(*self.slots(since)):
+        for slots in in_order(*self.slots(since), BLOCK_ROWS):
             yield self.rows_at(slots)
 
     def slots(self, since: int | None = None) -> tuple[Slots, Hashes]:
         """The places of the rows of :meth:`blocks`, and the hashes of their ids, for
-        :func:`in_order`."""
+        :func:`sparkdl.tables.routing.in_order`."""
         slots = self._index.live()
         if since is not None:
             self._require_tracking("rows that changed since a step of the clock")
@@ -554,30 +553,6 @@ class RowStore:
         state = np.zeros((0, self._state.shape[1]), np.float32)
         values = np.zeros((0, self.dim), np.float32)
         return TableRows(np.zeros(0, np.int64), values, state, none, none)
-
-
-def in_order(slots: Slots, hashes: Hashes) -> Iterator[Slots]:
-    """Places of rows in the order of the hashes of their ids, in blocks of 16,384.
-
-    Sorted is a piece at a time, so that the first block is there soon, and whoever writes a block
-    does so while the next piece is sorted.
-    """
-    coarse = np.argsort((hashes >> np.uint64(48)).astype(np.uint16), kind="stable")  # by radix
-    slots, hashes = slots[coarse], hashes[coarse]
-    start, rest = 0, slots[:0]
-    while start < len(slots):
-        end = min(start + _SORTED_ROWS, len(slots))
-        if end < len(slots):  # up to where the upper bits of the hashes change
-            end += int(
-                np.searchsorted(
-                    hashes[end:] >> np.uint64(48), hashes[end - 1] >> np.uint64(48), "right"
-                )
-            )
-        piece = np.concatenate([rest, slots[start:end][np.argsort(hashes[start:end])]])
-        whole = len(piece) if end == len(slots) else len(piece) // BLOCK_ROWS * BLOCK_ROWS
-        for first in range(0, whole, BLOCK_ROWS):
-            yield piece[first : first + BLOCK_ROWS]
-        start, rest = end, piece[whole:]
 
 
 def merged(
