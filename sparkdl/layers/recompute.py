@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from sparkdl.layers.backends import recompute
 from sparkdl.layers.cuts import graph_of, spans_of
+from sparkdl.learner.steps.denominators import active_terms
 from sparkdl.settings.values import require_int
 
 
@@ -50,17 +52,26 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         before = [keras.ops.copy(variable.value) for variable in kept]
         number_of_losses = 0
         leaving_masks: list[int] = []
+        terms = active_terms()
+        first_term = 0 if terms is None else len(terms.counted)
+        again = False
 
         def compute(*values: Any) -> tuple[list[Any], list[Any]]:
-            nonlocal number_of_losses, leaving_masks
+            nonlocal number_of_losses, leaving_masks, again
+            counting: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+            if terms is not None and again:
+                counting = terms.repeating(first_term)  # with the factors of the first time
+            again = True
             given = iter(values)
             entering = [next(given) for _ in tensors]
             for place in places:
                 set_keras_mask(entering[place], next(given))
             state = zip([*trained, *kept], given, strict=True)
-            with keras.StatelessScope(state, collect_losses=True) as scope:
+            with counting, keras.StatelessScope(state, collect_losses=True) as scope:
                 inside = keras.tree.pack_sequence_as(structure, entering)
                 outputs = keras.tree.flatten(self.block.call(inside, training=training))
+            for layer in self.block._flatten_layers():
+                layer._loss_ids.clear()  # addresses of tensors that end with this scope
             number_of_losses = len(scope.losses)
             leaving_masks = [n for n, o in enumerate(outputs) if get_keras_mask(o) is not None]
             left = [scope.get_current_value(variable) for variable in kept]
@@ -157,7 +168,8 @@ def inlined(model: Any) -> Any:
         return operation(*args, **kwargs)
 
     graph = graph_of(model)
-    outputs = keras.tree.flatten(graph._run_through_graph(graph.inputs, call_fn=call))
+    found = graph._run_through_graph(graph.inputs, lambda operation: operation, call)
+    outputs = keras.tree.flatten(found)
     made = dict(zip(map(id, graph.outputs), outputs, strict=True))
     return _model_of(model, made)
 

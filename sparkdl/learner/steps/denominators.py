@@ -82,6 +82,7 @@ class Terms:
         self.counted: list[bool] = []
         self.denominators: list[Any] = []
         self.within_compiled = False
+        self._repeated: int | None = None
 
     @classmethod
     def with_factors(cls, values: Any, *, sums: bool = True) -> Terms:
@@ -98,14 +99,27 @@ class Terms:
         """
         if denominator is None and not self._sums:
             return loss
-        self.counted.append(denominator is not None)
-        self.denominators.append(denominator)
+        number = len(self.counted) if self._repeated is None else self._repeated
+        if self._repeated is not None:
+            self._repeated += 1
+        else:
+            self.counted.append(denominator is not None)
+            self.denominators.append(denominator)
         if self._factor is None:
             return loss
-        factor = keras.ops.cast(self._factor(len(self.counted) - 1, denominator), loss.dtype)
+        factor = keras.ops.cast(self._factor(number, denominator), loss.dtype)
         if keeps_value:
             return factor * loss + keras.ops.stop_gradient((1 - factor) * loss)
         return factor * loss
+
+    @contextlib.contextmanager
+    def repeating(self, first: int) -> Iterator[None]:
+        """Within, the terms from number ``first`` on are computed once more."""
+        before, self._repeated = self._repeated, first
+        try:
+            yield
+        finally:
+            self._repeated = before
 
     def stacked(self) -> Any:
         """The denominators as one vector, with 0 for a sum over rows."""
@@ -124,6 +138,13 @@ class _Active(threading.local):
 
 
 _active = _Active()
+
+
+def active_terms() -> Terms | None:
+    """The terms that the calls of this thread are told to, within :func:`followed`."""
+    return _active.terms
+
+
 _lock = threading.Lock()
 _users = 0
 
