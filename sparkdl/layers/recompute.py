@@ -9,8 +9,10 @@ from typing import Any
 import keras
 from keras.src.backend import get_keras_mask, set_keras_mask
 
+from sparkdl.errors import ModelError
 from sparkdl.layers.backends import recompute
 from sparkdl.layers.cuts import graph_of, spans_of
+from sparkdl.learner.state.carried_state import hidden_states
 from sparkdl.learner.steps.denominators import active_terms
 from sparkdl.settings.values import require_int
 
@@ -45,8 +47,8 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         masks = [get_keras_mask(tensors[place]) for place in places]
         trained = self.block.trainable_variables
         kept = [*self.block.non_trainable_variables]
-        if keras.backend.backend() != "jax":  # Keras gives no metrics of layers to JAX' steps
-            kept += self.block.metrics_variables
+        if keras.backend.backend() != "jax":  # whose steps have neither, as Keras compiles them
+            kept += [*self.block.metrics_variables, *hidden_states(self.block)]
         weights = [keras.ops.convert_to_tensor(variable.value) for variable in trained]
         # As they are now: what comes after the segment writes to the variables themselves.
         before = [keras.ops.copy(variable.value) for variable in kept]
@@ -72,6 +74,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
                 outputs = keras.tree.flatten(self.block.call(inside, training=training))
             for layer in self.block._flatten_layers():
                 layer._loss_ids.clear()  # addresses of tensors that end with this scope
+            self._require_known(scope, [*trained, *kept])
             number_of_losses = len(scope.losses)
             leaving_masks = [n for n, o in enumerate(outputs) if get_keras_mask(o) is not None]
             left = [scope.get_current_value(variable) for variable in kept]
@@ -87,6 +90,16 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         for number, mask in zip(leaving_masks, left[len(kept) :], strict=True):
             set_keras_mask(outputs[number], mask)
         return outputs[0] if len(outputs) == 1 else outputs
+
+    def _require_known(self, scope: Any, variables: Sequence[Any]) -> None:
+        known = {id(variable) for variable in variables}
+        if not scope.state_mapping.keys() <= known and keras.backend.backend() != "jax":
+            raise ModelError(
+                f"a layer of {self.name!r} changes a variable that its lists of variables lack",
+                expected="layers that make their variables by add_weight, or as attributes",
+                received=f"{len(scope.state_mapping.keys() - known)} other variables",
+                hint="leave these layers out of the model that is cut",
+            )
 
     def compute_output_spec(self, inputs: Any, training: bool | None = None) -> Any:
         """The outputs of the layers, without values."""

@@ -67,6 +67,7 @@ class Case:
         shuffle: Whether each epoch has an order of its own.
         steps: ``steps_per_execution`` that the model is compiled with.
         eager: Whether the model is compiled to run eagerly.
+        segments: Into which sparkdl's model is cut, where it can be; Keras has it whole. 0: none.
         seed: Of weights and rows.
     """
 
@@ -91,6 +92,7 @@ class Case:
     shuffle: bool = False
     steps: int = 1
     eager: bool = False
+    segments: int = 0
     seed: int = 0
 
     def __repr__(self) -> str:

@@ -106,5 +106,36 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         "Keras writes no delta of Huber and no axis of CosineSimilarity into a configuration.",
         Case(heads=("numbers:huber",)),
     ),
+    "segments with masks, metrics and frozen layers": (
+        "A metric of a layer stood still, frozen layers thawed, a mask went that Keras keeps.",
+        Case(
+            inputs=("masked tokens",),
+            blocks=("measuring", "frozen"),
+            heads=("sequences:mse",),
+            sizes=(13, 7),
+            segments=2,
+        ),
+    ),
+    "segments with states": (
+        "Keras lists the states of stateful layers among no variables: a segment would lose them.",
+        Case(
+            inputs=("sequence",),
+            blocks=("stateful", "conv1d"),
+            sizes=(16,),
+            fits=("fit", "again"),
+            segments=2,
+        ),
+    ),
+    "segments and what the optimizer was told": (
+        "Variables excluded from weight decay, which no configuration has, were forgotten.",
+        Case(
+            inputs=("tokens",),
+            blocks=("own loss", "average"),
+            optimizer="lamb",
+            options=("exclusion",),
+            sizes=(11, 0),
+            segments=2,
+        ),
+    ),
 }
 """Name -> why it is here, and the case."""

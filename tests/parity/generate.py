@@ -141,6 +141,7 @@ def _cases(draw: st.DrawFn) -> Case:
         # What is compiled is the same code, and takes twice as long: a third of the cases.
         eager=one(True, True, False) and keras.backend.backend() != "jax",
         seed=rng.randrange(100),
+        segments=one(0, 0, 0, 2),
     )
 
 

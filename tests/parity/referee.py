@@ -19,8 +19,9 @@ from own_parts import CUSTOM, Checkpoints, Reads
 
 from sparkdl import SparkModel
 from sparkdl.data import Batches, read_partition
-from sparkdl.errors import SparkDLError
+from sparkdl.errors import ModelError, SparkDLError
 from sparkdl.files.model_file import read_model
+from sparkdl.layers import recompute_segments
 from sparkdl.learner.archives.archive import encode_model
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
@@ -370,6 +371,9 @@ def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Ref
     """``SparkModel`` in ``mode``, on the workers' processes."""
     session = LocalSession(workers, case.sizes, case.held_out_sizes)
     model = build(case)
+    if case.segments:
+        with contextlib.suppress(ModelError):  # a subclass, or nothing joins its parts alone
+            model = recompute_segments(model, case.segments)
     every = rows(case, sum(case.sizes))
     validation: dict[str, Any] = {}
     if case.held_out and case.split:

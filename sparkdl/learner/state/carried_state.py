@@ -127,13 +127,7 @@ def variables_of_model(model: Any) -> dict[str, Any]:
     named = {f"model {i}": variable for i, variable in enumerate(model.variables)}
     if keras.backend.backend() == "jax":
         return named
-    states = [
-        state
-        for layer in stateful_layers(model)
-        for state in keras.tree.flatten(layer.states)
-        if state is not None
-    ]
-    named |= {f"model, hidden {i}": variable for i, variable in enumerate(states)}
+    named |= {f"model, hidden {i}": state for i, state in enumerate(hidden_states(model))}
     hidden = _hidden_in(getattr(model, "optimizer", None))
     return named | {f"optimizer, hidden {i}": variable for i, variable in enumerate(hidden)}
 
@@ -146,6 +140,16 @@ def _hidden_in(optimizer: Any) -> list[Any]:
         found += [v for v in held if isinstance(v, keras.Variable) and id(v) not in known]
         optimizer = getattr(optimizer, "inner_optimizer", None)
     return found
+
+
+def hidden_states(model: Any) -> list[Any]:
+    """The states of stateful RNN layers, which Keras lists among no variables."""
+    return [
+        state
+        for layer in stateful_layers(model)
+        for state in keras.tree.flatten(layer.states)
+        if state is not None
+    ]
 
 
 def require_no_states(model: Any) -> None:
