@@ -188,6 +188,7 @@ def test_what_is_no_row_of_a_table_is_refused(frame: Any, tmp_path: Any) -> None
         (made([(1, [nan] * 4)]), "finite"),
         (made([(1, None)]), "a null"),
         (made([(None, row)]), "a null"),
+        (made([(1, row), (None, None)]), "a null"),
         (made([(1.0, row)], "id double, row array<float>"), "id \\(bigint\\)"),
         (made([(1, row)], "key bigint, row array<float>"), "not rows of a table"),
         (made([(1, "a")], "id bigint, row string"), "an array of 4"),

@@ -265,8 +265,8 @@ def _owned(parts: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     def spread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             ids = batch.column(0)
-            known = np.asarray(ids.fill_null(0), np.int64)
-            part = pa.array(owner(known, parts).astype(np.int32))
+            part = owner(np.asarray(ids.fill_null(0), np.int64), parts).astype(np.int32)
+            part = pa.array(np.where(np.asarray(ids.is_null()), np.int32(-1), part))
             yield pa.RecordBatch.from_arrays([part, ids, batch.column(1)], ["part", "id", "row"])
 
     return spread
@@ -313,7 +313,7 @@ def _sorted(
         part, ids, rows = batch.columns
         parts, none = np.asarray(part), np.asarray(ids.is_null())
         empty = np.asarray(rows.is_null())
-        if (none != empty).any():
+        if (none != empty).any() or (parts < 0).any():
             raise _bad(table, "an id with a row in each line", "a null")
         marks += parts[none].tolist()
         there = pa.array(~none)
