@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import pickle
 import re
@@ -77,6 +78,9 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(
         float(np.ravel(row["prediction"])[0]) for row in spark_model.predict(frame).collect()
     )
     np.testing.assert_allclose(predicted, np.sort(alone), atol=1e-6)
+    score = sparkdl.predict_udf(model)
+    looked_up = sorted(float(r[0]) for r in frame.select(score("features")).collect())
+    np.testing.assert_allclose(looked_up, np.sort(alone), atol=1e-6)
     assert spark_model.evaluate(frame)["loss"] == pytest.approx(
         model.evaluate(ids, labels, verbose=0), abs=1e-5
     )
@@ -93,6 +97,21 @@ def test_a_fit_a_lookup_a_prediction_and_a_fit_that_goes_on(
     )
     with pytest.raises(ModelError, match="cannot be exported"):
         goes_on.export(str(tmp_path / "saved"))
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed (make horovod)"
+)
+def test_horovod_trains_the_same_rows(frame: Any, tmp_path: Any) -> None:
+    found = []
+    for name in ("builtin", "horovod"):
+        spark_model = SparkModel(
+            make_model(), "allreduce", num_workers=2, batch_size=16, communicator=name
+        )
+        spark_model.fit(frame, epochs=2, verbose=0, checkpoint_dir=str(tmp_path / name))
+        found.append(spark_model.tables["ads"].pull(np.unique(make_rows()[0])))
+    assert np.abs(found[0]).max() > 0.05
+    np.testing.assert_allclose(found[1], found[0], atol=1e-6)
 
 
 def test_rows_are_set_and_removed_and_a_fit_goes_on_from_them(frame: Any, tmp_path: Any) -> None:
