@@ -77,10 +77,7 @@ class _Graph:
             if not node.is_input
         ]
         self.outputs = {id(tensor) for tensor in model.outputs}
-        self.inputs = {id(tensor) for tensor in model.inputs}
-        # When each tensor is made, and when an operation takes it for the last time.
-        self.made = {id(t): number for number, n in enumerate(self.nodes) for t in n.outputs}
-        self.last: dict[int, int] = {}
+        self.last: dict[int, int] = {}  # the number of the last operation that takes a tensor
         for number, node in enumerate(self.nodes):
             self.last.update((id(tensor), number) for tensor in node.input_tensors)
         self.sizes = [sum(map(_elements, node.outputs)) for node in self.nodes]

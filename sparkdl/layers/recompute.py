@@ -81,7 +81,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
             left += [get_keras_mask(outputs[number]) for number in leaving_masks]
             return [*outputs, *scope.losses], left
 
-        results, left = recompute(compute, [*tensors, *masks, *weights, *before])
+        results, left = recompute(compute, tensors, [*masks, *weights, *before])
         for variable, value in zip(kept, left, strict=False):
             variable.assign(value)
         outputs = results[: len(results) - number_of_losses]

@@ -7,7 +7,7 @@ variables only, and its gradient is what the backward pass returns: 0, or infini
 loss has overflowed in the rows alone, so that the step is none. ``losses(classes,
 features, labels, anchor)`` is the loss of each row in the same way, by ``classes.measure`` and
 ``classes.learn``; ``after(function, like)`` calls a function of this process after them.
-``recompute(function, values)`` gives results whose gradients compute the function once more.
+``recompute(function, inputs, weights)`` gives results whose gradients compute the function once more.
 """
 
 from __future__ import annotations
@@ -74,14 +74,17 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
     return _of_backend().after(function, like)
 
 
-def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def recompute(
+    function: Forgotten, inputs: Sequence[Any], weights: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
     """Both lists of ``function``, which the gradients of the results compute once more.
 
     Args:
         function: Computes the same when it is called again.
-        values: Tensors; gradients flow to those of floating-point numbers.
+        inputs: What it takes first: the tensors that are kept.
+        weights: What it takes then. Gradients flow to floating-point numbers among both.
     """
-    results: tuple[list[Any], list[Any]] = _of_backend().recompute(function, values)
+    results: tuple[list[Any], list[Any]] = _of_backend().recompute(function, inputs, weights)
     return results
 
 

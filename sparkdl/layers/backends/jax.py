@@ -1,4 +1,4 @@
-"""Rows for JAX: ordered callbacks inside the compiled step."""
+"""For JAX: ordered callbacks inside of the compiled step; gradients of our own."""
 
 from __future__ import annotations
 
@@ -76,23 +76,25 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
     return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)
 
 
-def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def recompute(
+    function: Forgotten, inputs: Sequence[Any], weights: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
     """The results of ``function``; the gradient computes it again.
 
     ``jax.checkpoint`` puts barriers before the second computation. XLA on CPUs drops them and
     finds both computations equal: such a network takes as much memory as without.
     """
     forget = jax.custom_vjp(function)
-    forget.defvjp(lambda *tensors: (function(*tensors), tensors), _backward(function))
-    results: tuple[list[Any], list[Any]] = forget(*values)
+    forget.defvjp(lambda *tensors: (function(*tensors), tensors), _backward(function, len(inputs)))
+    results: tuple[list[Any], list[Any]] = forget(*inputs, *weights)
     return results
 
 
-def _backward(function: Forgotten) -> Callable[..., tuple[Any, ...]]:
+def _backward(function: Forgotten, inputs: int) -> Callable[..., tuple[Any, ...]]:
     def backward(tensors: tuple[Any, ...], upstream: tuple[list[Any], list[Any]]) -> Any:
         gradient = next(g for g in upstream[0] if jnp.issubdtype(g.dtype, jnp.floating))
-        again = [_after(gradient, tensor) for tensor in tensors]
-        _, gradients_of = jax.vjp(function, *again)
+        again = [_after(gradient, tensor) for tensor in tensors[:inputs]]
+        _, gradients_of = jax.vjp(function, *again, *tensors[inputs:])
         return gradients_of(upstream)
 
     return backward
@@ -100,7 +102,7 @@ def _backward(function: Forgotten) -> Callable[..., tuple[Any, ...]]:
 
 def _after(gradient: Any, tensor: Any) -> Any:
     """The tensor itself, such that no compiler can take it for the one before the gradient."""
-    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+    if tensor.dtype == bool:
         return tensor
     first = gradient.reshape(-1)[:1]
     nothing = jnp.any(first > jnp.finfo(first.dtype).max).astype(tensor.dtype)

@@ -1,4 +1,4 @@
-"""Rows for TensorFlow: functions of Python inside the graph, in the order of the program."""
+"""For TensorFlow: functions of Python inside the graph, in its order; gradients of our own."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     """See :func:`sparkdl.layers.backends.lookup`."""
     ids = tf.convert_to_tensor(ids)
 
-    def push(ids: Any, gradients: Any) -> Any:
-        return rows.push(ids, gradients)
-
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: Any) -> Any:
         values = tf.numpy_function(carried(rows.pull), [ids], tf.float32)
         values.set_shape([*ids.shape, width])
 
         def gradient(upstream: Any) -> Any:
-            done = tf.numpy_function(carried(push), [ids, upstream], tf.float32)
+            done = tf.numpy_function(carried(rows.push), [ids, upstream], tf.float32)
             done.set_shape([])
             return done
 
@@ -63,7 +60,9 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
     return found
 
 
-def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def recompute(
+    function: Forgotten, inputs: Sequence[Any], weights: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
     """The results of ``function``; the gradient computes it again.
 
     ``tf.recompute_grad`` takes gradients of all outputs, and integers (the state of random
@@ -80,7 +79,8 @@ def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], li
             floats = [n for n, result in enumerate(results) if result.dtype.is_floating]
             gradients = [upstream[number] for number in floats]
             with tf.GradientTape() as tape, tf.control_dependencies(gradients):
-                again = [_after(gradients[0], tensor) for tensor in tensors]
+                again = [_after(gradients[0], tensor) for tensor in tensors[: len(inputs)]]
+                again += map(tf.identity, tensors[len(inputs) :])
                 tape.watch([tensor for tensor in again if tensor.dtype.is_floating])
                 computed, _ = function(*again)
             computed = [computed[number] for number in floats]
@@ -88,12 +88,12 @@ def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], li
 
         return results, backward
 
-    return list(forget(*values)), held
+    return list(forget(*inputs, *weights)), held
 
 
 def _after(gradient: Any, tensor: Any) -> Any:
     """The tensor itself, such that no compiler can take it for the one before the gradient."""
-    if not tensor.dtype.is_floating:
+    if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return tf.identity(tensor)
     # XLA knows no order but that of data, and would find both computations equal.
     first = tf.reshape(gradient, [-1])[:1]

@@ -63,9 +63,13 @@ class _Losses(torch.autograd.Function):  # type: ignore[misc]
         return found, upstream[0].new_zeros(()), None, None
 
 
-def recompute(function: Forgotten, values: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+def recompute(
+    function: Forgotten, inputs: Sequence[Any], weights: Sequence[Any]
+) -> tuple[list[Any], list[Any]]:
     """The results of ``function``; PyTorch computes it again for the gradients."""
     # Stopped early, it would end with an exception inside of Keras' calls of layers.
     with set_checkpoint_early_stop(False):
-        results: tuple[list[Any], list[Any]] = checkpoint(function, *values, use_reentrant=False)
+        results: tuple[list[Any], list[Any]] = checkpoint(
+            function, *inputs, *weights, use_reentrant=False
+        )
     return results
