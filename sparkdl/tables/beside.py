@@ -122,11 +122,12 @@ def _told(config: Any, change: Callable[[str], str]) -> None:
         for value in config:
             _told(value, change)
     elif isinstance(config, dict):
-        for key, value in config.items():
-            if key == _KEY and isinstance(value, str):
-                config[key] = change(value)
-            else:
-                _told(value, change)
+        own = config.get("config")
+        of_table = str(config.get("registered_name")).startswith("sparkdl>")
+        if of_table and isinstance(own, dict) and isinstance(own.get(_KEY), str):
+            own[_KEY] = change(own[_KEY])
+        for value in config.values():
+            _told(value, change)
 
 
 def _copy(source: str, target: str) -> None:

@@ -7,7 +7,7 @@ variables only, and its gradient is what the backward pass returns: 0, or infini
 loss has overflowed in the rows alone, so that the step is none. ``losses(classes,
 features, labels, anchor)`` is the loss of each row in the same way, by ``classes.measure`` and
 ``classes.learn``; ``after(function, like)`` calls a function of this process after them.
-``recompute(function, inputs, weights)`` gives results whose gradients compute the function once more.
+``recompute(function, inputs, weights)`` gives results whose gradients compute them once more.
 """
 
 from __future__ import annotations

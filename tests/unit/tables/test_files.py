@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.tables.beside import reference_in
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.entry import CountFilter
 from sparkdl.tables.files import (
@@ -263,3 +266,19 @@ def test_files_that_are_not_whole_end_in_one_clear_error(
         load_rows(make(), folder, 0, 1)
     assert found.value.received
     assert json.dumps(str(found.value))
+
+
+def test_only_layers_of_ours_name_tables_in_a_model_file() -> None:
+    """A layer of the user's own may have an argument of the same name."""
+
+    def file(name: str, stored: str) -> bytes:
+        buffer = io.BytesIO()
+        config = {"config": {"layers": [{"registered_name": name, "config": {"stored": stored}}]}}
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+        return buffer.getvalue()
+
+    reference = TableReference("/runs/tables/step", 3, ("ads",))
+    told = reference.to_bytes().decode()
+    assert reference_in(file("sparkdl>ServedEmbedding", told)) == reference
+    assert reference_in(file("mine>Layer", "in a cupboard")) is None
