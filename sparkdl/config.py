@@ -205,6 +205,14 @@ class FitConfig(UserSettings):
 
     def _refuse_what_has_no_effect(self) -> None:
         if not self.with_server:
+            for name in ("num_servers", "servers"):
+                if name in self.network.changed():
+                    raise ConfigError(
+                        f"{name} has no effect in mode 'allreduce'",
+                        expected=f"a Network without {name}: the workers need no server",
+                        received=f"Network({name}={getattr(self.network, name)!r})",
+                        hint="mode='asynchronous', 'hogwild' or 'synchronous' has servers",
+                    )
             if self.parameter_server_mode != "auto":
                 raise ConfigError(
                     "parameter_server_mode has no effect in mode 'allreduce'",
@@ -230,9 +238,9 @@ class FitConfig(UserSettings):
                 hint="mode='allreduce' uses it",
             )
         for name in ("worker_port", "worker_bind"):
-            if name in self.network.changed():
+            if name in self.network.changed() and self.network.servers == "driver":
                 raise ConfigError(
-                    f"{name} has no effect in a mode with a server",
+                    f"{name} has no effect in a mode with servers beside the driver",
                     expected=f"a Network without {name} in mode {self.mode!r}",
                     received=f"Network({name}={getattr(self.network, name)!r})",
                     hint="there workers accept no connections; port and server_bind are the "

@@ -173,3 +173,7 @@ class Layout:
                 expected=f"float32 of shape ({self.size},)",
                 received=f"{flat.dtype} of shape {flat.shape}",
             )
+
+
+NO_VALUES = Layout((), 0, 0)
+"""The layout of a coordinator whose values lie on other servers."""

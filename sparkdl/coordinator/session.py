@@ -8,8 +8,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
@@ -50,6 +51,7 @@ class Welcome:
         rows: Rows this rank has committed so far.
         lease_s: Silence after which the coordinator gives this worker up.
         in_step: Whether all ranks train in step.
+        decision: What a store whose values lie on shards has decided; None for others.
         texts: Rank -> the ``text`` that it gave with its HELLO.
     """
 
@@ -64,6 +66,7 @@ class Welcome:
     rows: int
     lease_s: float
     in_step: bool = False
+    decision: list[Any] | None = None
     texts: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -102,6 +105,8 @@ class Session(Closing):
         self.clock = 0
         self.lead = False
         self.sequence = 0
+        self.bytes_beside: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """Bytes that this rank has sent to other servers and received from them."""
         self._clock, self._lines = current_clock(), current_box()
         self._timeouts = timeouts or Timeouts()
         self._opener = opener
@@ -159,6 +164,7 @@ class Session(Closing):
             rows=reply.rows,
             lease_s=float(known["lease_s"]),
             in_step=bool(known["in_step"]),
+            decision=known.get("decision"),
             texts={int(rank): str(text) for rank, text in known["texts"].items()},
         )
         if self._timeouts.heartbeat_s is None:
@@ -271,12 +277,12 @@ class Session(Closing):
     @property
     def bytes_sent(self) -> int:
         """Bytes of the frames sent so far (over shm their bodies stay in memory)."""
-        return self._connection.bytes_sent
+        return self._connection.bytes_sent + self.bytes_beside()[0]
 
     @property
     def bytes_received(self) -> int:
         """Bytes of the frames received so far."""
-        return self._connection.bytes_received
+        return self._connection.bytes_received + self.bytes_beside()[1]
 
     def request(
         self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.worker import Worker
@@ -84,7 +85,7 @@ class Store:
         """Whether a live attempt leaves its rank to the next one, which has waited ``since``."""
         return False
 
-    def welcome(self) -> Mapping[str, bool | str]:
+    def welcome(self) -> Mapping[str, Any]:
         """More that a worker is told when it joins."""
         return {}
 

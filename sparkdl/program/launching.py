@@ -24,8 +24,8 @@ from sparkdl.program.needs import device_request, environments_of, refuse_restar
 from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
-from sparkdl.settings.network import THIS_HOST, Network, PortSpec, RankListening
-from sparkdl.settings.values import require_name
+from sparkdl.settings.network import NETWORK_OF_RANKS, THIS_HOST, Network, PortSpec, RankListening
+from sparkdl.settings.values import refuse_changed, require_name
 from sparkdl.transport.address import Endpoint
 from sparkdl.wire.tls import Certificate
 
@@ -259,6 +259,7 @@ def launch(
             f"program {program.name!r} has no nodes", expected="add_node", received="none"
         )
     if launch_type == "spark" and launcher is None:
+        refuse_changed(network or Network(), "launch", NETWORK_OF_RANKS)
         on_spark: OpensSurroundings = sparkdl.handed_in("launch_on_spark")
         return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:

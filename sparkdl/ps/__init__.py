@@ -1,6 +1,7 @@
 """The parameter server: weights that all workers share, behind a coordinator.
 
 ``store``: the weights, rounds and replies on the server. ``server``: its process.
+``shards``, ``decision``: a center on several servers, and what they are told to do.
 ``way``: how a worker and its server exchange.
 ``damping``: how much of a change counts where those of several workers are added.
 ``client``: a worker's pushes and pulls, encoded where they are to be.

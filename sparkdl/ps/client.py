@@ -49,10 +49,12 @@ class Coder:
     Args:
         compression: Of the run.
         rank, attempt: Seed the draws of random codecs.
+        shard: Of which it holds the values; 0 where there are no others.
     """
 
-    def __init__(self, compression: Compression, rank: int, attempt: int) -> None:
-        seed = int(np.random.SeedSequence((rank, attempt)).generate_state(1)[0])
+    def __init__(self, compression: Compression, rank: int, attempt: int, shard: int = 0) -> None:
+        drawn = (rank, attempt, shard) if shard else (rank, attempt)
+        seed = int(np.random.SeedSequence(drawn).generate_state(1)[0])
         self._compression = compression
         self._compressor = compression.compressor(seed)
         self._trained = slice(0, compression.layout.trained_size)
@@ -120,6 +122,22 @@ class Progress:
     learning_rate: float = math.nan
 
 
+def commit_message(
+    kind: StoreKind, progress: Progress, sequence: int, flags: Flag = Flag.NONE
+) -> Message:
+    """The header of a commit."""
+    return Message(
+        kind,
+        flags=flags,
+        sequence=sequence,
+        epoch=progress.epoch,
+        batch=progress.batch,
+        batches=progress.batches,
+        rows=progress.rows,
+        learning_rate=progress.learning_rate,
+    )
+
+
 class Client(Closing):
     """One worker's access to the store. Thread-safe, one request at a time.
 
@@ -175,6 +193,11 @@ class Client(Closing):
     def encodes(self) -> bool:
         """Whether what is pushed is encoded."""
         return self._coder is not None
+
+    @property
+    def transport(self) -> str:
+        """The transport that weights travel by, ``'none'`` while there is no connection."""
+        return self.session.transport
 
     @property
     def source(self) -> str:
@@ -379,17 +402,8 @@ class Client(Closing):
         total: int = 0,
     ) -> Message:
         self.session.sequence += 1
-        message = Message(
-            kind,
-            flags=flags,
-            sequence=self.session.sequence,
-            epoch=progress.epoch,
-            batch=progress.batch,
-            batches=progress.batches,
-            rows=progress.rows,
-            learning_rate=progress.learning_rate,
-            total=total,
-        )
+        message = commit_message(kind, progress, self.session.sequence, flags)
+        message.total = total
         if self.without_gradient:
             message.meta = {WITHOUT_GRADIENT: list(self.without_gradient)}
         self._ask_encoded(message)

@@ -25,10 +25,16 @@ class StoreKind(FrameKind):
     CARRIED = 41  # who sends counters and seeds after an epoch, and are they here
     CARRIED_PUT = 42, Body.CHUNK  # one chunk of them
     CARRIED_GET = 43
+    STAGE = 44, Body.DENSE  # to a shard: a part of a commit, which counts when a round names it
+    RESULT = 45  # to a shard: apply the round that the meta names, and answer with its result
+    WRITE = 46, Body.CHUNK  # to a shard: values that the driver's callbacks wrote
     WEIGHTS = 65, Body.DENSE  # a reply
 
 
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
+ENCODABLE = COMMITS | {StoreKind.STAGE}
+DECISION = "decision"
+"""In the meta of a coordinator's replies, and of requests to shards: see ``ps.decision``."""
 
 
 def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:

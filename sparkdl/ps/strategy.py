@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.codecs import Compression
-from sparkdl.coordinator.session import report_failure
+from sparkdl.coordinator.session import open_session, report_failure
 from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
+from sparkdl.ps.shards.client import ShardedClient, connect_shards
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way
 from sparkdl.rules.rule import Rule
@@ -24,7 +25,7 @@ from sparkdl.training.reports import EpochReport, MetricState, Report
 from sparkdl.training.run_state import RunState
 from sparkdl.training.syncing import Orders, Outcome, RankIdentity, Start
 from sparkdl.transport.address import Endpoint
-from sparkdl.weights import Layout
+from sparkdl.weights import NO_VALUES, Layout
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        endpoint: Of the server.
+        endpoint: Of the server, or of the coordinator where the center lies on shards.
         layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
@@ -40,6 +41,7 @@ class ServerStrategy:
         compression: The server's; None sends float32.
         on_nan: See :class:`sparkdl.training.finite.FiniteCheck`.
         at_once: Workers that train at the same time; 0: all of the run.
+        shards: The servers that hold the center, in order; none: that of ``endpoint``.
     """
 
     endpoint: Endpoint
@@ -49,6 +51,7 @@ class ServerStrategy:
     compression: Compression | None = None
     on_nan: str = "raise"
     at_once: int = 0
+    shards: tuple[Endpoint, ...] = ()
 
     @property
     def independent(self) -> bool:
@@ -75,16 +78,24 @@ class ServerStrategy:
                 received=f"{layout.size} values in {len(layout.slots)} variables",
                 hint="does the model build other layers on the executors?",
             )
-        with connect(
-            self.endpoint, rank=rank.rank, attempt=rank.attempt, layout=layout,
-            compression=self.compression,
-        ) as client:  # fmt: skip
+        with self._connect(rank, layout) as client:
             check = FiniteCheck(self.on_nan, layout.trained_size)
             yield ServerSynchronizer(self.rule, client, layout, self.overlap, check, self.at_once)
 
+    def _connect(self, rank: RankIdentity, layout: Layout) -> Client:
+        if not self.shards:
+            return connect(
+                self.endpoint, rank=rank.rank, attempt=rank.attempt, layout=layout,
+                compression=self.compression,
+            )  # fmt: skip
+        session = open_session(
+            self.endpoint, rank=rank.rank, attempt=rank.attempt, limits=limits_of(NO_VALUES)
+        )
+        return connect_shards(session, self.shards, layout, self.rule, compression=self.compression)
+
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the server that this worker failed for good, so that no other waits for it."""
-        limits = limits_of(self.layout, self.compression)
+        limits = limits_of(NO_VALUES if self.shards else self.layout, self.compression)
         report_failure(self.endpoint, rank.rank, rank.attempt, error, limits)
 
 
@@ -109,7 +120,9 @@ def way_of(
         )
     if rule.blocking:
         # A rule of a user's own sees the whole gradient.
-        return RoundSynchronizer(client, layout, check, takes_slices=rule.replies_mean)
+        whole = isinstance(client, ShardedClient)  # a shard knows ranges, and no variables
+        takes_slices = rule.replies_mean and not whole
+        return RoundSynchronizer(client, layout, check, takes_slices=takes_slices)
     return ServerGradientSynchronizer(client, layout, check)
 
 
@@ -296,4 +309,4 @@ class ServerSynchronizer:
     @property
     def transport(self) -> str:
         """Name of the transport in use."""
-        return self._session.transport
+        return self._client.transport

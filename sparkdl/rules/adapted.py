@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkdl.rules.rule import Rule
 
-_VALUES = ("payload", "blocking", "lock_free", "default_window", "independent")
+_VALUES = ("payload", "blocking", "lock_free", "default_window", "independent", "elementwise")
 _METHODS = (
     "local_optimizer",
     "init",

@@ -33,6 +33,7 @@ class BSP(Rule):
     name: ClassVar[str] = "bsp"
     blocking: ClassVar[bool] = True
     default_window: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_payload(self.name, self.payload)

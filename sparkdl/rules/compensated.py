@@ -67,6 +67,7 @@ class DCASGD(Rule):
 
     name: ClassVar[str] = "dc_asgd"
     default_window: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.compensation is not None:
@@ -166,6 +167,7 @@ class GapAware(Rule):
 
     name: ClassVar[str] = "gap_aware"
     default_window: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self.name, "scale", self.scale)

@@ -40,6 +40,7 @@ class DiLoCo(Rule):
     name: ClassVar[str] = "diloco"
     blocking: ClassVar[bool] = True
     default_window: ClassVar[int] = 500
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate)
@@ -91,6 +92,7 @@ class AsyncDiLoCo(Rule):
 
     name: ClassVar[str] = "async_diloco"
     default_window: ClassVar[int] = AUTO_WINDOW
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate)

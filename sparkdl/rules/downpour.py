@@ -76,6 +76,7 @@ class DownpourAdagrad(Rule):
 
     name: ClassVar[str] = "downpour_adagrad"
     default_window: ClassVar[int] = 5
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self.name, "gamma", self.gamma)
@@ -112,6 +113,7 @@ class Adag(Rule):
 
     name: ClassVar[str] = "adag"
     default_window: ClassVar[int] = 12
+    elementwise: ClassVar[bool] = True
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

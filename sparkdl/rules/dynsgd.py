@@ -29,6 +29,7 @@ class DynSGD(Rule):
 
     name: ClassVar[str] = "dynsgd"
     default_window: ClassVar[int] = AUTO_WINDOW
+    elementwise: ClassVar[bool] = True
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
@@ -47,6 +48,7 @@ class StalenessAware(Rule):
 
     name: ClassVar[str] = "staleness_aware"
     default_window: ClassVar[int] = 5
+    elementwise: ClassVar[bool] = True
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
@@ -77,6 +79,7 @@ class Experimental(Rule):
 
     name: ClassVar[str] = "experimental"
     default_window: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)

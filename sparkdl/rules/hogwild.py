@@ -43,6 +43,7 @@ class Hogwild(Rule):
     name: ClassVar[str] = "hogwild"
     lock_free: ClassVar[bool] = True
     default_window: ClassVar[int] = AUTO_WINDOW
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_one_of(self.name, "scale", self.scale, ("sum", "mean"))

@@ -36,6 +36,7 @@ class ServerOptimizer(FlatOptimizer, Rule):
 
     payload: ClassVar[Literal["delta", "gradient"]] = "gradient"  # type: ignore[misc]
     default_window: ClassVar[int] = 1
+    elementwise: ClassVar[bool] = True
 
     def rate(self, commit: Commit) -> float:
         """The learning rate of this step.

@@ -79,6 +79,9 @@ class Rule:
             0 is one whole epoch, -1 (``sparkdl.config.AUTO_WINDOW``) follows its length.
         independent: The workers never share weights (ensemble): each rank's model is a result of
             its own and must come back from that rank, not from the server.
+        elementwise: ``update`` treats each weight by itself, so that several servers may each hold
+            a range of them. To be said by the class that has the ``update``: a rule that looks at
+            the whole vector, for a norm say, would take each server's range for it.
 
     What the reply to a push holds: the center, except for a rule that is ``blocking`` with payload
     ``'gradient'``, whose reply is the mean gradient, to be applied by each worker's own optimizer.
@@ -95,6 +98,15 @@ class Rule:
     lock_free: ClassVar[bool] = False
     default_window: ClassVar[int] = 8
     independent: ClassVar[bool] = False
+    elementwise: ClassVar[bool] = True
+
+    @property
+    def splits(self) -> bool:
+        """Whether several servers may hold the weights: ``elementwise``, for this ``update``."""
+        lineage = type(self).__mro__
+        updates = next(place for place, cls in enumerate(lineage) if "update" in vars(cls))
+        says = next(place for place, cls in enumerate(lineage) if "elementwise" in vars(cls))
+        return self.elementwise and says <= updates
 
     @property
     def replies_mean(self) -> bool:

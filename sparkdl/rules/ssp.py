@@ -42,6 +42,7 @@ class SSP(Rule):
 
     name: ClassVar[str] = "ssp"
     default_window: ClassVar[int] = AUTO_WINDOW
+    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_whole(self.name, "staleness", self.staleness)

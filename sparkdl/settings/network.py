@@ -14,8 +14,10 @@ from sparkdl.settings.values import (
     checked,
     flag_or_text,
     number_or_text,
+    one_of,
     or_none,
     require_instance,
+    require_int,
     setting,
 )
 
@@ -67,6 +69,15 @@ def check_ports(spec: Any) -> PortSpec:
     return spec  # type: ignore[no-any-return]
 
 
+def check_num_servers(count: Any) -> int | str:
+    """Returns ``count`` if it is ``'auto'`` or a number of servers; raises ConfigError."""
+    return "auto" if count == "auto" else require_int("num_servers", count, 1)
+
+
+NETWORK_OF_RANKS = (
+    "port", "server_bind", "server_address", "worker_port", "worker_bind", "encrypt",
+)  # fmt: skip
+"""The fields that mean something where there is no parameter server."""
 PORTS = checked(check_ports, number_or_text)
 ADDRESS = or_none(ValueKind(check_address))
 
@@ -88,6 +99,11 @@ class Network(UserSettings):
             (``spark.network.crypto.enabled``, ``spark.ssl.rpc.enabled``), but calls of a program's
             nodes, which are pickled, always; True; False. Horovod's cannot be, nor what a framework
             sends by itself.
+        num_servers: For ``SparkModel`` in the modes with a server: servers that hold the weights,
+            each a range of them; a number, or ``'auto'``: one beside the driver, else one for each
+            executor with a slot to spare, and no more than workers.
+        servers: ``'driver'``: they are processes beside the driver, and share its link;
+            ``'executors'``: tasks of Spark, each in a slot of its own, on the links of their hosts.
 
     Raises:
         ConfigError: A value that is not of its kind.
@@ -99,6 +115,8 @@ class Network(UserSettings):
     worker_port: PortSpec = setting(0, PORTS)
     worker_bind: str | None = setting(None, or_none(ValueKind(check_worker_bind)))
     encrypt: Encrypt = setting("auto", checked(check_encrypt, flag_or_text))
+    num_servers: int | str = setting(1, checked(check_num_servers, number_or_text))
+    servers: str = setting("driver", one_of(("driver", "executors")))
 
 
 def at_port(network: Network, port: PortSpec) -> Network:

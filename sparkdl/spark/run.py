@@ -16,7 +16,7 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.settings.network import Network
+from sparkdl.settings.network import NETWORK_OF_RANKS, Network
 from sparkdl.settings.values import (
     refuse_changed,
     require_flag,
@@ -155,7 +155,7 @@ def run(
     """
     require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
     require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
-    require_instance("network", network, Network)
+    refuse_changed(require_instance("network", network, Network), "run", NETWORK_OF_RANKS)
     require_instance("feeding", feeding, Feeding)
     refuse_changed(require_instance("limits", limits, Limits), "run", LIMITS_OF_RUN)
     if num_workers is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 
 from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import AuthenticationError
 from sparkdl.process.closing import Closing
@@ -134,7 +133,7 @@ class InprocParameterServer(InprocServer):
 
     def __init__(self, config: ServerConfig, center: FloatArray) -> None:
         self.config, self.center = config, center
-        self.coordinator: Coordinator = config.service(center)
+        self.coordinator = config.coordinator(center)
         super().__init__(self.coordinator, config.token)
 
     def client(

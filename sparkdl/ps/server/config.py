@@ -14,6 +14,7 @@ from sparkdl.rules.rule import Rule
 from sparkdl.settings.network import PortSpec
 from sparkdl.transport.address import Mode
 from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.service import Service
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.wire.tls import Certificate
 
@@ -36,6 +37,7 @@ class ServerConfig:
         codec: What commits and their replies may be encoded with; None takes no encoded ones.
         certificate: For TLS over TCP; None for no encryption.
         together: All workers begin at the same moment, also where the rule does not ask for it.
+        sharded: The values lie on other servers; this one decides for them.
     """
 
     layout: Layout
@@ -50,6 +52,7 @@ class ServerConfig:
     codec: Codec | None = None
     certificate: Certificate | None = None
     together: bool = False
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         _ = self.listen
@@ -61,15 +64,26 @@ class ServerConfig:
         self.compression()
 
     @property
+    def title(self) -> str:
+        """The server, in messages."""
+        return "the parameter server"
+
+    @property
     def listen(self) -> ListenOptions:
         """The address at which the server listens."""
         return ListenOptions(self.mode, self.port, self.bind_address, self.advertised_address)
 
-    def service(self, center: FloatArray) -> Coordinator:
+    def service(self, center: FloatArray) -> Service:
         """The coordinator with the store; ``center`` is taken over, not copied."""
+        return self.coordinator(center)
+
+    def coordinator(self, center: FloatArray) -> Coordinator:
+        """The same as :meth:`service`."""
+        compression = None if self.sharded else self.compression()
         store = make_store(
-            self.layout, center, self.rule, self.compression(), together=self.together
-        )
+            self.layout, center, self.rule, compression,
+            together=self.together, sharded=self.sharded,
+        )  # fmt: skip
         return Coordinator(self.limits(), store)
 
     def compression(self) -> Compression | None:
@@ -85,4 +99,6 @@ class ServerConfig:
     def limits(self) -> Settings:
         """The settings, with this configuration's number of workers."""
         given = {} if self.settings is None else asdict(self.settings)
+        if self.sharded and given.get("max_state_bytes") is None:
+            given["max_state_bytes"] = 8 * self.layout.size_bytes + (64 << 20)
         return Settings(**{**given, "num_workers": self.num_workers})

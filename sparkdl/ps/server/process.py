@@ -57,7 +57,8 @@ class ServerProcess(Closing):
         start_timeout_s: float = 60.0,
         wait: bool = True,
     ) -> None:
-        config.layout.check(center)
+        if not config.sharded:
+            config.layout.check(center)
         self.config = config
         self._directory: str | None = None
         self._tail: collections.deque[bytes] = collections.deque(maxlen=200)
@@ -196,7 +197,7 @@ class ServerProcess(Closing):
         self._process.wait()
         self._reader.join(5)
         raise ResourceError(
-            "the parameter server did not start",
+            f"{self.config.title} did not start",
             expected=f"an answer within {timeout_s:g} s",
             received=self.errors.strip() or "no output",
         )
@@ -218,7 +219,7 @@ class ServerProcess(Closing):
         code = self._process.poll()
         if code is not None:
             raise TransportError(
-                "the parameter server's process ended",
+                f"{self.config.title}'s process ended",
                 expected="a server that runs until the fit has ended",
                 received=f"exit status {code}\n{self.errors.strip()}",
             )

@@ -3,7 +3,9 @@
 ``commit_store``, ``round_store``
     A store for each kind of rule: each commit changes the center, or the mean of a round does.
 ``parameter_store``
-    The part of both: the center, pulls, replies that read the center, what each worker holds.
+    The part of both: the center and its pulls.
+``replies``
+    How commits are read, and answered with the center or with the change of what a worker holds.
 ``rounds``, ``sliced_commits``, ``snapshot``
     Parts of a store of rounds.
 ``center``
@@ -15,7 +17,7 @@ from sparkdl.ps.store.commit_store import CommitStore
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.round_store import RoundStore
 from sparkdl.rules.rule import Rule
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
 __all__ = ["CommitStore", "ParameterStore", "RoundStore", "make_store"]
 
@@ -27,6 +29,7 @@ def make_store(
     compression: Compression | None = None,
     *,
     together: bool = False,
+    sharded: bool = False,
 ) -> ParameterStore:
     """The store that fits ``rule``.
 
@@ -36,7 +39,12 @@ def make_store(
         rule: How commits change the center.
         compression: What workers may send encoded; None refuses encoded commits.
         together: All ranks begin at the same moment, whatever the rule is.
+        sharded: The values lie on shards (:mod:`sparkdl.ps.shards`), and ``center`` is empty.
     """
+    if sharded:
+        num_trained, layout = layout.num_trained, NO_VALUES
+        if rule.blocking:
+            return RoundStore(layout, center, rule, decides_for=num_trained)
     if rule.blocking:
         return RoundStore(layout, center, rule, compression)
     return CommitStore(layout, center, rule, compression, together=together)

@@ -122,19 +122,19 @@ class CommitStore(ParameterStore):
                 )  # fmt: skip
 
     def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
-        group, values = self._group, self._values(message)
+        group, values = self._group, self._replies.values(message)
         self._first_pulls.forget(worker.rank)
         if message.sequence <= worker.applied:  # its first reply was lost
             if self._gated:
                 group.defer(connection, "gate", message)
             else:
-                reply = self._weights(connection, message)
+                reply = self._replies.weights(connection, message)
                 reply.flags |= Flag.DUPLICATE
                 group.answer(connection, reply, worker)
             return None
         commit = self._center.commit_of(worker, message, group.clock, group.settings.num_workers)
         if not self._rule.lock_free:
-            self._preserve()
+            self._replies.preserve()
             self._center.apply(values, commit)
         worker.count_staleness(commit.staleness)
         worker.advance(message)
@@ -145,13 +145,13 @@ class CommitStore(ParameterStore):
 
             def apply() -> Message:
                 self._center.apply(values, commit)
-                return self._weights(connection, message)
+                return self._replies.weights(connection, message)
 
             return Work(apply, worker)
         if self._gated:
             group.defer(connection, "gate", message)
         else:
-            group.answer(connection, self._weights(connection, message), worker)
+            group.answer(connection, self._replies.weights(connection, message), worker)
         return None
 
     def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
@@ -179,4 +179,4 @@ class CommitStore(ParameterStore):
             if self._rule.may_continue(worker.clock, slowest):
                 if wait.message.kind is StoreKind.PUSH_PULL:
                     worker.pulled_clock = group.clock
-                group.answer(connection, self._weights(connection, wait.message), worker)
+                group.answer(connection, self._replies.weights(connection, wait.message), worker)

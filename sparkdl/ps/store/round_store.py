@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from sparkdl.codecs import Compression
@@ -10,7 +13,8 @@ from sparkdl.coordinator.group import Group
 from sparkdl.coordinator.store import Entry, Work
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import TransportError
-from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.decision import Decision, Member
+from sparkdl.ps.kinds import DECISION, StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
 from sparkdl.ps.store.sliced_commits import SlicedCommits
@@ -29,6 +33,11 @@ class RoundStore(ParameterStore):
 
     A round waits for the next attempt of a rank that was lost. Where the workers hold the weights
     (rules that take gradients) that attempt gets the state of a member, or the last snapshot.
+
+    Args:
+        layout, center, rule, compression: See :class:`ParameterStore`.
+        decides_for: The values lie on shards: the number of the model's trained variables. None:
+            they lie here.
     """
 
     kinds = ParameterStore.kinds | {
@@ -49,14 +58,18 @@ class RoundStore(ParameterStore):
         center: FloatArray,
         rule: Rule,
         compression: Compression | None = None,
+        *,
+        decides_for: int | None = None,
     ) -> None:
         super().__init__(layout, center, rule, compression)
         self.rounds = 0
         self._sliced = SlicedCommits(layout, compression)
-        self._num_trained = layout.num_trained
+        self._decides = decides_for is not None
+        self._num_trained = layout.num_trained if decides_for is None else decides_for
+        self._members: list[Member] = []
         self._round = Round()
         self._round_rows = 0
-        self._round_meta: dict[str, list[int]] = {}
+        self._round_meta: dict[str, Any] = {}
         self._position = (0, 0)
         self._entered: dict[int, int | None] = {}
 
@@ -129,6 +142,18 @@ class RoundStore(ParameterStore):
         self._round, self._transfer.fresh = Round(), False
         for connection, wait in group.waiting("round"):
             group.refuse(connection, self._dropped(group.workers[wait.message.rank]))
+
+    @property
+    def _decision(self) -> dict[str, Any]:
+        """For the meta of a reply, where shards follow what is decided here."""
+        if not self._decides:
+            return {}
+        decision = Decision(self._group.clock, self._members, self._snapshot.position)
+        return {DECISION: decision.to_wire()}
+
+    def welcome(self) -> Mapping[str, Any]:
+        """The rule's name and what it takes, and what is decided."""
+        return {**super().welcome(), **self._decision}
 
     def leave(self, worker: Worker) -> None:
         """Forgets what is kept for a worker that is dead or done."""
@@ -204,7 +229,7 @@ class RoundStore(ParameterStore):
         if message.flags & Flag.SLICED and self._rule.replies_mean:
             values, slices = self._sliced.values(message, others)
         else:
-            values = self._values(message)
+            values = self._replies.values(message)
             self._sliced.check_dense(message, others)
         if message.sequence <= worker.applied:  # its first reply was lost
             reply = self._result(message, self._round_rows)
@@ -217,15 +242,24 @@ class RoundStore(ParameterStore):
         self._group.defer(connection, "round", message)
         return None
 
+    def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
+        if not self._decides:
+            super()._pull(connection, message, worker)
+            return
+        if worker is not None:
+            worker.pulled_clock = self._group.clock
+        reply = Message(Kind.OK, sequence=message.sequence, meta=self._decision)
+        self._group.answer(connection, reply, worker)
+
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
         if not self._center.on_workers:
             super()._take_snapshot(connection, message, worker)
         if message.flags & Flag.WAIT:  # whether to send them
             self._group.defer(connection, "snapshot", message)
             return
-        values = self._values(message)
+        values = self._replies.values(message)
         if self._snapshot.take(message):
-            self._preserve()
+            self._replies.preserve()
             np.copyto(self._center.weights, values)
         self._group.answer(connection, Message(Kind.OK), worker)
 
@@ -270,9 +304,13 @@ class RoundStore(ParameterStore):
         self._transfer.fresh = False
         rows = self._round_rows = finished.rows
         self._round_meta = finished.reply_meta
-        self._preserve()
+        self._replies.preserve()
         self._center.apply_round(finished, group.clock)
         group.clock += 1
+        if self._decides:
+            commits = [p.message for _, p in sorted(payloads.items())]
+            self._members = [(m.rank, m.attempt, m.sequence) for m in commits]
+            self._round_meta |= self._decision
         self.rounds += 1
         group.orders.latch()
         for rank, payload in sorted(payloads.items()):
@@ -286,22 +324,15 @@ class RoundStore(ParameterStore):
             group.answer(payload.connection, self._result(message, rows), worker)
 
     def _result(self, request: Message, rows: int) -> Message:
-        """The round's result, sent from where it lies: it cannot change before this rank's
-        next commit (or its death, and then nobody reads it)."""
         if request.kind is StoreKind.PUSH:
             return Message(Kind.OK, sequence=request.sequence, rows=rows)
+        if self._center.sliced is None:
+            reply = self._replies.result(request, rows)
+            reply.meta = {**reply.meta, **self._round_meta}
+            return reply
         reply = Message(StoreKind.WEIGHTS, sequence=request.sequence, rows=rows)
         reply.meta = dict(self._round_meta)
-        if self._center.sliced is not None:
-            return self._sliced_result(request, reply)
-        if self._holdings is None or not request.flags & Flag.ENCODED:
-            reply.body = self._center.result.view(np.uint8)
-        elif self._center.on_workers:
-            reply.flags, reply.body = Flag.ENCODED, self._center.encoded
-        else:
-            reply = self._holdings.answer(request, self._center.weights)
-            reply.rows = rows
-        return reply
+        return self._sliced_result(request, reply)
 
     def _sliced_result(self, request: Message, reply: Message) -> Message:
         """The result where gradients of some variables are slices; a large one is read in chunks.

@@ -47,6 +47,7 @@ from sparkdl.spark.fit.plan import (
     count_workers,
     loop_settings,
     prepare_model,
+    slots_of_servers,
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
@@ -243,13 +244,16 @@ def _warn(plan: FitPlan, rule: Rule, summary: StageSummary, monitor: FitMonitor)
 
 
 def _slots(plan: FitPlan) -> AbstractContextManager[None]:
-    """The slots of workers that must all run at the same time; others take turns."""
+    """The slots of workers that must all run at the same time, and of servers on executors; other
+    workers take turns."""
     capacity = count_slots(plan.source.spark, plan.profile)
-    if capacity is None or not plan.exchange.all_at_once:
+    servers = slots_of_servers(plan.config)
+    if capacity is None or not (plan.exchange.all_at_once or servers):
         return nullcontext()
+    workers = plan.num_workers if plan.exchange.all_at_once else 1
     name = f"fit of model {plan.trained.model.name!r}"
     limit_s = plan.config.limits.start_timeout_s
-    return slot_pool(plan.source.spark).take(plan.num_workers, capacity, name, limit_s)
+    return slot_pool(plan.source.spark).take(workers + servers, capacity, name, limit_s)
 
 
 def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:

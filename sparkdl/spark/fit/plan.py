@@ -149,6 +149,14 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
     adopt_optimizer(model, exchange.rule.local_optimizer())
 
 
+def slots_of_servers(config: FitConfig) -> int:
+    """Task slots that the parameter servers of a run take; with ``'auto'`` at least one."""
+    if config.network.servers != "executors" or not config.with_server:
+        return 0
+    count = config.network.num_servers
+    return 1 if count == "auto" else int(count)
+
+
 def count_workers(
     config: FitConfig,
     exchange: ChosenExchange,
@@ -167,6 +175,7 @@ def count_workers(
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
         ResourceError: There is no room for all where all must run at once.
     """
+    beside = slots_of_servers(config)
     if not config.repartition and not source.files:
         count = count_partitions(source.frame)
         if config.num_workers not in (None, count):
@@ -176,20 +185,29 @@ def count_workers(
                 received=f"num_workers={config.num_workers}",
             )
     else:
-        count = config.num_workers or default_parallelism(source.spark, profile)
+        count = config.num_workers or default_parallelism(source.spark, profile) - beside
+        if count < 1:
+            raise ResourceError(
+                "there is no task slot for a worker beside the servers'",
+                expected=f"at least {beside + 1} task slots for servers='executors'",
+                received=f"{beside + count}",
+                hint="more executors, fewer servers, or servers='driver'",
+            )
     if not config.with_server:
         check_barrier(source.spark, count, profile=profile)
         return count, count
     if not exchange.all_at_once:
-        return count, min(count, slots_to_come(source.spark, count, profile) or 0)
-    slots = wait_for_slots(source.spark, count, 15.0, profile)
+        slots = slots_to_come(source.spark, count + beside, profile)
+        return count, 0 if slots is None else min(count, max(slots - beside, 0))
+    slots = wait_for_slots(source.spark, count + beside, 15.0, profile)
+    slots = None if slots is None else slots - beside
     if slots is not None and slots < count:
         who = f"mode {config.mode!r}" if exchange.in_step else f"rule {exchange.rule.name!r}"
         other = "mode='asynchronous'" if exchange.in_step else "rule='downpour'"
         raise ResourceError(
             f"{who} needs all workers at the same time",
             expected=f"{count} task slots",
-            received=f"{slots}",
+            received=f"{slots}" + (f", beside {beside} for servers" if beside else ""),
             hint=f"num_workers={max(slots, 1)}, more executors, or {other}",
         )
     return count, 0 if slots is None else min(count, slots)

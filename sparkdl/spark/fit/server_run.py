@@ -8,20 +8,30 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
+from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.shards.driver import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
+from sparkdl.spark.fit.shard_servers import (
+    ShardServers,
+    beside_driver,
+    count_servers,
+    on_executors,
+)
 from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.network import certificate_of, listening_address
 from sparkdl.training.run_state import RunState
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
 
 class ServerRun(CoordinatedRun):
@@ -32,14 +42,22 @@ class ServerRun(CoordinatedRun):
         strategy: How the workers reach it.
         num_workers: Workers of the run.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
+        shards: The servers that hold the weights; None: ``server`` does.
     """
 
     def __init__(
-        self, server: ServerProcess, strategy: ServerStrategy, num_workers: int, waits: bool = False
+        self,
+        server: ServerProcess,
+        strategy: ServerStrategy,
+        num_workers: int,
+        waits: bool = False,
+        shards: ShardServers | None = None,
     ) -> None:
         self._server, self.strategy, self._num_workers = server, strategy, num_workers
         self._in_step = strategy.rule.blocking or waits
+        self._shards = shards
         self._connected: DriverClient | None = None
+        self._center: ShardsDriver | None = None
 
     @classmethod
     @contextlib.contextmanager
@@ -88,8 +106,22 @@ class ServerRun(CoordinatedRun):
             together=waits,
         )
 
+        servers = contextlib.ExitStack()
+
         def begin() -> ServerRun:
-            server = ServerProcess(server_config, center, wait=False)  # the job may start meanwhile
+            count = count_servers(network, num_workers, at_once, spark)
+            shards: ShardServers | None = None
+            if network.servers == "executors":
+                limit_s = config.limits.start_timeout_s
+                shards = servers.enter_context(
+                    on_executors(server_config, center, count, spark, network, limit_s)
+                )
+            elif count > 1:
+                shards = servers.enter_context(beside_driver(server_config, center, count))
+            own, first = server_config, center
+            if shards is not None:
+                own, first = replace(server_config, sharded=True), np.empty(0, np.float32)
+            server = ServerProcess(own, first, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
                 server.endpoint,
                 layout,
@@ -97,10 +129,11 @@ class ServerRun(CoordinatedRun):
                 compression=server_config.compression(),
                 on_nan=config.on_nan,
                 at_once=at_once,
+                shards=() if shards is None else shards.endpoints,
             )
-            return cls(server, strategy, num_workers, waits)
+            return cls(server, strategy, num_workers, waits, shards)
 
-        with ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
+        with servers, ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
             starting = pool.submit(begin)
             try:
                 yield starting
@@ -115,16 +148,36 @@ class ServerRun(CoordinatedRun):
         Raises:
             TransportError: The server has ended.
         """
-        self._server.check()
+        self._check()
         if self._connected is None:
             self._server.wait_ready()
+            layout = self.strategy.layout if self._shards is None else NO_VALUES
             self._connected = open_driver(
-                self._server.endpoint, limits_of(self.strategy.layout), check=self._server.check
+                self._server.endpoint, limits_of(layout), check=self._check
             )
+            if self._shards is not None:
+                self._shards.wait_ready()
+                endpoints = self.strategy.shards
+                self._center = ShardsDriver(endpoints, self.strategy.layout, self._check)
         return self._connected
+
+    def _check(self) -> None:
+        self._server.check()
+        if self._shards is not None:
+            self._shards.check()
+
+    def command(self, command: Command) -> None:
+        """Tells the workers; the servers first, where they hold what a callback wrote."""
+        if command.changes and self._shards is not None:
+            _ = self._driver
+            assert self._center is not None
+            self._center.write(command.changes)
+        super().command(command)
 
     def close(self) -> None:
         """Ends the server."""
+        if self._center is not None:
+            self._center.close()
         if self._connected is not None:
             self._connected.close()
         self._server.stop()
@@ -136,7 +189,9 @@ class ServerRun(CoordinatedRun):
 
     def state(self) -> RunState:
         """The present center (a copy), and what :meth:`kept` has."""
-        return replace(self.kept() or RunState(0), weights=pull_center(self._driver))
+        kept, driver = self.kept() or RunState(0), self._driver
+        center = pull_center(driver) if self._center is None else self._center.pull(driver)
+        return replace(kept, weights=center)
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The center, and the optimizer state that a worker left with the server."""

@@ -1,0 +1,54 @@
+"""``ShardConfig``: settings of one shard, as a server's process takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sparkdl.ps.server.config import ServerConfig
+from sparkdl.ps.shards.cut import Range, ranges_of
+from sparkdl.ps.shards.service import ShardService
+from sparkdl.transport.service import Service
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class ShardConfig(ServerConfig):
+    """A :class:`ServerConfig` whose layout is that of one range of the model.
+
+    Args:
+        place: Of the range, in the flat buffer of the model.
+        number: Of the shard, from 0.
+        count: Shards of the run.
+    """
+
+    place: slice = field(default_factory=lambda: slice(0))
+    number: int = 0
+    count: int = 1
+
+    @property
+    def title(self) -> str:
+        """The shard, in messages."""
+        return f"parameter server {self.number} of {self.count}"
+
+    def service(self, center: FloatArray) -> Service:
+        """The shard; ``center`` is taken over, not copied."""
+        range_ = Range(self.place, self.layout)
+        return ShardService(range_, center, self.rule, self.num_workers, self.compression())
+
+
+def shards_of(config: ServerConfig, count: int) -> list[ShardConfig]:
+    """The settings of the ``count`` servers that share the weights in the run of ``config``.
+
+    Raises:
+        ConfigError: There are more servers than weights, or the codec sends more for so few weights
+            than no compression would.
+    """
+    return [
+        ShardConfig(
+            range_.layout, config.rule, config.num_workers, config.mode, config.port,
+            config.bind_address, config.advertised_address, config.settings,
+            token=config.token, codec=config.codec, certificate=config.certificate,
+            place=range_.place, number=number, count=count,
+        )
+        for number, range_ in enumerate(ranges_of(config.layout, count))
+    ]  # fmt: skip

@@ -1,0 +1,15 @@
+"""A center that lies on several servers: each of them, a *shard*, holds a range of it.
+
+``cut``
+    Which range each shard holds.
+``service``
+    :class:`~sparkdl.ps.shards.service.ShardService`, the state machine of one shard.
+``client``
+    A worker's client of the coordinator and all shards.
+``driver``
+    The driver's connections to the shards.
+
+The coordinator alone (:mod:`sparkdl.ps.store`) knows who takes part. Its store is that of a run
+with one server, but for the values: these lie on the shards, which follow its decisions
+(:mod:`sparkdl.ps.decision`).
+"""

@@ -1,0 +1,317 @@
+"""A worker's client where the center lies on shards: one coordinator, and a connection to each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+
+import numpy as np
+
+from sparkdl.codecs import Compression
+from sparkdl.coordinator.session import Session, Welcome
+from sparkdl.errors import WorkerError
+from sparkdl.process.closing import Closing
+from sparkdl.ps.client import Client, Coder, Progress, commit_message
+from sparkdl.ps.decision import Decision
+from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
+from sparkdl.rules.rule import Rule
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Connection, Opener, Timeouts
+from sparkdl.transport.frames import Flag, Message
+from sparkdl.transport.openers import explained, openers_of
+from sparkdl.weights import FloatArray, Layout
+
+
+class ShardClient(Closing):
+    """One worker's connection to one shard. One request at a time.
+
+    Args:
+        opener: Opens connections to the shard.
+        range_: Which values it holds.
+        values: The part of the worker's flat buffer that a push sends and a pull fills.
+        rank, attempt: Of the worker.
+        number: Of the shard, in errors and for the draws of random codecs.
+        compression: Of the run, for this range.
+        timeouts: How long to wait.
+    """
+
+    def __init__(
+        self,
+        opener: Opener,
+        range_: Range,
+        values: FloatArray,
+        *,
+        rank: int,
+        attempt: int,
+        number: int,
+        compression: Compression | None = None,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        self._values, self._rank, self._attempt = values, rank, attempt
+        self._limits = limits_of(range_.layout, compression)
+        timeouts = timeouts or Timeouts()
+        self._connection = Connection(
+            opener, self._limits, timeouts, buffered=True, name=f"worker {rank} (server {number})"
+        )
+        with explained(opener, timeouts):
+            self._connection.open()
+        self._coder: Coder | None = None
+        if compression is not None and (
+            self.transport != "shm" or compression.codec.shapes_training
+        ):
+            self._coder = Coder(compression, rank, attempt, number)
+
+    @property
+    def transport(self) -> str:
+        """Name of the transport in use, ``'none'`` while there is no connection."""
+        channel = self._connection.channel
+        return "none" if channel is None else channel.name
+
+    @property
+    def residual(self) -> FloatArray | None:
+        """See :attr:`Client.residual`."""
+        return None if self._coder is None else self._coder.residual
+
+    @property
+    def encodes(self) -> bool:
+        """Whether commits to this shard are encoded."""
+        return self._coder is not None
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes of the frames that were sent and received."""
+        return self._connection.bytes_sent, self._connection.bytes_received
+
+    def send(self, message: Message) -> Message:
+        """Sends the values with a message; a reply with weights replaces them."""
+        connection = self._connection
+        if self._coder is not None and message.kind is not StoreKind.SNAPSHOT:
+            payload = self._coder.encode(self._values, message.rows)
+            return self._taken(connection.request(self._signed(message), payload))
+        np.copyto(self._limits.dense(connection.raw), self._values)
+        return self._taken(connection.request(self._signed(message), self._limits.dense_bytes))
+
+    def ask(self, message: Message) -> Message:
+        """Sends a message alone; a reply with weights replaces the values."""
+        return self._taken(self._connection.request(self._signed(message)))
+
+    def abort(self) -> None:
+        """Wakes up a request that waits in another thread."""
+        self._connection.abort()
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._connection.close()
+
+    def _signed(self, message: Message) -> Message:
+        message.rank, message.attempt = self._rank, self._attempt
+        if self._coder is not None and message.kind is not StoreKind.SNAPSHOT:
+            message.flags |= Flag.ENCODED
+            message.meta["held"] = self._coder.version
+        return message
+
+    def _taken(self, reply: Message) -> Message:
+        if reply.kind is StoreKind.WEIGHTS:
+            found = self._limits.dense(self._connection.raw)
+            if self._coder is not None:
+                self._coder.decode(reply, found)
+            np.copyto(self._values, found)
+        return reply
+
+
+class ShardedClient(Client):
+    """One worker's access to a center on shards; see :class:`Client`.
+
+    A commit to a rule that does not wait goes to all shards at the same time, each of which applies
+    and answers it, and then to the coordinator: a worker that dies in between is tried again from
+    where the coordinator knows it, and each shard knows what it has had. How a round goes is in
+    :mod:`sparkdl.ps.decision`.
+
+    Args:
+        session: With the coordinator; closed with the client.
+        shards: One client for each, whose values are parts of ``flat``; closed with this one.
+        flat: The buffer of the whole layout.
+        rule: The run's.
+    """
+
+    def __init__(
+        self, session: Session, shards: Sequence[ShardClient], flat: FloatArray, rule: Rule
+    ) -> None:
+        super().__init__(session)
+        self._shards, self._flat, self._rule = shards, flat, rule
+        self._decision = Decision()
+        self._threads = ThreadPoolExecutor(len(shards), thread_name_prefix="sparkdl-shard")
+        session.bytes_beside = self._bytes_moved
+
+    @property
+    def buffer(self) -> FloatArray:
+        """The float32 buffer that pushes send and pulls fill."""
+        return self._flat
+
+    @property
+    def residual(self) -> FloatArray | None:
+        """See :attr:`Client.residual`."""
+        kept = [shard.residual for shard in self._shards]
+        parts = [part for part in kept if part is not None]
+        return np.concatenate(parts) if parts else None
+
+    @property
+    def encodes(self) -> bool:
+        """Whether what is pushed is encoded."""
+        return any(shard.encodes for shard in self._shards)
+
+    @property
+    def transport(self) -> str:
+        """The transport that weights travel by: not ``'shm'`` if any of them leaves the host."""
+        names = {shard.transport for shard in self._shards}
+        return names.pop() if len(names) == 1 else min(names - {"shm"})
+
+    def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
+        """Joins the run; see :meth:`Session.join`."""
+        welcome = super().join(rows=rows, batches_per_epoch=batches_per_epoch)
+        if welcome.decision is not None:
+            self._decision = Decision.from_wire(welcome.decision)
+        return welcome
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for shard in self._shards:
+            shard.abort()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for shard in self._shards:
+            shard.close()
+        super().close()
+
+    # -- the verbs -------------------------------------------------------------------------------
+
+    def pull(self, *, last: bool = False) -> FloatArray:
+        """Fills ``buffer`` with the center; see :meth:`Client.pull`."""
+        message = Message(StoreKind.PULL, flags=Flag.WAIT if last else Flag.NONE)
+        self._note(self.session.request(message, deferred=last))
+        self._on_all(lambda shard: shard.ask(self._decided(StoreKind.PULL)))
+        return self.buffer
+
+    def push(self, progress: Progress) -> None:
+        """Commits what ``buffer`` holds; its content is undefined afterwards."""
+        if self._rule.blocking:
+            self.push_pull(progress)  # a shard applies a round when a member asks for its result
+            return
+        self._send(StoreKind.PUSH, progress)
+        self._commit(progress, 0, kind=StoreKind.PUSH)
+
+    def push_pull(self, progress: Progress) -> FloatArray:
+        """Commits what ``buffer`` holds, and fills it; see :meth:`Client.push_pull`."""
+        if self._rule.blocking:
+            self._send_aside(progress)
+            self._note(self._commit(progress, 0))
+            self._on_all(lambda shard: shard.ask(self._decided(StoreKind.RESULT)))
+        elif self._rule.gated:
+            self._send(StoreKind.PUSH, progress)
+            self._commit(progress, 0)
+            self._on_all(lambda shard: shard.ask(self._decided(StoreKind.PULL)))
+        else:
+            self._send(StoreKind.PUSH_PULL, progress)
+            self._commit(progress, 0)
+        return self.buffer
+
+    def snapshot_wanted(self, epoch: int, batch: int = 0, *, every_step: bool = True) -> bool:
+        """See :meth:`Client.snapshot_wanted`."""
+        wanted = super().snapshot_wanted(epoch, batch, every_step=every_step)
+        if not wanted:
+            self._decision = Decision(self._decision.round, self._decision.members, (epoch, batch))
+        return wanted
+
+    def snapshot(self, epoch: int, batch: int = 0) -> None:
+        """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
+        self._keep(epoch, batch)
+        super().snapshot(epoch, batch)
+        self._decision = Decision(self._decision.round, self._decision.members, (epoch, batch))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _send_aside(self, progress: Progress) -> None:
+        """The first of the two steps of a round's commit."""
+        self._send(StoreKind.STAGE, progress)
+
+    def _send(self, kind: StoreKind, progress: Progress) -> None:
+        """Sends the values to all shards, under the number of the commit that follows."""
+        number = self.session.sequence + 1
+        self._on_all(lambda shard: shard.send(commit_message(kind, progress, number)))
+
+    def _keep(self, epoch: int, batch: int) -> None:
+        """The first of the two steps of a snapshot."""
+
+        def keep(shard: ShardClient) -> None:
+            message = self._decided(StoreKind.SNAPSHOT)
+            message.epoch, message.batch = epoch, batch
+            shard.send(message)
+
+        self._on_all(keep)
+
+    def _decided(self, kind: StoreKind) -> Message:
+        return Message(kind, meta={DECISION: self._decision.to_wire()})
+
+    def _note(self, reply: Message) -> None:
+        if DECISION in reply.meta:
+            self._decision = Decision.in_meta(reply.meta, DECISION)
+
+    def _on_all(self, do: Callable[[ShardClient], object]) -> None:
+        """Does something with all shards at the same time; raises the first error."""
+        jobs = [self._threads.submit(do, shard) for shard in self._shards]
+        wait(jobs)
+        try:
+            for job in jobs:
+                job.result()
+        except WorkerError:  # the rule's own code failed there: no other try would mend that
+            self.session.aborted = True
+            raise
+
+    def _bytes_moved(self) -> tuple[int, int]:
+        moved = [shard.bytes_moved for shard in self._shards]
+        return sum(sent for sent, _ in moved), sum(received for _, received in moved)
+
+
+def connect_shards(
+    session: Session,
+    endpoints: Sequence[Endpoint],
+    layout: Layout,
+    rule: Rule,
+    *,
+    compression: Compression | None = None,
+    mode: str = "auto",
+    timeouts: Timeouts | None = None,
+) -> ShardedClient:
+    """Connects a worker, which has a session with the coordinator, to all shards.
+
+    Args:
+        session: With the coordinator; closed with the client, or if this fails.
+        endpoints: Of the shards, in order.
+        layout: Of the whole flat buffer.
+        rule: The run's.
+        compression: Of the run; None sends float32.
+        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
+        timeouts: How long to wait.
+
+    Raises:
+        TransportError: A shard cannot be reached.
+    """
+    timeouts = timeouts or Timeouts()
+    flat = np.zeros(layout.size, np.float32)
+    shards: list[ShardClient] = []
+    try:
+        for number, range_ in enumerate(ranges_of(layout, len(endpoints))):
+            own = compression_of(compression, range_)
+            limits = limits_of(range_.layout, own)
+            opener = openers_of(endpoints[number], mode, limits, timeouts)
+            shard = ShardClient(
+                opener, range_, flat[range_.place], rank=session.rank, attempt=session.attempt,
+                number=number, compression=own, timeouts=timeouts,
+            )  # fmt: skip
+            shards.append(shard)
+        return ShardedClient(session, shards, flat, rule)
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        session.close()
+        raise

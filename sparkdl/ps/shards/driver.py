@@ -1,0 +1,74 @@
+"""The driver's connections to the shards of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from sparkdl.coordinator.blobs import chunked
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.process.closing import Closing
+from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.shards.cut import ranges_of
+from sparkdl.training.changes import VariableChanges
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Connection, Timeouts
+from sparkdl.transport.frames import Message
+from sparkdl.transport.openers import explained, openers_of
+from sparkdl.weights import FloatArray, Layout
+
+
+class ShardsDriver(Closing):
+    """Reads the center from all shards, and writes to it. One thread uses it.
+
+    Args:
+        endpoints: Of the shards, in order.
+        layout: Of the whole flat buffer.
+        check: Called before a request is tried again; raises if a shard has ended.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], layout: Layout, check: Callable[[], None]
+    ) -> None:
+        self._layout, self._ranges = layout, ranges_of(layout, len(endpoints))
+        self._connections: list[Connection] = []
+        timeouts = Timeouts()
+        try:
+            for number, endpoint in enumerate(endpoints):
+                limits = limits_of(self._ranges[number].layout)
+                opener = openers_of(endpoint, "auto", limits, timeouts)
+                connection = Connection(
+                    opener, limits, timeouts, buffered=True,
+                    name=f"the driver (server {number})", check=check,
+                )  # fmt: skip
+                self._connections.append(connection)
+                with explained(opener, timeouts):
+                    connection.open()
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(self, coordinator: DriverClient) -> FloatArray:
+        """A copy of the center as the coordinator has decided it."""
+        reply = coordinator.request(Message(StoreKind.PULL))
+        meta = {DECISION: reply.meta[DECISION]} if DECISION in reply.meta else {}
+        center = np.empty(self._layout.size, np.float32)
+        for connection, range_ in zip(self._connections, self._ranges, strict=True):
+            connection.request(Message(StoreKind.PULL, meta=dict(meta)))
+            size = range_.layout.size_bytes
+            center[range_.place] = connection.raw[:size].view(np.float32)
+        return center
+
+    def write(self, changes: VariableChanges) -> None:
+        """Gives the center what callbacks wrote to the weights."""
+        content = changes.to_bytes()
+        for connection, range_ in zip(self._connections, self._ranges, strict=True):
+            limit = limits_of(range_.layout).chunk_bytes
+            for frame, chunk in chunked(Message(StoreKind.WRITE), [content], limit):
+                connection.request(frame, chunk)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        for connection in self._connections:
+            connection.close()

@@ -1,0 +1,216 @@
+"""The servers that hold the weights of a run together: beside the driver, or as tasks of Spark."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from sparkdl.coordinator.driver_client import DriverClient
+from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ResourceError, SparkDLError, TransportError
+from sparkdl.failures import RankFailure
+from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.server.shard import shards_of
+from sparkdl.settings.network import Network
+from sparkdl.spark.executor.shard_task import ShardTask, endpoint_of
+from sparkdl.spark.runs.capacity import count_slots
+from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.runs.network import rank_listening
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.listeners import ListenOptions
+from sparkdl.weights import FloatArray
+
+_LOOK_S = 0.1
+_STOP_S = 10.0
+
+
+class ShardServers(Protocol):
+    """Servers of which each holds a range of the weights."""
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """The servers, in the order of their ranges."""
+
+    def check(self) -> None:
+        """Raises TransportError if one of them has ended."""
+
+    def wait_ready(self) -> None:
+        """Returns when all of them answer."""
+
+
+class ServersBesideDriver:
+    """Processes of this machine.
+
+    Args:
+        servers: Their handles, in the order of their ranges.
+    """
+
+    def __init__(self, servers: list[ServerProcess]) -> None:
+        self._servers = servers
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        """See :class:`ShardServers`."""
+        return tuple(server.endpoint for server in self._servers)
+
+    def check(self) -> None:
+        """See :class:`ShardServers`."""
+        for server in self._servers:
+            server.check()
+
+    def wait_ready(self) -> None:
+        """See :class:`ShardServers`."""
+        for server in self._servers:
+            server.wait_ready()
+
+
+def count_servers(network: Network, num_workers: int, at_once: int, spark: Any) -> int:
+    """The servers of a run; see :class:`Network`.
+
+    Args:
+        network: What the user asked.
+        num_workers: Workers of the run.
+        at_once: How many of them run at the same time (0: unknown).
+        spark: The session.
+    """
+    if network.num_servers != "auto":
+        return int(network.num_servers)
+    if network.servers == "driver":
+        return 1
+    workers = at_once or num_workers
+    slots = count_slots(spark)
+    spare = workers if slots is None else slots - workers
+    return max(1, min(workers, spare))
+
+
+@contextlib.contextmanager
+def beside_driver(
+    config: ServerConfig, center: FloatArray, count: int
+) -> Iterator[ServersBesideDriver]:
+    """Starts ``count`` servers beside the driver; leaving the context ends them.
+
+    Args:
+        config: Of the run, with one server.
+        center: The weights to begin with.
+        count: Servers.
+
+    Raises:
+        ConfigError: There are more servers than weights.
+        ResourceError: There are not enough free ports.
+    """
+    with contextlib.ExitStack() as stack:
+        servers = []
+        for shard in shards_of(config, count):
+            server = ServerProcess(shard, center[shard.place], wait=False)
+            stack.callback(server.stop)
+            servers.append(server)
+        yield ServersBesideDriver(servers)
+
+
+class ServersOnExecutors:
+    """Tasks of one barrier stage, each with a slot of its own.
+
+    Args:
+        ranks: The stage.
+        endpoints: Its servers, which answer.
+    """
+
+    def __init__(self, ranks: SparkRanks, endpoints: tuple[Endpoint, ...]) -> None:
+        self._ranks, self.endpoints = ranks, endpoints
+
+    def check(self) -> None:
+        """See :class:`ShardServers`."""
+        if self._ranks.wait(0.0):
+            raise _ended(self._ranks)
+
+    def wait_ready(self) -> None:
+        """They answered before their addresses were known."""
+
+
+@contextlib.contextmanager
+def on_executors(
+    config: ServerConfig,
+    center: FloatArray,
+    count: int,
+    spark: Any,
+    network: Network,
+    timeout_s: float,
+) -> Iterator[ServersOnExecutors]:
+    """Starts ``count`` servers as tasks of Spark; leaving the context ends them.
+
+    Args:
+        config: Of the run, with one server.
+        center: The weights to begin with.
+        count: Servers.
+        spark: The session.
+        network: Where driver and servers listen.
+        timeout_s: For all of them to come up.
+
+    Raises:
+        ConfigError: There are more servers than weights.
+        ResourceError: They did not come up in time.
+        TransportError: One of them ended.
+    """
+    shards_of(config, count)  # refuses what cannot be before a job starts
+    settings = Settings(count, start_timeout_s=timeout_s)
+    listen = ListenOptions("socket", 0, config.bind_address, config.advertised_address, web=False)
+    with CoordinatorHost(settings, listen, config.certificate) as host:
+        task = ShardTask(config, center, rank_listening(spark, network), host.endpoint)
+        launcher = SparkLauncher(
+            spark.range(0, count, 1, count), count, barrier=True,
+            description="sparkdl: parameter servers", noun="stage of parameter servers",
+        )  # fmt: skip
+        with launcher.launch(task) as ranks:
+            try:
+                yield ServersOnExecutors(
+                    ranks, _endpoints(host.driver, ranks, config, count, timeout_s)
+                )
+            finally:
+                with contextlib.suppress(SparkDLError):
+                    host.driver.control(stop=True)
+                    ranks.wait(_STOP_S)
+
+
+def _endpoints(
+    driver: DriverClient, ranks: SparkRanks, config: ServerConfig, count: int, timeout_s: float
+) -> tuple[Endpoint, ...]:
+    """The servers' endpoints, as soon as all have told theirs."""
+    certificate = config.certificate
+    fingerprint = "" if certificate is None else certificate.fingerprint
+    deadline = time.monotonic() + timeout_s
+    found: dict[int, Endpoint] = {}
+    while len(found) < count:
+        if ranks.wait(_LOOK_S):
+            raise _ended(ranks)
+        for rank in range(count):
+            kept = b"" if rank in found else bytes(driver.kept(rank))
+            if kept:
+                found[rank] = endpoint_of(kept, config.token, fingerprint)
+        if time.monotonic() > deadline:
+            missing = [str(rank) for rank in range(count) if rank not in found]
+            raise ResourceError(
+                "the parameter servers did not start on the executors",
+                expected=f"{count} task slots for them within {timeout_s:g} s, beside the workers'",
+                received=f"nothing from servers {', '.join(missing)}",
+                hint="fewer workers or servers, more executors, or servers='driver'",
+            )
+    return tuple(found[rank] for rank in range(count))
+
+
+def _ended(ranks: SparkRanks) -> SparkDLError:
+    """Why the stage of servers has ended."""
+    received = "tasks that returned"
+    try:
+        ranks.results()
+    except RankFailure as error:
+        received = str(error.failure.library_error())
+    except SparkDLError as error:
+        received = str(error)
+    return TransportError(
+        "the parameter servers on the executors ended",
+        expected="servers that run until the fit has ended",
+        received=received,
+    )
