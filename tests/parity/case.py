@@ -68,6 +68,7 @@ class Case:
         steps: ``steps_per_execution`` that the model is compiled with.
         eager: Whether the model is compiled to run eagerly.
         segments: Into which sparkdl's model is cut, where it can be; Keras has it whole. 0: none.
+        servers: That hold the weights, in the modes with a server.
         seed: Of weights and rows.
     """
 
@@ -93,6 +94,7 @@ class Case:
     steps: int = 1
     eager: bool = False
     segments: int = 0
+    servers: int = 1
     seed: int = 0
 
     def __repr__(self) -> str:

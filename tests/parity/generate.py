@@ -142,6 +142,7 @@ def _cases(draw: st.DrawFn) -> Case:
         eager=one(True, True, False) and keras.backend.backend() != "jax",
         seed=rng.randrange(100),
         segments=one(0, 0, 0, 2),
+        servers=one(1, 1, 1, 2, 3),
     )
 
 

@@ -317,6 +317,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
         "sparkdl.spark.fit.server_run.ServerProcess": ServerInThreads,
+        "sparkdl.spark.fit.shard_servers.ServerProcess": ServerInThreads,
         "sparkdl.spark.fit.training.POLL_S": 0.05,
     }
     with contextlib.ExitStack() as stack:

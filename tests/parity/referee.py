@@ -17,7 +17,7 @@ from case import Arrays, Case, build, callbacks_of, class_weight, cut, rows
 from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
 from own_parts import CUSTOM, Checkpoints, Reads
 
-from sparkdl import SparkModel
+from sparkdl import Network, SparkModel
 from sparkdl.data import Batches, read_partition
 from sparkdl.errors import ModelError, SparkDLError
 from sparkdl.files.model_file import read_model
@@ -387,6 +387,8 @@ def train_with_sparkdl(case: Case, mode: str, workers: Workers) -> Outcome | Ref
     histories = []
     jobs = workers.jobs
     settings: dict[str, Any] = {"mode": mode, "batch_size": case.batch, "frequency": "batch"}
+    if mode != "allreduce":
+        settings["network"] = Network(num_servers=case.servers)
     try:
         spark_model: SparkModel = LocalSparkModel.of(session)(
             model, num_workers=len(case.sizes), custom_objects=CUSTOM, **settings
