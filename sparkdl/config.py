@@ -240,11 +240,11 @@ class FitConfig(UserSettings):
         for name in ("worker_port", "worker_bind"):
             if name in self.network.changed() and self.network.servers == "driver":
                 raise ConfigError(
-                    f"{name} has no effect in a mode with servers beside the driver",
+                    f"{name} has no effect in a mode with a server",
                     expected=f"a Network without {name} in mode {self.mode!r}",
                     received=f"Network({name}={getattr(self.network, name)!r})",
                     hint="there workers accept no connections; port and server_bind are the "
-                    "server's",
+                    "server's; servers='executors' has use for it",
                 )
         if "max_restarts" in self.limits.changed():
             raise ConfigError(
