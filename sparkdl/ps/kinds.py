@@ -28,10 +28,18 @@ class StoreKind(FrameKind):
     STAGE = 44, Body.DENSE  # to a shard: a part of a commit, which counts when a round names it
     RESULT = 45  # to a shard: apply the round that the meta names, and answer with its result
     WRITE = 46, Body.CHUNK  # to a shard: values that the driver's callbacks wrote
+    ROWS_PULL = 47, Body.CHUNK  # to a shard: ids; answered with the rows of a table
+    ROWS_PUSH = 48, Body.CHUNK  # to a shard: a step of rows, by their gradients
+    ROWS_CLOCKS = 49  # to a shard: the steps that its tables have had
+    ROWS_SAVE = 50  # to a shard: write the rows to files
     WEIGHTS = 65, Body.DENSE  # a reply
 
 
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
+ROWS = frozenset(
+    {StoreKind.ROWS_PULL, StoreKind.ROWS_PUSH, StoreKind.ROWS_CLOCKS, StoreKind.ROWS_SAVE}
+)
+"""The requests about rows of tables."""
 ENCODABLE = COMMITS | {StoreKind.STAGE}
 DECISION = "decision"
 """In the meta of a coordinator's replies, and of requests to shards: see ``ps.decision``."""

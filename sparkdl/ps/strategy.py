@@ -42,6 +42,7 @@ class ServerStrategy:
         on_nan: See :class:`sparkdl.training.finite.FiniteCheck`.
         at_once: Workers that train at the same time; 0: all of the run.
         shards: The servers that hold the center, in order; none: that of ``endpoint``.
+        with_tables: Whether layers of the model have rows in tables on the servers.
     """
 
     endpoint: Endpoint
@@ -52,6 +53,7 @@ class ServerStrategy:
     on_nan: str = "raise"
     at_once: int = 0
     shards: tuple[Endpoint, ...] = ()
+    with_tables: bool = False
 
     @property
     def independent(self) -> bool:
@@ -80,7 +82,10 @@ class ServerStrategy:
             )
         with self._connect(rank, layout) as client:
             check = FiniteCheck(self.on_nan, layout.trained_size)
-            yield ServerSynchronizer(self.rule, client, layout, self.overlap, check, self.at_once)
+            yield ServerSynchronizer(
+                self.rule, client, layout, self.overlap, check, self.at_once,
+                with_tables=self.with_tables,
+            )  # fmt: skip
 
     def _connect(self, rank: RankIdentity, layout: Layout) -> Client:
         if not self.shards:
@@ -112,12 +117,14 @@ def way_of(
     *,
     overlap: bool | None = None,
     at_once: int = 0,
+    with_tables: bool = False,
 ) -> Way:
     """How workers of ``rule`` exchange; the arguments are those of :class:`WindowSynchronizer`."""
     if rule.payload == "delta":
         return WindowSynchronizer(
-            rule, client, layout, overlap=overlap, check=check, at_once=at_once
-        )
+            rule, client, layout, overlap=overlap, check=check, at_once=at_once,
+            with_tables=with_tables,
+        )  # fmt: skip
     if rule.blocking:
         # A rule of a user's own sees the whole gradient.
         whole = isinstance(client, ShardedClient)  # a shard knows ranges, and no variables
@@ -144,12 +151,17 @@ class ServerSynchronizer:
         overlap: bool | None,
         check: FiniteCheck | None = None,
         at_once: int = 0,
+        *,
+        with_tables: bool = False,
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
         if overlap is None and self.transport == "shm":
             overlap = False  # no network to hide: an exchange costs the processors that train
-        self._way = way_of(rule, client, layout, self._check, overlap=overlap, at_once=at_once)
+        self._way = way_of(
+            rule, client, layout, self._check, overlap=overlap, at_once=at_once,
+            with_tables=with_tables,
+        )  # fmt: skip
         self._epoch = -1
         self._epoch_rows = 0
         self._orders = Orders()

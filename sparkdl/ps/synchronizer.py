@@ -17,6 +17,8 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.damping import Damping
+from sparkdl.ps.shards.client import ShardedClient
+from sparkdl.ps.table_batches import TableBatches
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
 from sparkdl.rules.rule import Rule
@@ -77,6 +79,7 @@ class WindowSynchronizer(Way):
             exchanges take more than :data:`OVERLAP_FROM` of the time and the rule allows it.
         check: Looks at the weights before they are sent; None: nobody does.
         at_once: Workers that train at the same time; 0: all that the server knows of.
+        with_tables: Whether layers of the model have rows in tables on the servers.
 
     Raises:
         ConfigError: ``overlap`` with a rule that has an exchange of its own, or blocks.
@@ -91,6 +94,7 @@ class WindowSynchronizer(Way):
         overlap: bool | None = None,
         check: FiniteCheck | None = None,
         at_once: int = 0,
+        with_tables: bool = False,
     ) -> None:
         can_overlap = type(rule).exchange is Rule.exchange and not rule.blocking
         if overlap and not can_overlap:
@@ -119,9 +123,16 @@ class WindowSynchronizer(Way):
         self._progress = Progress(epoch=0, batch=0, batches=1, rows=0)  # of the present stack
         self._window = self._done = 0
         self._open: Progress | None = None  # a window whose exchange is to come
+        self._with_tables = with_tables
+        self._tables: TableBatches | None = None
 
     def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
         """Takes the center as the weights to start from."""
+        if self._with_tables:
+            assert isinstance(self._client, ShardedClient)
+            rows = self._client.open_rows(learner.tables.specs)
+            learner.tables.serve_from(rows)
+            self._tables = TableBatches(rows)
         together = self._at_once or self._client.num_workers
         if self._rule.damps and together > 1:
             self._damping = Damping(together, self._trained_size)
@@ -141,13 +152,19 @@ class WindowSynchronizer(Way):
             self.train(learner, stack, window, progress)
             return
         if stack is not None:
-            learner.train(stack)
+            self._train(learner, stack, progress)
         self.after_window(learner, progress)
 
     def take_open(self, learner: SharedLearner, stack: BatchStack, progress: Progress) -> None:
         """The exchange comes with the rest of the window, or at the end."""
-        learner.train(stack)
+        self._train(learner, stack, progress)
         self._open = progress
+
+    def _train(self, learner: SharedLearner, stack: BatchStack, progress: Progress) -> None:
+        if self._tables is None:
+            learner.train(stack)
+        else:
+            self._tables.train(learner, stack, progress.epoch, progress.batch)
 
     def end_run(self, learner: SharedLearner) -> None:
         """The exchange of a window that was not trained to its end."""
@@ -194,9 +211,10 @@ class WindowSynchronizer(Way):
     def cuts_stacks(self) -> bool:
         """Whether exchanges may happen inside a learner's call.
 
-        They cannot run beside the training there, nor give the optimizer a new state.
+        They cannot run beside the training there, nor give the optimizer a new state, nor serve
+        rows of tables.
         """
-        overlaps = self.overlaps or self._measures
+        overlaps = self.overlaps or self._measures or self._with_tables
         return not (overlaps or self._rule.blocking or self._check.skips)
 
     def train(

@@ -21,7 +21,7 @@ import secrets
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,11 @@ from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
-from sparkdl.tables.hashing import mix64
+from sparkdl.tables.entry import Counts
+from sparkdl.tables.hashing import Hashes, Ids, mix64
+from sparkdl.tables.index import Slots
 from sparkdl.tables.routing import hash_range, in_order
+from sparkdl.tables.rules import RowRule
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
 
 Array = npt.NDArray[Any]
@@ -43,8 +46,34 @@ _THREAD = "sparkdl-table-writer"
 _TYPES = {"ids": "<i8", "values": "<f4", "state": "<f4", "meta": "<u4", "waiting": "<i8"}
 
 
+class WritableRows(Protocol):
+    """The rows of a store, as :func:`write_part` reads them."""
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """See :class:`RowStore`, like the others."""
+
+    @property
+    def dim(self) -> int: ...
+
+    @property
+    def rule(self) -> RowRule: ...
+
+    @property
+    def tracks(self) -> bool: ...
+
+    @property
+    def clock(self) -> int: ...
+
+    def waiting_ids(self) -> tuple[Ids, Counts]: ...
+
+    def slots(self, since: int | None = None) -> tuple[Slots, Hashes]: ...
+
+    def rows_at(self, slots: Slots) -> TableRows: ...
+
+
 def write_part(
-    store: RowStore, folder: str, rank: int, ranks: int, since: int | None = None
+    store: WritableRows, folder: str, rank: int, ranks: int, since: int | None = None
 ) -> None:
     """Writes the rows of one rank, in blocks: no copy of the table is made.
 
@@ -66,7 +95,7 @@ def write_part(
             hint="discard(folder) on one rank, before the others write",
         )
     slots, hashes = store.slots(since)
-    waiting = np.stack([a.astype(np.int64) for a in store.waiting.export()], axis=1)
+    waiting = np.stack([a.astype(np.int64) for a in store.waiting_ids()], axis=1)
     shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
     prefix = f"{folder}/{_name(rank, ranks)}"
     outputs = {n: _Output(f"{prefix}.{n}.npy", shape, _TYPES[n]) for n, shape in shapes.items()}

@@ -11,7 +11,7 @@ from sparkdl.coordinator.session import Session
 from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import shards_of
+from sparkdl.ps.server.shard import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardClient, ShardedClient
 from sparkdl.ps.shards.cut import compression_of, ranges_of
 from sparkdl.testing.inproc import InprocServer
@@ -28,9 +28,16 @@ class InprocShards(Closing):
         config: Of the run, with one server.
         center: Initial weights; copied.
         count: Shards.
+        tables: Those of the model, if it has any.
     """
 
-    def __init__(self, config: ServerConfig, center: FloatArray, count: int) -> None:
+    def __init__(
+        self,
+        config: ServerConfig,
+        center: FloatArray,
+        count: int,
+        tables: TablesOfRun | None = None,
+    ) -> None:
         self.config = config
         self.ranges = ranges_of(config.layout, count)
         decider = replace(config, sharded=True)
@@ -38,7 +45,7 @@ class InprocShards(Closing):
         self.server = InprocServer(self.coordinator, config.token)
         self.shards = [
             InprocServer(shard.service(center[shard.place].copy()), config.token)
-            for shard in shards_of(config, count)
+            for shard in shards_of(config, count, tables)
         ]
 
     def client(

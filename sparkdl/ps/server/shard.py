@@ -7,8 +7,28 @@ from dataclasses import dataclass, field
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.shards.cut import Range, ranges_of
 from sparkdl.ps.shards.service import ShardService
+from sparkdl.ps.shards.tables import TableService
+from sparkdl.tables.service import TableSpec
 from sparkdl.transport.service import Service
 from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class TablesOfRun:
+    """The tables of a model in a run with servers.
+
+    Args:
+        specs: The tables.
+        folder: Of their files; servers and driver share it.
+        reference: Where the rows to begin with are, see :class:`TableReference`; empty: there are
+            none.
+        ignores_nan: Gradients of rows that are not finite are taken; else they are an error.
+    """
+
+    specs: tuple[TableSpec, ...]
+    folder: str
+    reference: bytes = b""
+    ignores_nan: bool = False
 
 
 @dataclass(frozen=True)
@@ -19,11 +39,13 @@ class ShardConfig(ServerConfig):
         place: Of the range, in the flat buffer of the model.
         number: Of the shard, from 0.
         count: Shards of the run.
+        tables: Those of the model.
     """
 
     place: slice = field(default_factory=lambda: slice(0))
     number: int = 0
     count: int = 1
+    tables: TablesOfRun | None = None
 
     @property
     def title(self) -> str:
@@ -33,11 +55,20 @@ class ShardConfig(ServerConfig):
     def service(self, center: FloatArray) -> Service:
         """The shard; ``center`` is taken over, not copied."""
         range_ = Range(self.place, self.layout)
-        return ShardService(range_, center, self.rule, self.num_workers, self.compression())
+        tables = None
+        if self.tables is not None:
+            of = self.tables
+            tables = TableService(
+                of.specs, self.number, self.count, of.reference, ignores_nan=of.ignores_nan
+            )
+        return ShardService(range_, center, self.rule, self.num_workers, self.compression(), tables)
 
 
-def shards_of(config: ServerConfig, count: int) -> list[ShardConfig]:
-    """The settings of the ``count`` servers that share the weights in the run of ``config``.
+def shards_of(
+    config: ServerConfig, count: int, tables: TablesOfRun | None = None
+) -> list[ShardConfig]:
+    """The settings of the ``count`` servers that share the weights in the run of ``config``, and
+    the rows of the model's tables.
 
     Raises:
         ConfigError: There are more servers than weights, or the codec sends more for so few weights
@@ -48,7 +79,7 @@ def shards_of(config: ServerConfig, count: int) -> list[ShardConfig]:
             range_.layout, config.rule, config.num_workers, config.mode, config.port,
             config.bind_address, config.advertised_address, config.settings,
             token=config.token, codec=config.codec, certificate=config.certificate,
-            place=range_.place, number=number, count=count,
+            place=range_.place, number=number, count=count, tables=tables,
         )
         for number, range_ in enumerate(ranges_of(config.layout, count))
     ]  # fmt: skip

@@ -4,6 +4,8 @@
     Which range each shard holds.
 ``service``
     :class:`~sparkdl.ps.shards.service.ShardService`, the state machine of one shard.
+``tables``, ``rows``
+    The rows of a model's tables: on a shard, and as a worker sees them.
 ``client``
     A worker's client of the coordinator and all shards.
 ``driver``

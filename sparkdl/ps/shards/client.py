@@ -15,7 +15,9 @@ from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.decision import Decision
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
+from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.rules.rule import Rule
+from sparkdl.tables.service import TableSpec
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import Flag, Message
@@ -49,18 +51,24 @@ class ShardClient(Closing):
         timeouts: Timeouts | None = None,
     ) -> None:
         self._values, self._rank, self._attempt = values, rank, attempt
-        self._limits = limits_of(range_.layout, compression)
-        timeouts = timeouts or Timeouts()
-        self._connection = Connection(
-            opener, self._limits, timeouts, buffered=True, name=f"worker {rank} (server {number})"
-        )
-        with explained(opener, timeouts):
-            self._connection.open()
+        self._opener, self._timeouts, self._number = opener, timeouts or Timeouts(), number
+        self.limits = limits_of(range_.layout, compression)
+        self._connection = self.open_another()
         self._coder: Coder | None = None
         if compression is not None and (
             self.transport != "shm" or compression.codec.shapes_training
         ):
             self._coder = Coder(compression, rank, attempt, number)
+
+    def open_another(self) -> Connection:
+        """A connection to the shard, beside those that are open; whoever calls this closes it."""
+        connection = Connection(
+            self._opener, self.limits, self._timeouts, buffered=True,
+            name=f"worker {self._rank} (server {self._number})",
+        )  # fmt: skip
+        with explained(self._opener, self._timeouts):
+            connection.open()
+        return connection
 
     @property
     def transport(self) -> str:
@@ -89,8 +97,8 @@ class ShardClient(Closing):
         if self._coder is not None and message.kind is not StoreKind.SNAPSHOT:
             payload = self._coder.encode(self._values, message.rows)
             return self._taken(connection.request(self._signed(message), payload))
-        np.copyto(self._limits.dense(connection.raw), self._values)
-        return self._taken(connection.request(self._signed(message), self._limits.dense_bytes))
+        np.copyto(self.limits.dense(connection.raw), self._values)
+        return self._taken(connection.request(self._signed(message), self.limits.dense_bytes))
 
     def ask(self, message: Message) -> Message:
         """Sends a message alone; a reply with weights replaces the values."""
@@ -113,7 +121,7 @@ class ShardClient(Closing):
 
     def _taken(self, reply: Message) -> Message:
         if reply.kind is StoreKind.WEIGHTS:
-            found = self._limits.dense(self._connection.raw)
+            found = self.limits.dense(self._connection.raw)
             if self._coder is not None:
                 self._coder.decode(reply, found)
             np.copyto(self._values, found)
@@ -139,6 +147,7 @@ class ShardedClient(Client):
         self, session: Session, shards: Sequence[ShardClient], flat: FloatArray, rule: Rule
     ) -> None:
         super().__init__(session)
+        self._rows: ServedRows | None = None
         self._shards, self._flat, self._rule = shards, flat, rule
         self._decision = Decision()
         self._threads = ThreadPoolExecutor(len(shards), thread_name_prefix="sparkdl-shard")
@@ -174,8 +183,18 @@ class ShardedClient(Client):
             self._decision = Decision.from_wire(welcome.decision)
         return welcome
 
+    def open_rows(self, tables: Sequence[TableSpec]) -> ServedRows:
+        """The rows of a model's tables, by connections of their own; closed with this client."""
+        limits = [shard.limits for shard in self._shards]
+        connections = [shard.open_another() for shard in self._shards]
+        session = self.session
+        self._rows = ServedRows(connections, limits, tables, session.rank, session.attempt)
+        return self._rows
+
     def close(self) -> None:
         """Closes all connections."""
+        if self._rows is not None:
+            self._rows.close()
         for shard in self._shards:
             shard.abort()
         self._threads.shutdown(wait=True, cancel_futures=True)
@@ -269,6 +288,8 @@ class ShardedClient(Client):
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]
+        if self._rows is not None:
+            moved.append(self._rows.bytes_moved)
         return sum(sent for sent, _ in moved), sum(received for _, received in moved)
 
 

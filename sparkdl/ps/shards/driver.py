@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.shards.cut import ranges_of
+from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
@@ -67,6 +69,26 @@ class ShardsDriver(Closing):
             limit = limits_of(range_.layout).chunk_bytes
             for frame, chunk in chunked(Message(StoreKind.WRITE), [content], limit):
                 connection.request(frame, chunk)
+
+    def save_rows(self, reference: TableReference) -> None:
+        """Has all shards write the rows of the tables; training goes on meanwhile.
+
+        Raises:
+            ResourceError: The files cannot be written.
+        """
+        asked = [
+            c.request(Message(StoreKind.ROWS_CLOCKS)).meta["clocks"] for c in self._connections
+        ]
+        # Deltas from the earliest clock on miss nothing that a shard with a later one has changed.
+        clocks = {name: min(found[name] for found in asked) for name in reference.tables}
+        meta = {"reference": reference.to_bytes().decode(), "clocks": clocks}
+
+        def save(connection: Connection) -> None:
+            connection.request(Message(StoreKind.ROWS_SAVE, meta=dict(meta)), deferred=True)
+
+        with ThreadPoolExecutor(len(self._connections)) as threads:
+            for _ in threads.map(save, self._connections):
+                pass
 
     def close(self) -> None:
         """Closes all connections."""

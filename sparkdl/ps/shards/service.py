@@ -14,8 +14,9 @@ from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError
 from sparkdl.failures import Failure
 from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, ROWS, StoreKind, limits_of
 from sparkdl.ps.shards.cut import Range
+from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.replies import CenterReplies
 from sparkdl.ps.store.rounds import Payload, Round
@@ -52,6 +53,7 @@ class ShardService:
         rule: How commits change them; it works element by element.
         num_workers: Workers of the run.
         compression: Of the run, for this range; None refuses encoded commits.
+        tables: The rows of the model's tables that this shard holds; None for a model without.
     """
 
     beside: frozenset[FrameKind] = frozenset()
@@ -65,7 +67,9 @@ class ShardService:
         rule: Rule,
         num_workers: int,
         compression: Compression | None = None,
+        tables: TableService | None = None,
     ) -> None:
+        self._tables = TableService(()) if tables is None else tables
         self.limits = limits_of(range_.layout, compression)
         self.bytes_in = self.bytes_out = 0
         self._range, self._rule, self._num_workers = range_, rule, num_workers
@@ -119,7 +123,9 @@ class ShardService:
         """Takes one request and answers it."""
         try:
             message = self._replies.decoded(connection, message)
-            if message.kind in (StoreKind.PUSH, StoreKind.PUSH_PULL):
+            if message.kind in ROWS:
+                reply = self._tables.answer(message)
+            elif message.kind in (StoreKind.PUSH, StoreKind.PUSH_PULL):
                 reply = self._commit(connection, message, now)
             elif message.kind in self._routes:
                 with self._lock:
@@ -149,6 +155,7 @@ class ShardService:
                 Metric("bytes_in", "counter", "Bytes received in frames", self.bytes_in),
                 Metric("bytes_out", "counter", "Bytes sent in frames", self.bytes_out),
                 Metric("staged", "gauge", "Commits put aside for the open round", staged),
+                *self._tables.metrics(),
             ]
 
     # -- inside ----------------------------------------------------------------------------------

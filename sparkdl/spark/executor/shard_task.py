@@ -16,7 +16,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import shards_of
+from sparkdl.ps.server.shard import TablesOfRun, shards_of
 from sparkdl.settings.network import RankListening
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.frames import Message
@@ -35,12 +35,14 @@ class ShardTask(RaisingTask):
         center: The weights to begin with, of all servers.
         listening: Where this server listens.
         meeting: The coordinator of the servers, at the driver.
+        tables: Those of the model.
     """
 
     config: ServerConfig
     center: FloatArray
     listening: RankListening
     meeting: Endpoint
+    tables: TablesOfRun | None = None
 
     @property
     def devices(self) -> DeviceRequest:
@@ -54,7 +56,7 @@ class ShardTask(RaisingTask):
         config = replace(
             self.config, bind_address=bind, advertised_address=advertised, port=listening.port
         )
-        shard = shards_of(config, rank.num_ranks)[rank.rank]
+        shard = shards_of(config, rank.num_ranks, self.tables)[rank.rank]
         with (
             ServerProcess(shard, self.center[shard.place]) as server,
             open_session(self.meeting, rank=rank.rank, attempt=rank.attempt) as session,

@@ -51,7 +51,7 @@ from sparkdl.spark.fit.plan import (
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.tables import check_tables, tables_folder
+from sparkdl.spark.fit.tables import check_tables, tables_folder, tables_of_run
 from sparkdl.spark.fit.telling import (
     describe_run,
     facts_of,
@@ -364,6 +364,9 @@ def _start_run(
         return ServerRun.start(
             plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
             waits=plan.settings.wait_for_driver,
+            tables=tables_of_run(
+                model, tables_folder(model, plan.checkpoints), rule_state, plan.config.on_nan
+            ),
         )  # fmt: skip
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
     return start_all_reduce(

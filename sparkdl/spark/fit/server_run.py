@@ -19,6 +19,7 @@ from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
+from sparkdl.ps.server.shard import TablesOfRun
 from sparkdl.ps.shards.driver import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
@@ -30,6 +31,7 @@ from sparkdl.spark.fit.shard_servers import (
 )
 from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.network import certificate_of, listening_address
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.run_state import RunState
 from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
@@ -43,6 +45,7 @@ class ServerRun(CoordinatedRun):
         num_workers: Workers of the run.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
+        tables: Those of the model, on the shards; None: it has none.
     """
 
     def __init__(
@@ -52,12 +55,16 @@ class ServerRun(CoordinatedRun):
         num_workers: int,
         waits: bool = False,
         shards: ShardServers | None = None,
+        tables: TablesOfRun | None = None,
     ) -> None:
         self._server, self.strategy, self._num_workers = server, strategy, num_workers
         self._in_step = strategy.rule.blocking or waits
         self._shards = shards
         self._connected: DriverClient | None = None
         self._center: ShardsDriver | None = None
+        self._tables = tables
+        self._saved = b"" if tables is None else tables.reference
+        self._saved_at = 0
 
     @classmethod
     @contextlib.contextmanager
@@ -72,6 +79,7 @@ class ServerRun(CoordinatedRun):
         spark: Any,
         *,
         waits: bool = False,
+        tables: TablesOfRun | None = None,
     ) -> Iterator[Future[ServerRun]]:
         """Starts the server's process in the background; leaving the context ends it.
 
@@ -84,6 +92,7 @@ class ServerRun(CoordinatedRun):
             at_once: How many of them begin together (0: unknown).
             spark: The session.
             waits: Whether the workers wait for the driver at an epoch's end.
+            tables: Those of the model; None: it has none.
         """
         network = config.network
         bind, advertised = listening_address(spark, network)
@@ -114,10 +123,10 @@ class ServerRun(CoordinatedRun):
             if network.servers == "executors":
                 limit_s = config.limits.start_timeout_s
                 shards = servers.enter_context(
-                    on_executors(server_config, center, count, spark, network, limit_s)
+                    on_executors(server_config, center, count, spark, network, limit_s, tables)
                 )
-            elif count > 1:
-                shards = servers.enter_context(beside_driver(server_config, center, count))
+            elif count > 1 or tables is not None:
+                shards = servers.enter_context(beside_driver(server_config, center, count, tables))
             own, first = server_config, center
             if shards is not None:
                 own, first = replace(server_config, sharded=True), np.empty(0, np.float32)
@@ -130,8 +139,9 @@ class ServerRun(CoordinatedRun):
                 on_nan=config.on_nan,
                 at_once=at_once,
                 shards=() if shards is None else shards.endpoints,
+                with_tables=tables is not None,
             )
-            return cls(server, strategy, num_workers, waits, shards)
+            return cls(server, strategy, num_workers, waits, shards, tables)
 
         with servers, ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:
             starting = pool.submit(begin)
@@ -191,7 +201,27 @@ class ServerRun(CoordinatedRun):
         """The present center (a copy), and what :meth:`kept` has."""
         kept, driver = self.kept() or RunState(0), self._driver
         center = pull_center(driver) if self._center is None else self._center.pull(driver)
-        return replace(kept, weights=center)
+        return replace(kept, weights=center, rule=self._save_rows())
+
+    def _save_rows(self) -> bytes:
+        """Has the servers write the rows of tables, if there were pushes since they did last.
+
+        Returns:
+            Where they are; empty for a model without tables.
+        """
+        if self._tables is None:
+            return b""
+        commits = self._driver.status().clock
+        if not self._saved or commits > self._saved_at:
+            assert self._center is not None
+            files = TableCheckpoints(self._tables.folder)
+            names = tuple(sorted(spec.name for spec in self._tables.specs))
+            before = TableReference.from_bytes(self._saved).step if self._saved else 0
+            reference = files.after(self._saved, before + commits - self._saved_at, names)
+            self._center.save_rows(reference)
+            files.finish(reference, len(self.strategy.shards), self._saved)
+            self._saved, self._saved_at = reference.to_bytes(), commits
+        return self._saved
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The center, and the optimizer state that a worker left with the server."""

@@ -13,7 +13,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.failures import RankFailure
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import shards_of
+from sparkdl.ps.server.shard import TablesOfRun, shards_of
 from sparkdl.settings.network import Network
 from sparkdl.spark.executor.shard_task import ShardTask, endpoint_of
 from sparkdl.spark.runs.capacity import count_slots
@@ -88,7 +88,7 @@ def count_servers(network: Network, num_workers: int, at_once: int, spark: Any) 
 
 @contextlib.contextmanager
 def beside_driver(
-    config: ServerConfig, center: FloatArray, count: int
+    config: ServerConfig, center: FloatArray, count: int, tables: TablesOfRun | None
 ) -> Iterator[ServersBesideDriver]:
     """Starts ``count`` servers beside the driver; leaving the context ends them.
 
@@ -96,6 +96,7 @@ def beside_driver(
         config: Of the run, with one server.
         center: The weights to begin with.
         count: Servers.
+        tables: Those of the model.
 
     Raises:
         ConfigError: There are more servers than weights.
@@ -103,7 +104,7 @@ def beside_driver(
     """
     with contextlib.ExitStack() as stack:
         servers = []
-        for shard in shards_of(config, count):
+        for shard in shards_of(config, count, tables):
             server = ServerProcess(shard, center[shard.place], wait=False)
             stack.callback(server.stop)
             servers.append(server)
@@ -138,6 +139,7 @@ def on_executors(
     spark: Any,
     network: Network,
     timeout_s: float,
+    tables: TablesOfRun | None,
 ) -> Iterator[ServersOnExecutors]:
     """Starts ``count`` servers as tasks of Spark; leaving the context ends them.
 
@@ -148,6 +150,7 @@ def on_executors(
         spark: The session.
         network: Where driver and servers listen.
         timeout_s: For all of them to come up.
+        tables: Those of the model.
 
     Raises:
         ConfigError: There are more servers than weights.
@@ -158,7 +161,7 @@ def on_executors(
     settings = Settings(count, start_timeout_s=timeout_s)
     listen = ListenOptions("socket", 0, config.bind_address, config.advertised_address, web=False)
     with CoordinatorHost(settings, listen, config.certificate) as host:
-        task = ShardTask(config, center, rank_listening(spark, network), host.endpoint)
+        task = ShardTask(config, center, rank_listening(spark, network), host.endpoint, tables)
         launcher = SparkLauncher(
             spark.range(0, count, 1, count), count, barrier=True,
             description="sparkdl: parameter servers", noun="stage of parameter servers",

@@ -14,7 +14,10 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.served_rows import ModelTables
+from sparkdl.ps.choice import ServerExchange
+from sparkdl.ps.server.shard import TablesOfRun
 from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.tables.checkpoints import TableCheckpoints
 
 
 def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
@@ -39,10 +42,17 @@ def check_tables(
     tables.require_trainable()
     names = ", ".join(repr(spec.name) for spec in tables.specs)
     what = f"the model has rows in tables ({names}), which this fit cannot train"
-    if config.mode != "allreduce" or type(exchange.rule) is not Mean or exchange.window != 1:
+    if isinstance(exchange, ServerExchange):
+        served = not (exchange.in_step or exchange.independent)
+        served = served and exchange.rule.payload == "delta" and exchange.rule.splits
+        served = served and all(spec.classes is None for spec in tables.specs)
+    else:
+        served = type(exchange.rule) is Mean and exchange.window == 1
+    if not served:
         raise ConfigError(
             what,
-            expected="mode='allreduce' with the mean of the gradients at each step",
+            expected="mode='allreduce' with the mean of the gradients at each step, or, without a "
+            "ShardedClassifier, 'asynchronous' or 'hogwild' with a rule on weight changes",
             received=f"mode={config.mode!r}, rule={exchange.rule.name!r}",
         )
     if checkpoints is None:
@@ -67,6 +77,35 @@ def check_tables(
                 expected="EarlyStopping(restore_best_weights=False)",
                 received="restore_best_weights=True, which would restore the dense weights alone",
             )
+
+
+def tables_of_run(
+    model: Any, folder: str | None, reference: bytes, on_nan: str
+) -> TablesOfRun | None:
+    """The model's tables for a run with servers; None for a model without.
+
+    Rows that the model's layers have themselves are written to files, from which servers load them.
+
+    Args:
+        model: The driver's.
+        folder: Of the tables' files.
+        reference: Of what an earlier fit has written; empty: none has.
+        on_nan: See :class:`FitConfig`.
+    """
+    if folder is None:
+        return None
+    tables = ModelTables(model)
+    specs = tuple(tables.specs)
+    stores = {spec.name: spec.store() for spec in specs}
+    if not reference:
+        tables.give_rows(stores, 0, 1)
+    if any(len(store) for store in stores.values()):
+        files = TableCheckpoints(folder)
+        written = files.after(b"", 0, tuple(sorted(stores)))
+        files.write(written, stores, 0, 1)
+        files.finish(written, 1)
+        reference = written.to_bytes()
+    return TablesOfRun(specs, folder, reference, on_nan == "ignore")
 
 
 def serve_trained(model: Any, state: bytes) -> None:

@@ -1,0 +1,100 @@
+"""A model with rows in tables that lie on parameter servers: trained, saved, gone on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from test_tables import make_model, make_rows
+from test_tables import frame as frame
+
+from sparkdl import Network, SparkModel
+from sparkdl.errors import ConfigError
+from sparkdl.layers import ShardedClassifier
+
+
+def of_one_process(epochs: int) -> Any:
+    ids, labels = make_rows()
+    model = make_model()
+    model.fit(ids, labels, batch_size=16, epochs=epochs, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("mode", ["asynchronous", "hogwild"])
+@pytest.mark.parametrize("servers", [1, 3])
+def test_one_worker_trains_what_keras_would(
+    mode: str, servers: int, spark: Any, tmp_path: Any
+) -> None:
+    ids, labels = make_rows()
+    network = Network(num_servers=servers)
+    spark_model = SparkModel(
+        make_model(), mode, num_workers=1, batch_size=16, frequency=4, network=network
+    )
+    spark_model.fit(
+        (ids, labels), epochs=2, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path)
+    )
+    expected = of_one_process(2)
+    np.testing.assert_allclose(
+        spark_model.model.predict(ids, verbose=0), expected.predict(ids, verbose=0), atol=1e-5
+    )
+    for mine, theirs in zip(spark_model.model.weights, expected.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_workers_share_rows_on_executors_and_a_fit_goes_on(frame: Any, tmp_path: Any) -> None:
+    folder = str(tmp_path)
+    network = Network(num_servers=2, servers="executors")
+    spark_model = SparkModel(
+        make_model(), num_workers=2, batch_size=16, frequency=2, network=network
+    )
+    first = spark_model.fit(
+        frame, epochs=4, verbose=0, checkpoint_dir=folder, validation_split=0.2
+    ).history
+    assert first["loss"][-1] < first["loss"][0]
+    ids, _ = make_rows()
+    table = spark_model.tables["ads"]
+    found, known = table.look_up(np.unique(ids))
+    assert len(table) == known.sum() > 30
+    assert table.statistics().get("nrm2") == pytest.approx(float(np.linalg.norm(found)), rel=1e-4)
+    alone = spark_model.model.predict(ids, verbose=0)[:, 0]
+    spread = [float(np.ravel(r["prediction"])[0]) for r in spark_model.predict(frame).collect()]
+    np.testing.assert_allclose(np.sort(spread), np.sort(alone), atol=1e-6)
+
+    # another number of servers, and over the ranks: the same files
+    more = SparkModel(
+        make_model(), num_workers=1, batch_size=16, network=Network(num_servers=3)
+    ).fit(frame, epochs=6, verbose=0, checkpoint_dir=folder, resume=True)
+    assert len(more.history["loss"]) == 2
+    assert more.history["loss"][-1] < first["loss"][0]
+    ranks = SparkModel(make_model(), "allreduce", num_workers=2, batch_size=16)
+    last = ranks.fit(frame, epochs=7, verbose=0, checkpoint_dir=folder, resume=True)
+    assert last.history["loss"][-1] < first["loss"][0]
+
+
+def test_rows_that_the_model_brings_are_where_the_servers_begin(spark: Any, tmp_path: Any) -> None:
+    ids, labels = make_rows()
+    spark_model = SparkModel(of_one_process(1), num_workers=1, batch_size=16, frequency=1)
+    spark_model.fit(
+        (ids, labels), epochs=1, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path)
+    )
+    np.testing.assert_allclose(
+        spark_model.model.predict(ids, verbose=0),
+        of_one_process(2).predict(ids, verbose=0),
+        atol=1e-5,
+    )
+
+
+def test_what_servers_cannot_train_is_refused(frame: Any, tmp_path: Any) -> None:
+    options = {"verbose": 0, "checkpoint_dir": str(tmp_path)}
+    for settings in ({"mode": "synchronous"}, {"rule": "sgd"}):
+        with pytest.raises(ConfigError, match="this fit cannot train"):
+            SparkModel(make_model(), num_workers=1, **settings).fit(frame, **options)
+    with pytest.raises(ConfigError, match="checkpoint_dir"):
+        SparkModel(make_model(), num_workers=1).fit(frame, verbose=0)
+    x = keras.Input((3,), name="features")
+    classes = keras.Model(x, ShardedClassifier(5, table="faces")(x))
+    classes.compile("sgd")
+    with pytest.raises(ConfigError, match="without a ShardedClassifier"):
+        SparkModel(classes, num_workers=1).fit(frame, **options)
