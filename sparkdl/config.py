@@ -62,8 +62,9 @@ class Limits(UserSettings):
         memory_budget_mb: Rows of a worker beyond this many MiB are kept on its disk.
         start_timeout_s: How long workers that begin together wait for all of them to start.
         worker_timeout_s: For ``SparkModel``: a worker that was silent for longer counts as dead.
-        max_restarts: For ``SparkModel`` with ``mode='allreduce'``: how often training begins again
-            from the last whole epoch after workers were lost.
+        max_restarts: For ``SparkModel``: how often training begins again from the last whole epoch
+            after workers were lost (``mode='allreduce'``), or from the last checkpoint after a
+            parameter server was (with ``checkpoint_dir``).
         collective_timeout_s: For ``run``: the longest one collective operation may take; the error
             names the missing ranks.
         stall_timeout_s: For ``run`` with ``data``: a function that asks for no rows for this time,
@@ -246,13 +247,6 @@ class FitConfig(UserSettings):
                     hint="there workers accept no connections; port and server_bind are the "
                     "server's; servers='executors' has use for it",
                 )
-        if "max_restarts" in self.limits.changed():
-            raise ConfigError(
-                "max_restarts has no effect in a mode with a server",
-                expected=f"Limits without max_restarts in mode {self.mode!r}",
-                received=f"Limits(max_restarts={self.limits.max_restarts})",
-                hint="there Spark replaces a lost worker meanwhile: spark.task.maxFailures",
-            )
 
     @property
     def with_server(self) -> bool:
@@ -261,8 +255,11 @@ class FitConfig(UserSettings):
 
     @property
     def restarts(self) -> int:
-        """How often a lost stage begins again; 0 in the modes in which Spark replaces workers."""
-        return 0 if self.with_server else self.limits.max_restarts
+        """How often training begins again after workers of an all-reduce, or a server, were lost.
+
+        In the modes with a server Spark replaces lost workers meanwhile.
+        """
+        return self.limits.max_restarts
 
     def to_dict(self) -> dict[str, Any]:
         """Every setting by the name of ``SparkModel``'s argument, with the fields of ``network``

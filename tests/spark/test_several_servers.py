@@ -111,3 +111,35 @@ def test_what_cannot_go_over_several_servers_is_refused_before_a_job(digits_df: 
             make_mlp(), "synchronous", num_workers=2,
             network=Network(num_servers=3, servers="executors"),
         ).fit(digits_df, verbose=0)  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["driver", "executors"])
+def test_after_a_killed_server_a_fit_goes_on_from_its_checkpoint(
+    digits_df: Any, tmp_path: Any, place: str
+) -> None:
+    """One worker, in the order of the rows: what comes out is what comes out without the death."""
+    killed: list[float] = []
+    again: list[float] = []
+
+    def kill() -> None:
+        if not killed:
+            os.kill(servers_of()[-1].pid, signal.SIGKILL)
+            killed.append(time.monotonic())
+
+    settings = {"num_workers": 1, "batch_size": 32, "seed": 3}
+    whole = SparkModel(make_mlp(), **settings)
+    whole.fit(digits_df, epochs=6, verbose=0, shuffle=False)
+    network = Network(num_servers=2, servers=place)
+    spark_model = SparkModel(make_mlp(), network=network, **settings)
+    with pytest.warns(RuntimeWarning, match="a parameter server was lost.*goes on from epoch"):
+        history = spark_model.fit(
+            digits_df, epochs=6, verbose=0, shuffle=False, checkpoint_dir=str(tmp_path),
+            callbacks=[
+                AtEpoch(3, kill), AtEpoch(4, lambda: again.append(time.monotonic())),
+            ],
+        )  # fmt: skip
+    assert again[0] - killed[0] < 30
+    assert len(history.history["loss"]) == 6
+    for mine, theirs in zip(spark_model.model.weights, whole.model.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    require_none_left()

@@ -32,9 +32,7 @@ def test_one_worker_trains_what_keras_would(
     spark_model = SparkModel(
         make_model(), mode, num_workers=1, batch_size=16, frequency=4, network=network
     )
-    spark_model.fit(
-        (ids, labels), epochs=2, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path)
-    )
+    spark_model.fit((ids, labels), epochs=2, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path))
     expected = of_one_process(2)
     np.testing.assert_allclose(
         spark_model.model.predict(ids, verbose=0), expected.predict(ids, verbose=0), atol=1e-5
@@ -76,9 +74,7 @@ def test_workers_share_rows_on_executors_and_a_fit_goes_on(frame: Any, tmp_path:
 def test_rows_that_the_model_brings_are_where_the_servers_begin(spark: Any, tmp_path: Any) -> None:
     ids, labels = make_rows()
     spark_model = SparkModel(of_one_process(1), num_workers=1, batch_size=16, frequency=1)
-    spark_model.fit(
-        (ids, labels), epochs=1, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path)
-    )
+    spark_model.fit((ids, labels), epochs=1, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path))
     np.testing.assert_allclose(
         spark_model.model.predict(ids, verbose=0),
         of_one_process(2).predict(ids, verbose=0),

@@ -48,7 +48,6 @@ def test_loop_settings_are_checked_when_made() -> None:
         ({"limits": Network()}, "limits must be a sparkdl.Limits"),
         ({"limits": Limits(stall_timeout_s=5)}, "stall_timeout_s has no effect in SparkModel"),
         ({"seed": -1}, "seed"),
-        ({"limits": Limits(max_restarts=1)}, "max_restarts has no effect"),
         ({"communicator": "builtin"}, "communicator has no effect"),
         ({"on_nan": "drop"}, "on_nan"),
         ({"on_nan": "skip", "mode": "allreduce", "communicator": "horovod"}, "Horovod sends"),

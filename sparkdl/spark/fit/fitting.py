@@ -12,6 +12,7 @@ from typing import Any
 from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rules import Sliced
 from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.errors import TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
@@ -208,7 +209,8 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     """Trains to the plan's last epoch, or until a callback stops it.
 
     A stage whose workers were lost is begun again from the last whole epoch that the driver has,
-    with the workers that are left if slots shrank.
+    with the workers that are left if slots shrank; one whose server was lost from the last
+    checkpoint, if there are any.
 
     Raises:
         WorkerError: A worker raised, or workers were lost once too often.
@@ -319,6 +321,16 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 source, trained, run, task, monitor, repartition=plan.config.repartition,
                 barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
             )  # fmt: skip
+        except TransportError as error:
+            if plan.checkpoints is None or not (isinstance(run, ServerRun) and run.server_lost):
+                raise
+            lost = StageLost(error)
+            lost.epoch = trained.restore(plan.checkpoints)
+            if lost.epoch <= settings.first_epoch:  # nothing was written in this stage
+                lost.epoch = settings.first_epoch
+                _restore(trained, archive, rule_state)
+            monitor.loaded_again(lost.epoch)
+            raise lost from error
         except StageLost as lost:
             kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
@@ -381,8 +393,9 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     workers = plan.num_workers
     if slots is not None and plan.config.repartition:
         workers = max(1, min(workers, slots))
+    who = "a parameter server was" if plan.config.with_server else "workers were"
     warn_user(
-        f"workers were lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
+        f"{who} lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
         f"{workers} of {plan.num_workers} workers, restart {restarts}"
     )
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))

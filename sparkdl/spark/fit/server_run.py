@@ -13,6 +13,7 @@ import numpy as np
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import TransportError
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
@@ -175,6 +176,15 @@ class ServerRun(CoordinatedRun):
         self._server.check()
         if self._shards is not None:
             self._shards.check()
+
+    @property
+    def server_lost(self) -> bool:
+        """Whether a server has ended, so that nothing can be read from it any more."""
+        try:
+            self._check()
+        except TransportError:
+            return True
+        return False
 
     def command(self, command: Command) -> None:
         """Tells the workers; the servers first, where they hold what a callback wrote."""

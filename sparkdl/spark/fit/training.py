@@ -90,7 +90,8 @@ class StageSummary:
 
 
 class StageLost(Exception):
-    """The stage's workers were lost, by no fault of the user's code; another attempt may do.
+    """The stage's workers, or its server, were lost by no fault of the user's code: another attempt
+    may do.
 
     Args:
         error: What to raise if there is no other attempt.
@@ -169,6 +170,8 @@ def _run_on(
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
         try:
+            if monitor.epochs_done > task.settings.first_epoch:  # the callbacks of these have run
+                run.command(Command(release=monitor.epochs_done - 1))
             stopped = _watch(ranks, run, monitor, on_epoch)
             results = _results(ranks, run, barrier)
             _raise_failures(results, run, barrier)

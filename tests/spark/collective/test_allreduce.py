@@ -376,8 +376,6 @@ def test_what_makes_no_sense_is_refused_before_any_job() -> None:
         SparkModel(model, "allreduce", parameter_server_mode="http")
     with pytest.raises(ConfigError, match="codec"):
         SparkModel(model, "allreduce", compression="topk")
-    with pytest.raises(ConfigError, match="max_restarts has no effect"):
-        SparkModel(model, "asynchronous", limits=Limits(max_restarts=2))
     with pytest.raises(ConfigError, match="communicator has no effect"):
         SparkModel(model, "asynchronous", communicator="builtin")
 

@@ -32,9 +32,7 @@ def spec(name: str = "ads", **more: Any) -> TableSpec:
     return TableSpec(name, settings, learning_rate=None)
 
 
-def served(
-    count: int, *specs: TableSpec, reference: bytes = b"", folder: str = ""
-) -> InprocShards:
+def served(count: int, *specs: TableSpec, reference: bytes = b"", folder: str = "") -> InprocShards:
     config = ServerConfig(
         LAYOUT, make_rule("downpour"), 3, settings=Settings(3, grace_s=0.2, round_timeout_s=20)
     )
