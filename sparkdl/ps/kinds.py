@@ -32,6 +32,7 @@ class StoreKind(FrameKind):
     ROWS_PUSH = 48, Body.CHUNK  # to a shard: a step of rows, by their gradients
     ROWS_CLOCKS = 49  # to a shard: the steps that its tables have had
     ROWS_SAVE = 50  # to a shard: write the rows to files
+    TELL = 51  # to a shard: its numbers, as /metrics has them, and its memory
     WEIGHTS = 65, Body.DENSE  # a reply
 
 

@@ -55,6 +55,24 @@ class Usage:
         return sum(self.seconds.values())
 
 
+@dataclass(frozen=True)
+class ServerUsage:
+    """What one of several parameter servers did in a run.
+
+    Args:
+        host: At which the workers reach it.
+        memory_bytes: Resident memory at the end.
+        bytes_received, bytes_sent: Of frames, those in shared memory with their bodies.
+        table_rows: Rows of tables that it holds.
+    """
+
+    host: str
+    memory_bytes: int
+    bytes_received: int
+    bytes_sent: int
+    table_rows: int = 0
+
+
 @dataclass(frozen=True, eq=False)
 class Spans:
     """The phases of a rank one after another, without a gap.
@@ -152,7 +170,7 @@ class PhaseClock:
         times = os.times()
         return Usage(
             dict(zip(PHASES, seconds, strict=True)), round(times.user + times.system, 3),
-            _memory_bytes(),
+            memory_bytes(),
             bytes_sent, bytes_received,
         )  # fmt: skip
 
@@ -247,7 +265,7 @@ def recording(clock: PhaseClock) -> Iterator[PhaseClock]:
         _current.clock = before
 
 
-def _memory_bytes() -> int:
+def memory_bytes() -> int:
     """Resident memory of this process: now on Linux, the most so far elsewhere."""
     try:
         with open("/proc/self/statm", "rb") as file:

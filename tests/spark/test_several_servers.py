@@ -1,4 +1,4 @@
-"""Several parameter servers: the same model as with one, beside the driver and as tasks of Spark."""
+"""Several parameter servers: the same model as with one, beside the driver or as tasks of Spark."""
 
 from __future__ import annotations
 

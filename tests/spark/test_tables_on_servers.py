@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from test_tables import make_model, make_rows
+from faulty import AtEpoch
+from test_several_servers import servers_of
 from test_tables import frame as frame
+from test_tables import make_model, make_rows
 
 from sparkdl import Network, SparkModel
 from sparkdl.errors import ConfigError
@@ -51,6 +55,9 @@ def test_workers_share_rows_on_executors_and_a_fit_goes_on(frame: Any, tmp_path:
         frame, epochs=4, verbose=0, checkpoint_dir=folder, validation_split=0.2
     ).history
     assert first["loss"][-1] < first["loss"][0]
+    servers = spark_model.summary.servers
+    assert sum(server.table_rows for server in servers) > 30
+    assert all(server.bytes_received and server.memory_bytes for server in servers)
     ids, _ = make_rows()
     table = spark_model.tables["ads"]
     found, known = table.look_up(np.unique(ids))
@@ -78,6 +85,34 @@ def test_rows_that_the_model_brings_are_where_the_servers_begin(spark: Any, tmp_
     np.testing.assert_allclose(
         spark_model.model.predict(ids, verbose=0),
         of_one_process(2).predict(ids, verbose=0),
+        atol=1e-5,
+    )
+
+
+def test_a_killed_server_takes_rows_and_weights_back_to_the_checkpoint(
+    spark: Any, tmp_path: Any
+) -> None:
+    """What comes out is what comes out without the death: no step twice, none lost."""
+    ids, labels = make_rows()
+    killed: list[int] = []
+
+    def kill() -> None:
+        if not killed:
+            killed.append(servers_of()[1].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    spark_model = SparkModel(
+        make_model(), num_workers=1, batch_size=16, frequency=4, network=Network(num_servers=2)
+    )
+    with pytest.warns(RuntimeWarning, match="a parameter server was lost"):
+        spark_model.fit(
+            (ids, labels), epochs=4, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path),
+            callbacks=[AtEpoch(2, kill)],
+        )  # fmt: skip
+    assert killed
+    np.testing.assert_allclose(
+        spark_model.model.predict(ids, verbose=0),
+        of_one_process(4).predict(ids, verbose=0),
         atol=1e-5,
     )
 

@@ -14,6 +14,7 @@ from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.shards.cut import ranges_of
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import ServerUsage
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import Message
@@ -33,6 +34,7 @@ class ShardsDriver(Closing):
     def __init__(
         self, endpoints: Sequence[Endpoint], layout: Layout, check: Callable[[], None]
     ) -> None:
+        self._endpoints = endpoints
         self._layout, self._ranges = layout, ranges_of(layout, len(endpoints))
         self._connections: list[Connection] = []
         timeouts = Timeouts()
@@ -69,6 +71,20 @@ class ShardsDriver(Closing):
             limit = limits_of(range_.layout).chunk_bytes
             for frame, chunk in chunked(Message(StoreKind.WRITE), [content], limit):
                 connection.request(frame, chunk)
+
+    def usage(self) -> tuple[ServerUsage, ...]:
+        """What the servers did so far, in the order of their ranges."""
+        found = []
+        for connection, endpoint in zip(self._connections, self._endpoints, strict=True):
+            meta = connection.request(Message(StoreKind.TELL)).meta
+            numbers = meta["numbers"]
+            found.append(
+                ServerUsage(
+                    endpoint.address.host, int(meta["memory_bytes"]), int(numbers["bytes_in"]),
+                    int(numbers["bytes_out"]), int(numbers["table_rows"]),
+                )
+            )  # fmt: skip
+        return tuple(found)
 
     def save_rows(self, reference: TableReference) -> None:
         """Has all shards write the rows of the tables; training goes on meanwhile.

@@ -22,6 +22,7 @@ from sparkdl.ps.store.replies import CenterReplies
 from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import memory_bytes
 from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Message
 from sparkdl.transport.service import Metric, Replies
@@ -92,6 +93,7 @@ class ShardService:
             StoreKind.RESULT: self._result,
             StoreKind.SNAPSHOT: self._take_snapshot,
             StoreKind.WRITE: self._write,
+            StoreKind.TELL: self._tell,
         }
 
     # -- see Service -----------------------------------------------------------------------------
@@ -237,6 +239,10 @@ class ShardService:
     def _result(self, connection: int, message: Message) -> Message:
         self._follow(Decision.in_meta(message.meta, DECISION))
         return self._replies.result(message, self._round_rows)
+
+    def _tell(self, connection: int, message: Message) -> Message:
+        numbers = {metric.name: metric.value for metric in self.metrics()}
+        return Message(Kind.OK, meta={"numbers": numbers, "memory_bytes": memory_bytes()})
 
     def _follow(self, decision: Decision) -> None:
         """Applies the round that is decided, unless this shard has.

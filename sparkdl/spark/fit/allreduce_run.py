@@ -33,6 +33,7 @@ from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
+from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
 from sparkdl.transport.listeners import ListenOptions
 from sparkdl.weights import Layout
@@ -214,6 +215,10 @@ class SilentRun:
     def state(self) -> RunState:
         """The results of the stage."""
         return returned_state(self.trained)
+
+    def servers(self) -> tuple[ServerUsage, ...]:
+        """None."""
+        return ()
 
     def member(self, rank: int) -> RunState | None:
         """None: all ranks have the same model."""

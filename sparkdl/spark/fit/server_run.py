@@ -33,6 +33,7 @@ from sparkdl.spark.fit.shard_servers import (
 from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.network import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
+from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
 from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
@@ -232,6 +233,11 @@ class ServerRun(CoordinatedRun):
             files.finish(reference, len(self.strategy.shards), self._saved)
             self._saved, self._saved_at = reference.to_bytes(), commits
         return self._saved
+
+    def servers(self) -> tuple[ServerUsage, ...]:
+        """What several servers did so far."""
+        _ = self._driver
+        return () if self._center is None else self._center.usage()
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The center, and the optimizer state that a worker left with the server."""

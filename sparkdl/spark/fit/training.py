@@ -21,7 +21,7 @@ from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
-from sparkdl.training.phases import Usage
+from sparkdl.training.phases import ServerUsage, Usage
 from sparkdl.training.run_state import RunState
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class StageSummary:
         label_mean: The mean of all workers' labels, see :func:`sparkdl.data.statistics.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
             :func:`sparkdl.data.statistics.off_center`.
+        servers: The servers that held the weights together, in order; empty for one server.
     """
 
     rows: int
@@ -70,6 +71,7 @@ class StageSummary:
     counted: float = 1.0
     label_mean: tuple[float, ...] = ()
     off_center: Mapping[str, float] = field(default_factory=dict)
+    servers: tuple[ServerUsage, ...] = ()
 
     def __str__(self) -> str:
         workers = "1 worker" if len(self.rank_rows) == 1 else f"{len(self.rank_rows)} workers"
@@ -83,6 +85,12 @@ class StageSummary:
             lines.append(
                 f"rank {rank:>3}  {self.rank_rows.get(rank, 0):>10,} rows  "
                 f"{usage.memory_bytes / 1e6:,.0f} MB" + (f"  GPU {gpus}" if gpus else "")
+            )
+        for number, server in enumerate(self.servers):
+            rows = f"  {server.table_rows:,} rows of tables" if server.table_rows else ""
+            lines.append(
+                f"server {number:>1}  {server.host}  {server.bytes_received / 1e6:,.0f} MB in, "
+                f"{server.bytes_sent / 1e6:,.0f} MB out  {server.memory_bytes / 1e6:,.0f} MB{rows}"
             )
         if self.refused:
             lines.append(f"{self.refused} updates were refused: they were not finite")
@@ -240,6 +248,7 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> S
         counted=sum(t.counted for t in trained.values()) / len(trained),
         label_mean=_label_mean(list(trained.values()), rows),
         off_center=_off_center(list(trained.values()), rows),
+        servers=run.servers(),
     )
 
 

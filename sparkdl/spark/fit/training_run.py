@@ -10,6 +10,7 @@ from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.executor.trainer import TrainedRank
+from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
 from sparkdl.training.syncing import Strategy
 
@@ -58,6 +59,9 @@ class Run(Protocol):
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The trained weights and all that goes with them, given what the ranks returned."""
 
+    def servers(self) -> tuple[ServerUsage, ...]:
+        """What several servers that hold the weights together did so far; else nothing."""
+
 
 class CoordinatedRun(ABC):
     """The base of runs whose workers a coordinator follows; see :class:`Run`."""
@@ -82,6 +86,10 @@ class CoordinatedRun(ABC):
         """The state that a worker left with the driver last; None if none has."""
         kept = self._driver.kept()
         return RunState.from_bytes(kept) if kept else None
+
+    def servers(self) -> tuple[ServerUsage, ...]:
+        """None: workers exchange with each other, or through one server."""
+        return ()
 
     def member(self, rank: int) -> RunState | None:
         """The model of its own that a rank has left."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkdl.spark.fit.training import StageSummary
-from sparkdl.training.phases import Usage
+from sparkdl.training.phases import ServerUsage, Usage
 
 pytestmark = pytest.mark.keras
 
@@ -20,6 +20,20 @@ def test_what_is_printed() -> None:
         "45,016 rows per epoch, 2 workers by shm: 9.1 s of training; 0.5 s to read the rows",
         "rank   0      22,507 rows  807 MB",
         "rank   1      22,509 rows  816 MB  GPU 1",
+    ]
+
+
+def test_several_servers_are_told() -> None:
+    summary = StageSummary(
+        1, 0.1, 0.0, frozenset({"socket"}), {}, {}, rank_rows={0: 1},
+        servers=(
+            ServerUsage("10.0.0.7", 90_400_000, 12_000_000, 8_000_000),
+            ServerUsage("10.0.0.8", 91_000_000, 13_000_000, 9_000_000, table_rows=4321),
+        ),
+    )  # fmt: skip
+    assert str(summary).splitlines()[1:] == [
+        "server 0  10.0.0.7  12 MB in, 8 MB out  90 MB",
+        "server 1  10.0.0.8  13 MB in, 9 MB out  91 MB  4,321 rows of tables",
     ]
 
 
