@@ -59,8 +59,9 @@ class ShardConfig(ServerConfig):
         if self.tables is not None:
             of = self.tables
             tables = TableService(
-                of.specs, self.number, self.count, of.reference, ignores_nan=of.ignores_nan
-            )
+                of.specs, self.number, self.count, of.folder, of.reference,
+                ignores_nan=of.ignores_nan,
+            )  # fmt: skip
         return ShardService(range_, center, self.rule, self.num_workers, self.compression(), tables)
 
 

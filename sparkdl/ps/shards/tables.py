@@ -150,6 +150,7 @@ class TableService:
         specs: The tables.
         number: Of the shard.
         count: Shards.
+        folder: In which rows may be written.
         reference: Where the rows to begin with are; empty: there are none.
         ignores_nan: Gradients that are not finite are taken; else they are an error.
     """
@@ -159,11 +160,12 @@ class TableService:
         specs: Sequence[TableSpec],
         number: int = 0,
         count: int = 1,
+        folder: str = "",
         reference: bytes = b"",
         *,
         ignores_nan: bool = False,
     ) -> None:
-        self._number, self._count = number, count
+        self._number, self._count, self._folder = number, count, folder
         self._rates = {spec.name: spec.learning_rate for spec in specs}
         self.stores = {spec.name: spec.store(count) for spec in specs}
         """Table name -> the rows that this shard holds."""
@@ -262,6 +264,12 @@ class TableService:
         """Writes the rows; meanwhile others push, unless rows may leave their places."""
         meta = message.meta
         reference = TableReference.from_bytes(str(meta.get("reference")).encode())
+        if reference.folder.rpartition("/")[0] != self._folder:
+            raise ProtocolError(
+                "rows are to be written elsewhere than in the run's folder",
+                expected=f"a folder in {self._folder!r}",
+                received=reference.folder[:200],
+            )
         clocks = meta.get("clocks")
         for name, store in self.stores.items():
             lock, leaves = self._locks[name], store.eviction.on

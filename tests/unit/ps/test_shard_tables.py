@@ -163,7 +163,7 @@ def test_tables_are_written_while_others_push_and_any_number_of_shards_loads_the
 ) -> None:
     ids = np.arange(3000)
     files = TableCheckpoints(str(tmp_path))
-    with served(3, spec(tracks=True)) as server, server.client(0) as client:
+    with served(3, spec(tracks=True), folder=str(tmp_path)) as server, server.client(0) as client:
         rows = client.open_rows([spec(tracks=True)])
         step(rows, ids, -np.ones(3000), 1)
         step(rows, ids[:5], -np.ones(5), 2)
