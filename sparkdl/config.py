@@ -254,6 +254,14 @@ class FitConfig(UserSettings):
         return self.mode != "allreduce"
 
     @property
+    def server_slots(self) -> int:
+        """Task slots that parameter servers take; with ``num_servers='auto'`` at least one."""
+        if self.network.servers != "executors" or not self.with_server:
+            return 0
+        count = self.network.num_servers
+        return 1 if count == "auto" else int(count)
+
+    @property
     def restarts(self) -> int:
         """How often training begins again after workers of an all-reduce, or a server, were lost.
 

@@ -72,7 +72,7 @@ def check_versions(versions: Versions) -> list[Check]:
 
 
 def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str) -> Check:
-    """Whether the workers of a run can run at the same time.
+    """Whether the workers of a run, and its servers on executors, can run at the same time.
 
     Args:
         slots: How many there are.
@@ -80,10 +80,12 @@ def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str)
         task_cpus: Cores of a task.
         driver_host: Where executors look for Spark's driver.
     """
-    wanted = config.num_workers or 1
+    servers = config.server_slots
+    wanted = (config.num_workers or 1) + servers
+    each = "one for each worker" + (" and each server" if servers else "")
     if slots < 1:
         return Check(
-            "slots", "error", "no executor has come", f"{wanted}, one for each worker",
+            "slots", "error", "no executor has come", f"{wanted}, {each}",
             "has the cluster room for an executor? Do executors find the driver: does "
             f"spark.driver.host={driver_host} mean this machine on theirs, and no loopback address "
             "(/etc/hosts), and does a firewall let spark.driver.port and spark.blockManager.port "
@@ -92,8 +94,9 @@ def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str)
     if slots < wanted:
         return Check(
             "slots", "error", f"{slots}, spark.task.cpus={task_cpus}",
-            f"{wanted}, one for each worker (num_workers)",
-            "more or larger executors, a smaller spark.task.cpus, or fewer workers",
+            f"{wanted}, {each} (num_workers" + (", num_servers)" if servers else ")"),
+            "more or larger executors, a smaller spark.task.cpus, or fewer workers"
+            + (" or servers" if servers else ""),
         )  # fmt: skip
     return Check("slots", "ok", f"{slots}, spark.task.cpus={task_cpus}")
 

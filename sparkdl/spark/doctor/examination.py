@@ -346,7 +346,7 @@ class _Examination:
     def _expected_slots(self, master: str) -> int:
         """Slots for which executors may still be starting."""
         if self.config.num_workers is not None:
-            return self.config.num_workers
+            return self.config.num_workers + self.config.server_slots
         if master.startswith("local"):
             return 1 << 20  # wait_for_slots knows what a local master can start
         instances = int(self.setting("spark.executor.instances") or 1)

@@ -48,7 +48,6 @@ from sparkdl.spark.fit.plan import (
     count_workers,
     loop_settings,
     prepare_model,
-    slots_of_servers,
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
@@ -249,7 +248,7 @@ def _slots(plan: FitPlan) -> AbstractContextManager[None]:
     """The slots of workers that must all run at the same time, and of servers on executors; other
     workers take turns."""
     capacity = count_slots(plan.source.spark, plan.profile)
-    servers = slots_of_servers(plan.config)
+    servers = plan.config.server_slots
     if capacity is None or not (plan.exchange.all_at_once or servers):
         return nullcontext()
     workers = plan.num_workers if plan.exchange.all_at_once else 1

@@ -149,14 +149,6 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
     adopt_optimizer(model, exchange.rule.local_optimizer())
 
 
-def slots_of_servers(config: FitConfig) -> int:
-    """Task slots that the parameter servers of a run take; with ``'auto'`` at least one."""
-    if config.network.servers != "executors" or not config.with_server:
-        return 0
-    count = config.network.num_servers
-    return 1 if count == "auto" else int(count)
-
-
 def count_workers(
     config: FitConfig,
     exchange: ChosenExchange,
@@ -175,7 +167,7 @@ def count_workers(
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.
         ResourceError: There is no room for all where all must run at once.
     """
-    beside = slots_of_servers(config)
+    beside = config.server_slots
     if not config.repartition and not source.files:
         count = count_partitions(source.frame)
         if config.num_workers not in (None, count):

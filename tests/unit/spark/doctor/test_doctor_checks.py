@@ -16,6 +16,7 @@ import pytest
 from sparkdl import Limits
 from sparkdl.config import FitConfig
 from sparkdl.errors import ResourceError
+from sparkdl.settings.network import Network
 from sparkdl.spark.doctor import cluster_checks, host_checks, host_facts
 from sparkdl.spark.doctor.cluster_checks import Versions
 from sparkdl.spark.doctor.executors import Executor, Executors, parse_answers
@@ -333,6 +334,13 @@ def test_no_executor_at_all_is_an_error_with_what_to_look_at() -> None:
     assert "spark.driver.host=driver.example.org" in check.hint
     assert cluster_checks.check_slots(1, FitConfig(), 1, "driver").status == "ok"
     assert cluster_checks.check_slots(1, FitConfig(num_workers=2), 1, "driver").status == "error"
+    served = FitConfig(num_workers=2, network=Network(num_servers=3, servers="executors"))
+    check = cluster_checks.check_slots(4, served, 1, "driver")
+    assert (check.status, check.expected) == (
+        "error",
+        "5, one for each worker and each server (num_workers, num_servers)",
+    )
+    assert cluster_checks.check_slots(5, served, 1, "driver").status == "ok"
 
 
 def test_gpus_that_are_there_and_not_given_are_a_warning() -> None:
