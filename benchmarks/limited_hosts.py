@@ -149,7 +149,10 @@ def be_worker() -> None:
         flat = np.empty(learner.layout.size, np.float32)
         learner.read_weights(flat)
         np.save(f"{directory}/{rank}.npy", flat)
-        print(json.dumps([timed.steps, timed.moved, timed.transport]), flush=True)
+        print(
+            json.dumps([timed.steps, timed.moved, getattr(timed, "transport", "builtin")]),
+            flush=True,
+        )
 
 
 @contextlib.contextmanager
@@ -182,14 +185,27 @@ class _Identity:
 class _Alone:
     """A synchronizer that does a worker's own part of each exchange, and sends nothing."""
 
-    every_batch = cuts_stacks = stopped = False
-    learning_rate = None
+    every_batch = cuts_stacks = False
     transport = "none"
     bytes_sent = bytes_received = 0
 
     def __init__(self, payload: str, layout: Any) -> None:
         self._payload = payload
         self._flat, self._other = (np.zeros(layout.size, np.float32) for _ in range(2))
+
+    @property
+    def orders(self) -> Any:
+        from sparkdl.training.syncing import Orders
+
+        return Orders()
+
+    def take_changes(self, learner: Any) -> None:
+        pass
+
+    def outcome(self, learner: Any, epoch: int) -> Any:
+        from sparkdl.training.syncing import Outcome
+
+        return Outcome(self.transport)
 
     def start(self, learner: Any, rows: int, batches: int, windows: int) -> Any:
         from sparkdl.training.syncing import Start
@@ -212,7 +228,7 @@ class _Alone:
     def end_epoch(self, *given: Any) -> None:
         pass
 
-    def finish(self, learner: Any) -> None:
+    def finish(self, *given: Any) -> None:
         pass
 
 
