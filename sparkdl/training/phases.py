@@ -57,7 +57,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ServerUsage:
-    """What one of several parameter servers did in a run.
+    """The work of one of several parameter servers in a run.
 
     Args:
         host: At which the workers reach it.

@@ -20,8 +20,8 @@ class TablesOfRun:
     Args:
         specs: The tables.
         folder: Of their files; servers and driver share it.
-        reference: Where the rows to begin with are, see :class:`TableReference`; empty: there are
-            none.
+        reference: A :class:`sparkdl.tables.checkpoints.TableReference` of the rows to begin with;
+            empty: there are none.
         ignores_nan: Gradients of rows that are not finite are taken; else they are an error.
     """
 

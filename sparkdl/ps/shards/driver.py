@@ -73,7 +73,7 @@ class ShardsDriver(Closing):
                 connection.request(frame, chunk)
 
     def usage(self) -> tuple[ServerUsage, ...]:
-        """What the servers did so far, in the order of their ranges."""
+        """The work of the servers so far, in the order of their ranges."""
         found = []
         for connection, endpoint in zip(self._connections, self._endpoints, strict=True):
             meta = connection.request(Message(StoreKind.TELL)).meta

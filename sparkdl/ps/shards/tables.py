@@ -27,7 +27,7 @@ from sparkdl.weights import FloatArray
 
 @dataclass
 class Line:
-    """What one rank has pushed to this shard, over all its attempts.
+    """The pushes of one rank to this shard, over all its attempts.
 
     ``reached`` is the epoch and batch up to which its former attempts have: batches that are
     trained again count no second time.
@@ -58,7 +58,7 @@ class PushPart:
 
 
 def pack_push(parts: Sequence[PushPart]) -> tuple[list[list[Any]], ByteArray]:
-    """What the meta of a push says of its parts, and its body."""
+    """Describes the parts of a push for its meta, and joins them to its body."""
     told: list[list[Any]] = []
     arrays: list[ByteArray] = []
     for part in parts:

@@ -235,7 +235,7 @@ class ServerRun(CoordinatedRun):
         return self._saved
 
     def servers(self) -> tuple[ServerUsage, ...]:
-        """What several servers did so far."""
+        """The work of several servers so far."""
         _ = self._driver
         return () if self._center is None else self._center.usage()
 

@@ -60,7 +60,7 @@ class Run(Protocol):
         """The trained weights and all that goes with them, given what the ranks returned."""
 
     def servers(self) -> tuple[ServerUsage, ...]:
-        """What several servers that hold the weights together did so far; else nothing."""
+        """The work so far of servers that hold the weights together; else nothing."""
 
 
 class CoordinatedRun(ABC):
