@@ -387,12 +387,16 @@ def _start_run(
 
 
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
-    """The plan of the next try: as many workers as there is room for now."""
-    slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)
-    workers = plan.num_workers
-    if slots is not None and plan.config.repartition:
-        workers = max(1, min(workers, slots))
-    who = "a parameter server was" if plan.config.with_server else "workers were"
+    """The plan of the next try: as many workers as there is room for now.
+
+    In the modes with a server no worker was lost.
+    """
+    workers, who = plan.num_workers, "a parameter server was"
+    if not plan.config.with_server:
+        who = "workers were"
+        slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)
+        if slots is not None and plan.config.repartition:
+            workers = max(1, min(workers, slots))
     warn_user(
         f"{who} lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
         f"{workers} of {plan.num_workers} workers, restart {restarts}"

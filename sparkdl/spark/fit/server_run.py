@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -117,7 +118,7 @@ class ServerRun(CoordinatedRun):
             together=waits,
         )
 
-        servers = contextlib.ExitStack()
+        servers, cancelled = contextlib.ExitStack(), threading.Event()
 
         def begin() -> ServerRun:
             count = count_servers(network, num_workers, at_once, spark)
@@ -125,7 +126,9 @@ class ServerRun(CoordinatedRun):
             if network.servers == "executors":
                 limit_s = config.limits.start_timeout_s
                 shards = servers.enter_context(
-                    on_executors(server_config, center, count, spark, network, limit_s, tables)
+                    on_executors(
+                        server_config, center, count, spark, network, limit_s, tables, cancelled
+                    )
                 )
             elif count > 1 or tables is not None:
                 shards = servers.enter_context(beside_driver(server_config, center, count, tables))
@@ -150,6 +153,7 @@ class ServerRun(CoordinatedRun):
             try:
                 yield starting
             finally:
+                cancelled.set()
                 if starting.exception() is None:
                     starting.result().close()
 

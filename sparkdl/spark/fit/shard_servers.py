@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -140,6 +141,7 @@ def on_executors(
     network: Network,
     timeout_s: float,
     tables: TablesOfRun | None,
+    cancelled: threading.Event,
 ) -> Iterator[ServersOnExecutors]:
     """Starts ``count`` servers as tasks of Spark; leaving the context ends them.
 
@@ -151,6 +153,7 @@ def on_executors(
         network: Where driver and servers listen.
         timeout_s: For all of them to come up.
         tables: Those of the model.
+        cancelled: Set where nobody waits for them any more.
 
     Raises:
         ConfigError: There are more servers than weights.
@@ -169,7 +172,7 @@ def on_executors(
         with launcher.launch(task) as ranks:
             try:
                 yield ServersOnExecutors(
-                    ranks, _endpoints(host.driver, ranks, config, count, timeout_s)
+                    ranks, _endpoints(host.driver, ranks, config, count, timeout_s, cancelled)
                 )
             finally:
                 with contextlib.suppress(SparkDLError):
@@ -178,7 +181,12 @@ def on_executors(
 
 
 def _endpoints(
-    driver: DriverClient, ranks: SparkRanks, config: ServerConfig, count: int, timeout_s: float
+    driver: DriverClient,
+    ranks: SparkRanks,
+    config: ServerConfig,
+    count: int,
+    timeout_s: float,
+    cancelled: threading.Event,
 ) -> tuple[Endpoint, ...]:
     """The servers' endpoints, as soon as all have told theirs."""
     certificate = config.certificate
@@ -192,7 +200,7 @@ def _endpoints(
             kept = b"" if rank in found else bytes(driver.kept(rank))
             if kept:
                 found[rank] = endpoint_of(kept, config.token, fingerprint)
-        if time.monotonic() > deadline:
+        if cancelled.is_set() or time.monotonic() > deadline:
             missing = [str(rank) for rank in range(count) if rank not in found]
             raise ResourceError(
                 "the parameter servers did not start on the executors",
