@@ -111,10 +111,6 @@ class FtrlTable:
             self._n.resize(size, refcheck=False)
         return slots
 
-    def find(self, ids: Ids) -> Slots:
-        """The place of each id, also of one that is there several times; -1 of an absent one."""
-        return self._index.find(ids)
-
     def weights(self, slots: Slots) -> Numbers:
         """The weights at some places."""
         return self.rule.weights(self._z.take(slots), self._n.take(slots))

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
 from sparkdl.data.sparse_rows import Indices, Numbers, SparseRows
+from sparkdl.errors import ModelError
 from sparkdl.tables.ftrl import Ftrl, FtrlTable
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots
@@ -120,11 +121,24 @@ class LinearTraining:
         return float(self._free.weights(self._z, self._n)[0])
 
     def train(self) -> LinearPart:
-        """All epochs, and what this rank owns of the model then."""
+        """All epochs, and what this rank owns of the model then.
+
+        Raises:
+            ModelError: Numbers have become too large for a float64; on all ranks.
+        """
         losses = np.zeros(self._settings.epochs)
-        for epoch in range(self._settings.epochs):
-            losses[epoch] = sum(self.step(number) for number in range(len(self._batches)))
+        with np.errstate(over="ignore", invalid="ignore"):
+            for epoch in range(self._settings.epochs):
+                losses[epoch] = sum(self.step(number) for number in range(len(self._batches)))
         losses = self._communicator.all_reduce(losses, "sum")
+        if not np.isfinite(losses).all():
+            raise ModelError(
+                "the weights have become too large for their numbers",
+                expected="features, weights of rows and alpha whose products fit a float64",
+                received=f"a loss of {losses[~np.isfinite(losses)][0]} in epoch "
+                f"{int(np.argmin(np.isfinite(losses))) + 1}",
+                hint="scale the features: MaxAbsScaler keeps sparse vectors sparse",
+            )
         mean = losses / self._weight if self._weight else losses
         ids, weights = self.table.export()
         return LinearPart(
@@ -186,8 +200,8 @@ class LinearTraining:
         )
         number = len(batches)
         every = np.concatenate([part[number:] for part in came])
-        self.table.slots(_once(every))
-        slots = self.table.find(every)
+        ids, entries = _ids_of(every, self._size)
+        slots = self.table.slots(ids).take(entries)
         ends = [np.cumsum([0, *part[:number]]) for part in came]
         firsts = np.cumsum([0, *(len(part) - number for part in came)])
         found = []
@@ -218,14 +232,6 @@ def _logistic(margins: Numbers, rows: SparseRows) -> tuple[Numbers, float]:
         residuals *= rows.weights
         losses *= rows.weights
     return residuals, float(losses.sum())
-
-
-def _once(ids: Ids) -> Ids:
-    """Each id once, ascending. NumPy's ``unique`` is several times slower on many ids."""
-    ordered = np.sort(ids)
-    first = np.ones(len(ordered), bool)
-    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
-    return ordered[first]
 
 
 def _ids_of(indices: Indices | Slots, size: int) -> tuple[Ids, npt.NDArray[np.intp]]:

@@ -195,7 +195,7 @@ def column_type(kind: str) -> T.DataType:
 
 
 def probabilities(margins: Numbers) -> Numbers:
-    """Of class 1, from the logarithms of the odds."""
+    """The probability of class 1, from the logarithm of its odds, of each row."""
     return 1 / (1 + np.exp(-np.clip(margins, -500, 500)))
 
 
