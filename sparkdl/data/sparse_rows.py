@@ -235,9 +235,9 @@ class SparseRows:
         It is as good as random, and the same in whatever order Spark brings the rows.
         """
         vectors = self.vectors
-        keys = mix64(vectors.indices.astype(np.int64))
+        keys = vectors.indices.astype(np.uint64)
         if vectors.values is not None:
-            keys += mix64(vectors.values.view(np.uint64) * GOLDEN)
+            keys += vectors.values.view(np.uint64) * GOLDEN
         filled = np.flatnonzero(vectors.starts[1:] > vectors.starts[:-1])
         hashes = np.zeros(len(self), np.uint64)
         if len(filled):
@@ -246,7 +246,7 @@ class SparseRows:
         if self.weights is not None:
             hashes += mix64(self.weights.view(np.uint64) + GOLDEN)
         start = mix64(np.array([seed], np.int64))
-        return self.taken(np.argsort(mix64(hashes ^ start), kind="stable"))
+        return self.taken(np.argsort(mix64(hashes ^ start)))
 
     def taken(self, order: Places) -> SparseRows:
         """The rows at some places."""

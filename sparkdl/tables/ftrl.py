@@ -70,14 +70,22 @@ class Ftrl(UserSettings):
         # Without a gradient, n and the divisor may be 0; z, and so the numerator, is 0 then.
         return np.divide(pull, step, out=pull, where=pull != 0)
 
-    def step(self, z: Numbers, n: Numbers, gradients: Numbers) -> None:
-        """One step of coordinates: changes ``z`` and ``n``, of the shape of ``gradients``."""
-        w = self.weights(z, n)
+    def step(self, z: Numbers, n: Numbers, w: Numbers, gradients: Numbers) -> None:
+        """One step of coordinates.
+
+        Args:
+            z: It is changed, as ``n`` is.
+            n: See ``z``.
+            w: What :meth:`weights` gives for them.
+            gradients: Of the same shape.
+        """
         more = n + gradients * gradients
-        w *= np.sqrt(more) - np.sqrt(n)
-        w /= self.alpha
+        moved = np.sqrt(more)
+        moved -= np.sqrt(n)
+        moved /= self.alpha
+        moved *= w
         z += gradients
-        z -= w
+        z -= moved
         n[:] = more
 
 
@@ -115,10 +123,16 @@ class FtrlTable:
         """The weights at some places."""
         return self.rule.weights(self._z.take(slots), self._n.take(slots))
 
-    def step(self, slots: Slots, gradients: Numbers) -> None:
-        """One step of the weights at some places, each of them once."""
+    def step(self, slots: Slots, weights: Numbers, gradients: Numbers) -> None:
+        """One step of the weights at some places, each of them once.
+
+        Args:
+            slots: The places.
+            weights: What :meth:`weights` gives for them.
+            gradients: One for each.
+        """
         z, n = self._z.take(slots), self._n.take(slots)
-        self.rule.step(z, n, gradients)
+        self.rule.step(z, n, weights, gradients)
         self._z[slots], self._n[slots] = z, n
 
     def export(self) -> tuple[Ids, Numbers]:

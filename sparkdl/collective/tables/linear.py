@@ -105,6 +105,8 @@ class LinearTraining:
         # Spark's users know an intercept as free: a penalty would pull the mean towards one half.
         self._free = Ftrl(alpha=settings.rule.alpha, beta=settings.rule.beta)
         self._z, self._n = np.zeros(1), np.zeros(1)
+        self.intercept = 0.0
+        """The intercept, the same on all ranks."""
         totals = communicator.all_reduce(
             np.array([len(rows), _sum_of_weights(rows)], np.float64), "sum"
         )
@@ -114,11 +116,6 @@ class LinearTraining:
         steps = -(-self._rows // settings.batch_size)
         cuts = [len(rows) * step // max(1, steps) for step in range(steps + 1)]
         self._batches = self._plan([rows.cut(a, b) for a, b in itertools.pairwise(cuts)])
-
-    @property
-    def intercept(self) -> float:
-        """The intercept, the same on all ranks."""
-        return float(self._free.weights(self._z, self._n)[0])
 
     def train(self) -> LinearPart:
         """All epochs, and what this rank owns of the model then.
@@ -166,9 +163,11 @@ class LinearTraining:
         gradients = np.concatenate([part[:-1] for part in came])
         if batch.asked is not None:
             gradients = np.bincount(batch.asked, gradients, minlength=len(batch.slots))
-        table.step(batch.slots, gradients)
+        table.step(batch.slots, owned, gradients)
         if self._settings.fit_intercept:
-            self._free.step(self._z, self._n, np.array([sum(float(part[-1]) for part in came)]))
+            total = np.array([sum(float(part[-1]) for part in came)])
+            self._free.step(self._z, self._n, np.array([self.intercept]), total)
+            self.intercept = float(self._free.weights(self._z, self._n)[0])
         return loss
 
     def _exchange(self, parts: Sequence[Array]) -> list[Array]:
@@ -183,7 +182,12 @@ class LinearTraining:
         edges: list[Sequence[slice]] = []
         places: list[npt.NDArray[np.intp]] = []
         for ids, entries in read:
-            owners = owner(ids, ranks) if ranks > 1 else np.zeros(len(ids), np.int64)
+            if ranks == 1:  # as below, and sooner
+                edges.append([slice(0, len(ids))])
+                asks[0].append(ids)
+                places.append(entries)
+                continue
+            owners = owner(ids, ranks)
             order = np.argsort(owners, kind="stable")
             ends = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
             edges.append([slice(a, b) for a, b in itertools.pairwise(ends)])
@@ -192,7 +196,7 @@ class LinearTraining:
                 asks[rank].append(sorted_ids[edge])
             moved = np.empty(len(ids), np.intp)
             moved[order] = np.arange(len(ids))
-            places.append(moved.take(entries) if ranks > 1 else entries)
+            places.append(moved.take(entries))
         none = np.empty(0, np.int64)
         counts = [np.array([len(ids) for ids in asked], np.int64) for asked in asks]
         came = self._exchange(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,11 @@ import pytest
 from sparkdl.errors import ConfigError
 from sparkdl.tables.ftrl import Ftrl, FtrlTable
 from sparkdl.tables.rules import FtrlRows
+
+
+def step(table: FtrlTable, slots: Any, gradients: Any) -> None:
+    table.step(slots, table.weights(slots), np.asarray(gradients))
+
 
 RULE = Ftrl(lambda1=1.0, lambda2=0.5, alpha=0.5, beta=1.0)
 
@@ -19,14 +25,14 @@ def test_steps_by_hand() -> None:
     table = FtrlTable(RULE)
     slots = table.slots(np.array([2**31 - 2, 7]))
     for gradient in ([0.6, 0.5], [0.3, -0.4]):
-        table.step(slots, np.array(gradient))
+        step(table, slots, gradient)
         assert table.weights(slots).tolist() == [0.0, 0.0]
-    table.step(slots, np.array([0.4, 0.2]))
+    step(table, slots, [0.4, 0.2])
     first, second = table.weights(slots)  # z = 1.3, n = 0.61
     assert first == pytest.approx(-0.3 / (2 * (1 + math.sqrt(0.61)) + 0.5), rel=1e-14)
     assert first == pytest.approx(-0.0738543359, abs=1e-10)
     assert second == 0.0
-    table.step(slots, np.array([1.0, 0.0]))
+    step(table, slots, [1.0, 0.0])
     first, second = table.weights(slots)  # z = 1.3 + 1 + 0.9756655729 * 0.0738543359, n = 1.61
     assert first == pytest.approx(-1.3720571331 / 5.0377155081, abs=1e-9)
     assert second == 0.0
@@ -39,7 +45,7 @@ def test_a_gradient_of_zero_without_beta_divides_nothing_by_zero() -> None:
     table = FtrlTable(Ftrl(beta=0.0))
     slots = table.slots(np.array([1, 2]))
     with np.errstate(all="raise"):
-        table.step(slots, np.array([0.0, -2.0]))
+        step(table, slots, [0.0, -2.0])
         assert table.weights(slots).tolist() == [0.0, 0.1]  # alpha, whatever the gradient
 
 
@@ -51,7 +57,7 @@ def test_random_steps_are_those_of_a_loop_over_coordinates() -> None:
     for _ in range(200):
         ids = rng.permutation(50)[:9]
         gradients = rng.normal(size=9)
-        table.step(table.slots(ids * 10**6), gradients)
+        step(table, table.slots(ids * 10**6), gradients)
         for i, g in zip(ids, gradients, strict=True):
             sigma = (math.sqrt(n[i] + g * g) - math.sqrt(n[i])) / 0.2
             z[i] += g - sigma * w[i]
@@ -76,7 +82,7 @@ def test_the_rule_of_rows_is_the_same_in_float32() -> None:
     slots = table.slots(np.arange(6))
     for _ in range(50):
         gradients = rng.normal(size=6)
-        table.step(slots, gradients)
+        step(table, slots, gradients)
         rows.step(values, state, gradients.astype(np.float32)[:, None], 0.5, np.arange(6))
     np.testing.assert_allclose(values[:, 0], table.weights(slots), atol=1e-5)
 

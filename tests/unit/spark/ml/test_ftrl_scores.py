@@ -39,7 +39,7 @@ def test_indices_without_a_weight_count_nothing(model: LinearModel, margins: lis
 
 
 def test_a_task_gives_the_columns_that_are_wanted() -> None:
-    batch = pa.record_batch({"c0": pa.array([7, 8, 9]), "c1": vectors()})
+    batch = pa.RecordBatch.from_pydict({"c0": pa.array([7, 8, 9]), "c1": vectors()})
     task = LinearScores(SMALL, 0.6, ("probability", "prediction"), 2, 1)
     [found] = task.run(RankContext(0), iter([batch]))
     assert found.schema.names == ["c0", "c1", "c2", "c3"]
@@ -48,7 +48,7 @@ def test_a_task_gives_the_columns_that_are_wanted() -> None:
     np.testing.assert_allclose(values, [[1 - p, p], [p, 1 - p], [1 - p, p]])
     assert found.column(3).to_pylist() == [1.0, 0.0, 1.0]  # 0.622 and 0.378
     task = LinearScores(SMALL, 0.7, ("rawPrediction", "prediction"))
-    [found] = task.run(RankContext(0), iter([pa.record_batch({"c0": vectors()})]))
+    [found] = task.run(RankContext(0), iter([pa.RecordBatch.from_pydict({"c0": vectors()})]))
     rows = found.column(0).to_pylist()
     assert rows[1]["c0"] == {"type": 1, "size": None, "indices": None, "values": [0.5, -0.5]}
     assert [row["c1"] for row in rows] == [0.0, 0.0, 0.0]
