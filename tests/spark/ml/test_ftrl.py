@@ -73,6 +73,7 @@ def test_a9a_is_learnt_as_well_as_by_vowpal_wabbit(spark: Any, tmp_path: Path) -
     assert again.coefficients == model.coefficients, "a fit repeats to the last bit"
 
 
+@pytest.mark.oldest
 def test_indices_up_to_the_largest_are_learnt(clicks: Any) -> None:
     from sparkdl.sparse import FTRLClassifier
 
