@@ -38,6 +38,7 @@ SCRIPTS = [
     ("tables.py",),
     ("tables.py", "--files"),
     ("table_peers.py",),
+    ("ftrl.py",),
     ("classes.py",),
     ("classes.py", "--memory"),
     ("recompute.py",),

@@ -9,8 +9,9 @@
 
 Importing this package loads neither pyspark nor keras; the first use of a name does. A later import
 of TensorFlow holds back what it writes about itself (:mod:`sparkdl.process.start_lines`). The
-modules ``layers``, ``ml``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``, ``compat``
-and ``testing``, and Databricks' module paths, are names of it, too: ``sparkdl.mlflow.autolog()``.
+modules ``layers``, ``ml``, ``sparse``, ``mllib``, ``mlflow``, ``tune``, ``program``, ``tracking``,
+``compat`` and ``testing``, and Databricks' module paths, are names of it, too:
+``sparkdl.mlflow.autolog()``.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from sparkdl import mlflow as mlflow
     from sparkdl import mllib as mllib
     from sparkdl import program as program
+    from sparkdl import sparse as sparse
     from sparkdl import testing as testing
     from sparkdl import tracking as tracking
     from sparkdl import transformers as transformers
@@ -105,7 +107,7 @@ _HOMES = {
 
 _MODULES = (
     "compat", "errors", "estimators", "horovod", "layers", "ml", "mlflow", "mllib", "program",
-    "testing", "tracking", "transformers", "tune", "udf",
+    "sparse", "testing", "tracking", "transformers", "tune", "udf",
 )  # fmt: skip
 """Modules for users: attributes that are imported at their first use."""
 

@@ -47,7 +47,8 @@ REFERENCE = {
         "sparkdl.registerKerasImageUDF",
     ],
     "sparkdl.layers": "sparkdl.layers",
-    "sparkdl.ml": "sparkdl.ml", "sparkdl.mllib": "sparkdl.mllib", "sparkdl.tune": "sparkdl.tune",
+    "sparkdl.ml": "sparkdl.ml", "sparkdl.sparse": "sparkdl.sparse",
+    "sparkdl.mllib": "sparkdl.mllib", "sparkdl.tune": "sparkdl.tune",
     "sparkdl.tracking": "sparkdl.tracking", "sparkdl.mlflow": "sparkdl.mlflow",
     "sparkdl.program": "sparkdl.program", "sparkdl.rules": "sparkdl.rules",
     "sparkdl.collective.rules": "sparkdl.collective.rules",
@@ -198,7 +199,8 @@ def on_config(config: Any) -> Any:
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
             {"Elsewhere": [
-                "tables.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md", "elephas.md",
+                "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md",
+                "elephas.md",
             ]},
         ]},
         {"Rules": "rules.md"},

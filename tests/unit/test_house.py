@@ -99,9 +99,9 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
-    """Wanted: 420 modules, fewer than 73,412 lines; several servers brought 2,500 to 87,700."""
+    """Wanted: 420 modules, fewer than 73,412 lines; several servers and FTRL brought 3,900."""
     assert len(TEXTS) <= 530
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 91_500
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 91_700
 
 
 def test_folders_have_at_most_16_files() -> None:

@@ -2,7 +2,8 @@
 
 A saved stage is a folder as Spark's own: ``metadata`` (text, JSON) with the Params, and what
 sparkdl adds below ``"sparkdl"``; ``model`` (parquet) with the Keras file in chunks of 1 MiB;
-``tables`` with the rows of a model that has tables.
+``tables`` with the rows of a model that has tables; ``data``, in place of both, with the bytes of a
+stage without a Keras model.
 """
 
 from __future__ import annotations
@@ -44,11 +45,13 @@ class StageContent:
         plain: What JSON can hold.
         archive: A model; its custom objects are code.
         code: What only pickle can hold; loaded only by readers that are told to trust the file.
+        data: Bytes of a stage without a Keras model, in a form of its own that runs no code.
     """
 
     plain: Mapping[str, Json] = field(default_factory=dict)
     archive: ModelArchive | None = None
     code: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,11 @@ class Loaded:
         plain: See :class:`StageContent`.
         code: See :class:`StageContent`.
         model: The Keras file, whole as it was written; None if there is none.
-        digest: SHA-256 of it.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
         path: Of the stage.
+        digest: SHA-256 of the model.
+        data: See :class:`StageContent`; None if there are none.
     """
 
     plain: Mapping[str, Json]
@@ -72,6 +76,7 @@ class Loaded:
     safe: bool
     path: str
     digest: str = ""
+    data: bytes | None = None
 
 
 S = TypeVar("S")
@@ -117,22 +122,24 @@ class StageWriter(MLWriter):
                 code["objects"] = objects
         if code:
             section["code"] = _pickled(code, self._stage)
-        if archive is None:
+        name, whole = ("data", content.data) if archive is None else ("model", archive.content)
+        if whole is None:
             self._save_metadata(path, section)
             return
         folder = folder_here(self.sparkSession, path)
         new = folder is not None and not os.path.exists(folder)
         with ThreadPoolExecutor(1, "sparkdl-digest") as beside:
-            digest = beside.submit(lambda: hashlib.sha256(archive.content).hexdigest())
+            digest = beside.submit(lambda: hashlib.sha256(whole).hexdigest())
             if folder is not None and new:
-                write_here(f"{folder}/model", archive.content)
-            section["model"] = {"bytes": len(archive.content), "sha256": digest.result()}
+                write_here(f"{folder}/{name}", whole)
+            section[name] = {"bytes": len(whole), "sha256": digest.result()}
         self._save_metadata(path, section)  # which refuses a path where something is already
-        copy_beside(archive.content, _tables_of(folder, path))
+        if archive is not None:
+            copy_beside(archive.content, _tables_of(folder, path))
         if folder is None:
-            write_elsewhere(self.sparkSession, f"{path.rstrip('/')}/model", archive.content)
+            write_elsewhere(self.sparkSession, f"{path.rstrip('/')}/{name}", whole)
         elif not new:
-            write_here(f"{folder}/model", archive.content)
+            write_here(f"{folder}/{name}", whole)
 
     def _save_metadata(self, path: str, section: Mapping[str, Json]) -> None:
         spark = self.sparkSession
@@ -185,7 +192,10 @@ class StageReader(MLReader, Generic[S]):
             check_keras_file(model, f"{path.rstrip('/')}/model")
             model, moved = found_beside(model, _tables_of(folder_here(spark, path), path))
             digest = said["sha256"] if moved is None else hashlib.sha256(model).hexdigest()
-        stage.take(Loaded(section, code, model, objects, not trusted, path, digest))
+        data = None
+        if section.get("data"):
+            data = read_chunks(spark, f"{path.rstrip('/')}/data", section["data"], path)
+        stage.take(Loaded(section, code, model, objects, not trusted, path, digest, data))
         return stage  # type: ignore[no-any-return]
 
     def _code(
