@@ -271,6 +271,11 @@ class Connection:
         if channel is not None:
             channel.abort()
 
+    def give_up(self) -> None:
+        """Ends a request of another thread for good: it is not tried again."""
+        self.closed = True
+        self.abort()
+
     def close(self, last: Message | None = None) -> None:
         """Closes for good; sends ``last`` first if no request is under way."""
         if last is not None and self._lock.acquire(timeout=0.2):

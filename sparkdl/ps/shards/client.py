@@ -104,9 +104,9 @@ class ShardClient(Closing):
         """Sends a message alone; a reply with weights replaces the values."""
         return self._taken(self._connection.request(self._signed(message)))
 
-    def abort(self) -> None:
-        """Wakes up a request that waits in another thread."""
-        self._connection.abort()
+    def give_up(self) -> None:
+        """Ends a request that waits in another thread."""
+        self._connection.give_up()
 
     def close(self) -> None:
         """Closes the connection."""
@@ -196,7 +196,7 @@ class ShardedClient(Client):
         if self._rows is not None:
             self._rows.close()
         for shard in self._shards:
-            shard.abort()
+            shard.give_up()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for shard in self._shards:
             shard.close()

@@ -157,7 +157,7 @@ class ServedRows(Closing):
     def close(self) -> None:
         """Closes the connections."""
         for connection in self._connections:
-            connection.abort()
+            connection.give_up()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for connection in self._connections:
             connection.close()
