@@ -9,13 +9,11 @@ buffer, and no more than one input batch is on the way. The child ends with its 
 from __future__ import annotations
 
 import builtins
-import collections
 import contextlib
 import ctypes
 import os
 import pickle
 import queue
-import selectors
 import signal
 import socket
 import struct
@@ -40,10 +38,10 @@ from sparkdl.failures import (
     is_secondary,
     one_line,
 )
-from sparkdl.launch.capture import LineSplitter
 from sparkdl.launch.devices import needs_child
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.process import payload
+from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
 from sparkdl.process.log_lines import Sink
 
@@ -227,10 +225,6 @@ def from_bytes(content: bytes) -> pa.RecordBatch:
     return pa.ipc.open_stream(content).read_next_batch()
 
 
-_TAIL_LINES = 40
-"""Lines of a child's output that an error shows."""
-
-
 class Child(Closing):
     """The parent's end of a child process.
 
@@ -251,17 +245,14 @@ class Child(Closing):
         self._rank = rank
         ours, theirs = socket.socketpair()
         self._connection = MessageSocket[FromParent, FromChild](ours)
-        path = os.pathsep.join(p or os.getcwd() for p in sys.path)
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-u", "-m", "sparkdl.launch.child", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+            self._process = start_module(
+                "sparkdl.launch.child", str(theirs.fileno()), options=["-u"],
+                environment=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **environment, "PYTHONPATH": path},
-            )
-        self._output = _Output(self._process, on_output)
+            )  # fmt: skip
+        assert self._process.stdout is not None
+        self._output = ChildOutput(self._process, self._process.stdout, on_output)
         plain = replace(rank, gathering=None, log=None)
         gathers, logs = rank.gathering is not None, rank.log is not None
         try:
@@ -324,47 +315,6 @@ class Child(Closing):
             self._process.kill()
             self._process.wait()
         self._output.finish()
-
-
-class _Output:
-    """Reads what a child writes, in a thread, to the end of the child."""
-
-    def __init__(self, process: subprocess.Popen[bytes], on_line: Sink) -> None:
-        self._process, self._on_line = process, on_line
-        self._lines: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        self._thread = threading.Thread(target=self._read, name="sparkdl-output", daemon=True)
-        self._thread.start()
-
-    @property
-    def tail(self) -> str:
-        """The last lines."""
-        return "\n".join(self._lines)
-
-    def finish(self) -> None:
-        """Waits for the last lines of a child that has ended."""
-        self._thread.join(10.0)
-
-    def _read(self) -> None:
-        stream = self._process.stdout
-        assert stream is not None
-        splitter = LineSplitter(self._take)
-        with stream, selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while True:
-                ended = self._process.poll() is not None
-                if not selector.select(0.0 if ended else 0.5):
-                    if ended:  # its own children may hold the pipe open
-                        break
-                    continue
-                data = os.read(stream.fileno(), 1 << 16)
-                if not data:
-                    break
-                splitter.feed(data)
-        splitter.end()
-
-    def _take(self, line: str) -> None:
-        self._lines.append(line)
-        self._on_line(line)
 
 
 # -- the child's side ----------------------------------------------------------------------------

@@ -137,3 +137,35 @@ def boxed_lines() -> Iterator[LineBox]:
     finally:
         logging.root.removeHandler(handler)
         _current.box = None
+
+
+class LineSplitter:
+    """Passes whole lines of text, of bounded length, to a sink as pieces of bytes come in.
+
+    Of a line that a progress bar wrote over itself (with carriage returns) only the last state
+    is passed on.
+
+    Args:
+        on_line: The sink.
+    """
+
+    def __init__(self, on_line: Sink) -> None:
+        self._on_line, self._rest = on_line, b""
+
+    def feed(self, data: bytes) -> None:
+        """Takes the next piece."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._emit(line)
+        if len(self._rest) > 4 * MESSAGE_CHARS:
+            self.end()
+
+    def end(self) -> None:
+        """Passes on what is left as a last line."""
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._emit(rest)
+
+    def _emit(self, line: bytes) -> None:
+        text = line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode(errors="replace").replace("\b", "")
+        self._on_line(shorten(text))

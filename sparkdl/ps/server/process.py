@@ -11,14 +11,12 @@ when the *thread* that started the server ends.)
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import json
 import os
 import shutil
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from dataclasses import asdict
@@ -26,6 +24,7 @@ from dataclasses import asdict
 import numpy as np
 
 from sparkdl.errors import ResourceError, TransportError
+from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.transport.address import Endpoint
@@ -61,7 +60,6 @@ class ServerProcess(Closing):
             config.layout.check(center)
         self.config = config
         self._directory: str | None = None
-        self._tail: collections.deque[bytes] = collections.deque(maxlen=200)
         if config.mode in ("auto", "shm"):
             # the driver owns the directory, so that it goes even if the server is killed
             self._directory = tempfile.mkdtemp(prefix="sparkdl-")
@@ -81,11 +79,9 @@ class ServerProcess(Closing):
         except BaseException:
             self._remove_directory()
             raise
-        self._reader = threading.Thread(
-            target=self._read_errors, name="sparkdl-ps-stderr", daemon=True
-        )
+        assert self._process.stderr is not None
+        self._output = ChildOutput(self._process, self._process.stderr, lambda line: None, kept=200)
         try:
-            self._reader.start()
             threading.Thread(
                 target=self._read_answer, name="sparkdl-ps-stdout", daemon=True
             ).start()
@@ -114,22 +110,20 @@ class ServerProcess(Closing):
     @property
     def errors(self) -> str:
         """The last lines of its error output."""
-        return b"".join(self._tail).decode(errors="replace")
+        return self._output.tail
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Ends the server, waiting at most ``timeout_s`` for a clean end. May be called twice."""
         process = self._process
         for end in (_close_input, subprocess.Popen.terminate, subprocess.Popen.kill):
             end(process)
-            reads = self._reader.is_alive()
-            if reads:  # ends with the process, while Popen.wait looks now and then
-                self._reader.join(timeout_s)
+            # the output ends with the process, while Popen.wait looks now and then
+            ended = self._output.finish(timeout_s)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5 if reads else timeout_s)
+                process.wait(timeout_s if ended else 0.5)
                 break
-        for stream in (process.stdout, process.stderr):
-            if stream is not None:
-                stream.close()
+        if process.stdout is not None:
+            process.stdout.close()
         self._remove_directory()
 
     def _remove_directory(self) -> None:
@@ -151,20 +145,13 @@ class ServerProcess(Closing):
                 "descriptors": listeners.descriptors,
                 "address": asdict(listeners.address),
             }
-            path = [p or os.getcwd() for p in sys.path]
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "sparkdl.ps.server"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
+            process = start_module(
+                "sparkdl.ps.server",
+                options=["-P"],
+                # adds and copies need no threads, and start-up is faster
+                environment={"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
                 pass_fds=(descriptor, *listeners.descriptors.values()),
                 start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join(path),
-                    "OPENBLAS_NUM_THREADS": "1",  # adds and copies need none, start-up is faster
-                    "OMP_NUM_THREADS": "1",
-                },
             )
         finally:
             os.close(descriptor)
@@ -195,7 +182,7 @@ class ServerProcess(Closing):
             )
         self._process.kill()
         self._process.wait()
-        self._reader.join(5)
+        self._output.finish(5)
         raise ResourceError(
             f"{self.config.title} did not start",
             expected=f"an answer within {timeout_s:g} s",
@@ -208,11 +195,6 @@ class ServerProcess(Closing):
         with contextlib.suppress(OSError, ValueError):  # closed by stop() before it began
             self._answer = self._process.stdout.readline()
         self._answered.set()
-
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        for line in self._process.stderr:
-            self._tail.append(line)
 
     def check(self) -> None:
         """Raises TransportError, with the error output, if the process has ended."""
