@@ -64,6 +64,17 @@ def test_local_sgd_and_codecs_go_over_several_servers(digits_df: Any) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+def test_what_goes_to_servers_on_executors_is_encrypted_where_it_is_asked_for(
+    digits_df: Any,
+) -> None:
+    expected = trained(digits_df, "synchronous", 2, Network())
+    network = Network(num_servers=2, servers="executors", encrypt=True)
+    found = trained(
+        digits_df, "synchronous", 2, network, parameter_server_mode="socket"
+    )  # shared memory has no network to hide from
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("place", ["driver", "executors"])
 def test_a_killed_server_of_several_ends_in_one_clear_error(digits_df: Any, place: str) -> None:
     killed: list[float] = []
