@@ -53,10 +53,11 @@ def way_of(mode: str) -> list[str]:
             on_driver.extend(_rooms())
             batches = pa.ipc.open_stream(self._frame.partitions()[0])
             rank = RankContext(0, num_ranks=1)
-            with mock.patch("sparkdl.worker._Loop.run", arrive):
-                # its task makes another exception of what it raises
-                with contextlib.suppress(Exception):
-                    list(run_rank(payload.dump(task), rank, iter(batches), lambda line: None))
+            with (
+                mock.patch("sparkdl.worker._Loop.run", arrive),
+                contextlib.suppress(Exception),  # the task makes another one of what it raises
+            ):
+                list(run_rank(payload.dump(task), rank, iter(batches), lambda line: None))
             raise _Arrived
             yield
 
