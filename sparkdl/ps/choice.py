@@ -73,7 +73,7 @@ def choose_server_exchange(
     chosen, window = choose_rule(config.mode, config.frequency, rule)
     if chosen.payload == "gradient" and not chosen.blocking:
         _require_plain_gradients(chosen, optimizer)
-    if config.network.num_servers != 1:
+    if config.network.num_servers != 1 or config.network.servers == "executors":
         _require_splitting(chosen)
     transport = config.parameter_server_mode
     codec = choose_codec(compression, chosen, window, transport, optimizer)
@@ -85,7 +85,7 @@ def _require_splitting(rule: Rule) -> None:
     if rule.independent:
         raise ConfigError(
             f"several servers have no effect with rule {rule.name!r}",
-            expected="num_servers=1",
+            expected="one server beside the driver",
             received=f"rule={rule.name!r}, whose workers never exchange anything",
         )
     if not rule.splits:
@@ -93,8 +93,9 @@ def _require_splitting(rule: Rule) -> None:
             f"rule {rule.name!r} may need all weights at once",
             expected="a rule that treats each weight by itself, and says so in the class with its "
             "update: elementwise = True",
-            received=f"{type(rule).__name__}.update without it, and several servers",
-            hint="num_servers=1, if the rule takes a norm or another sum over all weights",
+            received=f"{type(rule).__name__}.update without it, and servers that hold ranges",
+            hint="a Network without num_servers and servers, if the rule takes a norm or another sum "
+            "over all weights",
         )
 
 
