@@ -94,8 +94,8 @@ def _require_splitting(rule: Rule) -> None:
             expected="a rule that treats each weight by itself, and says so in the class with its "
             "update: elementwise = True",
             received=f"{type(rule).__name__}.update without it, and servers that hold ranges",
-            hint="a Network without num_servers and servers, if the rule takes a norm or another sum "
-            "over all weights",
+            hint="one server beside the driver, if the rule takes a norm or another sum over all "
+            "weights",
         )
 
 
