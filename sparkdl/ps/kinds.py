@@ -29,10 +29,10 @@ class StoreKind(FrameKind):
     RESULT = 45  # to a shard: apply the round that the meta names, and answer with its result
     WRITE = 46, Body.CHUNK  # to a shard: values that the driver's callbacks wrote
     ROWS_PULL = 47, Body.CHUNK  # to a shard: ids; answered with the rows of a table
-    ROWS_PUSH = 48, Body.CHUNK  # to a shard: a step of rows, by their gradients
-    ROWS_CLOCKS = 49  # to a shard: the steps that its tables have had
-    ROWS_SAVE = 50  # to a shard: write the rows to files
-    TELL = 51  # to a shard: its numbers, as /metrics has them, and its memory
+    ROWS_PUSH = 51, Body.CHUNK  # to a shard: a step of rows, by their gradients
+    ROWS_CLOCKS = 52  # to a shard: the steps that its tables have had
+    ROWS_SAVE = 53  # to a shard: write the rows to files
+    TELL = 54  # to a shard: its numbers, as /metrics has them, and its memory
     WEIGHTS = 65, Body.DENSE  # a reply
 
 

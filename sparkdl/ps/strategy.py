@@ -15,7 +15,7 @@ from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
-from sparkdl.ps.shards.client import ShardedClient, connect_shards
+from sparkdl.ps.shards.client import connect_shards
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.ps.way import Way
 from sparkdl.rules.rule import Rule
@@ -127,9 +127,7 @@ def way_of(
         )  # fmt: skip
     if rule.blocking:
         # A rule of a user's own sees the whole gradient.
-        whole = isinstance(client, ShardedClient)  # a shard knows ranges, and no variables
-        takes_slices = rule.replies_mean and not whole
-        return RoundSynchronizer(client, layout, check, takes_slices=takes_slices)
+        return RoundSynchronizer(client, layout, check, takes_slices=rule.replies_mean)
     return ServerGradientSynchronizer(client, layout, check)
 
 

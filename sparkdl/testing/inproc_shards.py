@@ -65,7 +65,7 @@ class InprocShards(Closing):
             )
             for i, r in enumerate(self.ranges)
         ]  # fmt: skip
-        return ShardedClient(session, shards, flat, config.rule)
+        return ShardedClient(session, shards, flat, config.rule, config.layout)
 
     @property
     def center(self) -> FloatArray:

@@ -107,7 +107,7 @@ def test_a_config_is_frozen_and_travels() -> None:
 
 
 def test_restarts() -> None:
-    assert FitConfig().restarts == 0
+    assert FitConfig().restarts == 3
     assert FitConfig(mode="allreduce").restarts == 3
     assert FitConfig(mode="allreduce", limits=Limits(max_restarts=0)).restarts == 0
 

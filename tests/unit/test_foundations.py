@@ -67,6 +67,7 @@ def test_modules_for_users_are_attributes_that_load_at_their_first_use() -> None
         "mllib",
         "mlflow",
         "program",
+        "sparse",
         "testing",
         "tracking",
         "tune",

@@ -18,6 +18,7 @@ from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
+from sparkdl.training.slices import Slices, pack, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import Flag, Message
@@ -141,12 +142,20 @@ class ShardedClient(Client):
         shards: One client for each, whose values are parts of ``flat``; closed with this one.
         flat: The buffer of the whole layout.
         rule: The run's.
+        layout: Of ``flat``.
     """
 
     def __init__(
-        self, session: Session, shards: Sequence[ShardClient], flat: FloatArray, rule: Rule
+        self,
+        session: Session,
+        shards: Sequence[ShardClient],
+        flat: FloatArray,
+        rule: Rule,
+        layout: Layout,
     ) -> None:
         super().__init__(session)
+        self._layout = layout
+        self._dense = np.empty(0, np.float32)
         self._rows: ServedRows | None = None
         self._shards, self._flat, self._rule = shards, flat, rule
         self._decision = Decision()
@@ -223,8 +232,7 @@ class ShardedClient(Client):
         """Commits what ``buffer`` holds, and fills it; see :meth:`Client.push_pull`."""
         if self._rule.blocking:
             self._send_aside(progress)
-            self._note(self._commit(progress, 0))
-            self._on_all(lambda shard: shard.ask(self._decided(StoreKind.RESULT)))
+            self._end_round(self._commit(progress, 0))
         elif self._rule.gated:
             self._send(StoreKind.PUSH, progress)
             self._commit(progress, 0)
@@ -233,6 +241,44 @@ class ShardedClient(Client):
             self._send(StoreKind.PUSH_PULL, progress)
             self._commit(progress, 0)
         return self.buffer
+
+    def sliced_buffer(self, size: int, places: int) -> FloatArray:
+        """See :meth:`Client.sliced_buffer`."""
+        if self._dense.size != size:
+            self._dense = np.zeros(size, np.float32)
+        return self._dense
+
+    def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None:
+        """See :meth:`Client.push_pull_slices`.
+
+        The slices go to the coordinator. The shards get the dense rest in their ranges, in which
+        the sliced variables are 0.
+        """
+        places = [part.place for part in slices]
+        if not self.encodes:
+            self._layout.copy_without(places, self._flat, self._dense, back=True)
+        self._send_aside(progress)
+        body, total = pack(np.empty(0, np.uint8), slices), 0
+        if body.size > self.session.limits.buffer_bytes:
+            self.session.send_blob(StoreKind.SLICES_PUT, [body], progress.epoch, progress.batch)
+            body, total = np.empty(0, np.uint8), body.size
+        self._end_round(self._commit(progress, body, Flag.SLICED, total=total))
+
+    def _end_round(self, reply: Message) -> None:
+        """Takes the result of a round: its dense part from the shards, slices from ``reply``."""
+        self._note(reply)
+        self.round_slices = ()
+        if reply.total or reply.flags & Flag.SLICED:
+            body = reply.body
+            if reply.total:
+                body = np.frombuffer(self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8)
+            assert body is not None
+            self.round_slices = unpack(body.copy())[1]
+        self._on_all(lambda shard: shard.ask(self._decided(StoreKind.RESULT)))
+        if self.round_slices and not self.encodes:
+            places = [part.place for part in self.round_slices]
+            dense = self.sliced_buffer(self._layout.without(places).size, len(places))
+            self._layout.copy_without(places, self._flat, dense)
 
     def snapshot_wanted(self, epoch: int, batch: int = 0, *, every_step: bool = True) -> bool:
         """See :meth:`Client.snapshot_wanted`."""
@@ -330,7 +376,7 @@ def connect_shards(
                 number=number, compression=own, timeouts=timeouts,
             )  # fmt: skip
             shards.append(shard)
-        return ShardedClient(session, shards, flat, rule)
+        return ShardedClient(session, shards, flat, rule, layout)
     except BaseException:
         for shard in shards:
             shard.close()

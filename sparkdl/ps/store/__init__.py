@@ -42,9 +42,9 @@ def make_store(
         sharded: The values lie on shards (:mod:`sparkdl.ps.shards`), and ``center`` is empty.
     """
     if sharded:
-        num_trained, layout = layout.num_trained, NO_VALUES
         if rule.blocking:
-            return RoundStore(layout, center, rule, decides_for=num_trained)
+            return RoundStore(NO_VALUES, center, rule, decides_for=layout)
+        layout = NO_VALUES
     if rule.blocking:
         return RoundStore(layout, center, rule, compression)
     return CommitStore(layout, center, rule, compression, together=together)

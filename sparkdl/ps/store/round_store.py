@@ -36,8 +36,7 @@ class RoundStore(ParameterStore):
 
     Args:
         layout, center, rule, compression: See :class:`ParameterStore`.
-        decides_for: The values lie on shards: the number of the model's trained variables. None:
-            they lie here.
+        decides_for: The layout of the values where these lie on shards; None: they lie here.
     """
 
     kinds = ParameterStore.kinds | {
@@ -59,13 +58,14 @@ class RoundStore(ParameterStore):
         rule: Rule,
         compression: Compression | None = None,
         *,
-        decides_for: int | None = None,
+        decides_for: Layout | None = None,
     ) -> None:
         super().__init__(layout, center, rule, compression)
         self.rounds = 0
-        self._sliced = SlicedCommits(layout, compression)
         self._decides = decides_for is not None
-        self._num_trained = layout.num_trained if decides_for is None else decides_for
+        whole = layout if decides_for is None else decides_for
+        self._sliced = SlicedCommits(whole, compression, beside=self._decides)
+        self._num_trained = whole.num_trained
         self._members: list[Member] = []
         self._round = Round()
         self._round_rows = 0

@@ -28,10 +28,13 @@ class SlicedCommits:
     Args:
         layout: Of the whole flat buffer.
         compression: Of the run.
+        beside: The dense values go elsewhere (to shards): commits have slices alone.
     """
 
-    def __init__(self, layout: Layout, compression: Compression | None) -> None:
-        self._layout, self._compression = layout, compression
+    def __init__(
+        self, layout: Layout, compression: Compression | None, *, beside: bool = False
+    ) -> None:
+        self._layout, self._compression, self._beside = layout, compression, beside
         trained = [s for s in layout.slots if s.offset < layout.trained_size]
         self._widths = {place: slot.width for place, slot in enumerate(trained)}
         self._assemblies: dict[int, Assembly] = {}
@@ -101,7 +104,7 @@ class SlicedCommits:
             raise _refused(f"the slices of rank {message.rank}", "those of the model", f"{places}")
         if message.rows and tuple(places) != expected:
             raise _refused(f"the slices of rank {message.rank}", f"of {expected}", f"of {places}")
-        size = 4 * self._layout.without(places).size
+        size = 0 if self._beside else 4 * self._layout.without(places).size
         if head.size != size:
             raise _refused("the dense part of a gradient", f"{size} bytes", f"{head.size} bytes")
         return head.view(np.float32), slices

@@ -21,6 +21,8 @@ from sparkdl.rules import Rule, make_rule
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.inproc_shards import InprocShards
 from sparkdl.training.changes import VariableChanges
+from sparkdl.training.slices import Slices
+from sparkdl.transport.frames import FrameLimits
 from sparkdl.weights import FloatArray, Layout
 
 BIG = Layout.of([("w", (5, 4), "float32"), ("b", (7,), "float32")], [("m", (6,), "float32")])
@@ -305,3 +307,55 @@ def test_a_decision_of_another_shape_is_refused() -> None:
     for value in (None, [1], [1, [0, 0], [[1, 2]]], ["x", [0, 0], []], [1, [0], []], {}):
         with pytest.raises(ProtocolError, match="malformed"):
             Decision.from_wire(value)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("large", [False, True])
+def test_rows_of_gradients_are_joined_as_by_one_server(
+    count: int, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids that two ranks have stay apart, in the order of the ranks; one rank has no batch."""
+    config = config_of(make_rule("bsp", payload="gradient"), 3)
+    dense = BIG.without([0])
+
+    def run(server: Any) -> dict[int, tuple[list[Any], FloatArray]]:
+        found: dict[int, tuple[list[Any], FloatArray]] = {}
+        clients = [server.client(rank) for rank in range(3)]
+
+        def work(client: Client) -> None:
+            rank = client.session.rank
+            client.join(rows=8, batches_per_epoch=2)
+            for step in range(2):
+                if rank == 2:
+                    client.buffer[...] = 0
+                    client.push_pull(at(step, rows=0))
+                else:
+                    indices = np.array([rank, 3], np.int32)
+                    rows = sent(rank, step)[:8].reshape(2, 4)
+                    client.sliced_buffer(dense.size, 1)[...] = sent(rank, step)[20:]
+                    client.push_pull_slices(
+                        at(step, 2 + rank), dense.size, [Slices(0, indices, rows)]
+                    )
+            slices = [(s.place, s.indices.tolist(), s.rows.tolist()) for s in client.round_slices]
+            found[rank] = slices, client.sliced_buffer(dense.size, 1).copy()
+
+        try:
+            together(*(lambda c=c: work(c) for c in clients))
+        finally:
+            for client in clients:
+                client.close()
+        return found
+
+    with InprocParameterServer(config, center_of(BIG)) as server:
+        expected = run(server)
+    if large:
+        monkeypatch.setattr(
+            FrameLimits, "buffer_bytes", property(lambda self: 64 + self.dense_bytes)
+        )
+        monkeypatch.setattr(FrameLimits, "chunk_bytes", property(lambda self: 48))
+    with InprocShards(config, center_of(BIG), count) as server:
+        found = run(server)
+    for rank in range(3):
+        assert found[rank][0] == expected[rank][0]
+        assert [place for place, *_ in found[rank][0]] == [0]
+        np.testing.assert_array_equal(found[rank][1], expected[rank][1])

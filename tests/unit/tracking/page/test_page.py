@@ -44,7 +44,7 @@ from sparkdl.tracking.page.book import MOST_LINES, WORKER_FIELDS, RunBook
 from sparkdl.tracking.page.dashboard import Dashboard, dashboard
 from sparkdl.tracking.page.server import MOST_STREAMS, REFUSAL, make_app, page_html
 from sparkdl.tracking.sinks import sinks_of
-from sparkdl.training.phases import _memory_bytes
+from sparkdl.training.phases import memory_bytes
 
 pytestmark = pytest.mark.long
 
@@ -189,7 +189,7 @@ def test_the_latest_log_lines_are_kept() -> None:
 @pytest.mark.slow
 def test_64_workers_for_an_hour_stay_below_50_mb_at_the_page_and_100_mb_at_the_driver() -> None:
     # A look every 3 s is as many as are ever kept at once: with more, every second one is left out.
-    before = _memory_bytes()
+    before = memory_bytes()
     book = RunBook(clock=Time(step=1.0))
     sink = book.sink()
     sink.handle(TrainingBegan(0, 10, replace(RUN, num_workers=64)))
@@ -206,7 +206,7 @@ def test_64_workers_for_an_hour_stay_below_50_mb_at_the_page_and_100_mb_at_the_d
         sink.handle(LinesLogged(tuple((rank, "WARNING x: " + "y" * 90) for rank in range(8))))
     text = book.records(RUN.run_id) or ""
     assert 1e6 < len(text) < 50e6
-    assert _memory_bytes() - before < 100e6
+    assert memory_bytes() - before < 100e6
 
 
 def test_past_runs_come_from_their_files_and_new_files_are_found(tmp_path: Path) -> None:
