@@ -252,7 +252,7 @@ class Group:
         """
         worker = self.workers.get(message.rank)
         if worker is not None:
-            self.refuse_superseded(worker, message)
+            worker.refuse_superseded(message)
         if worker is None or worker.attempt != message.attempt:
             raise ProtocolError(
                 f"attempt {message.attempt} of rank {message.rank} sent {message.kind.name} "
@@ -264,16 +264,6 @@ class Group:
             raise self.failure.worker_error()
         self.bind(connection, message, worker)
         return worker
-
-    def refuse_superseded(self, worker: Worker, message: Message) -> None:
-        """Raises TransportError if another attempt has taken the place of the sender."""
-        if message.attempt in worker.superseded:
-            raise TransportError(
-                f"attempt {message.attempt} of rank {message.rank} is superseded",
-                expected=f"frames of attempt {worker.attempt}",
-                received=f"{message.kind.name} of attempt {message.attempt}",
-                hint="the task was retried elsewhere; this one can end",
-            )
 
     def bind(self, connection: int, message: Message, worker: Worker) -> None:
         """Makes ``connection`` the worker's; a request over an older one is refused."""

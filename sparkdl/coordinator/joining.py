@@ -47,7 +47,7 @@ class Joining:
         if group.failure is not None:
             raise group.failure.worker_error()
         worker = group.workers.setdefault(message.rank, Worker(message.rank))
-        group.refuse_superseded(worker, message)
+        worker.refuse_superseded(message)
         group.defer(connection, "duplicate", message)
         if worker.finished or worker.attempt in (None, message.attempt):
             self._enter(connection, message, worker)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sparkdl.coordinator.status import WorkerStatus
+from sparkdl.errors import TransportError
 from sparkdl.process.host_load import HostLoad
 from sparkdl.training.phases import Usage
 from sparkdl.transport.frames import Message
@@ -79,6 +80,16 @@ class Worker:
             self.changes_taken = 0
         self.connection, self.lost_at, self.dead = connection, None, False
         self.last_seen = now
+
+    def refuse_superseded(self, message: Message) -> None:
+        """Raises TransportError if another attempt has taken the place of the sender."""
+        if message.attempt in self.superseded:
+            raise TransportError(
+                f"attempt {message.attempt} of rank {message.rank} is superseded",
+                expected=f"frames of attempt {self.attempt}",
+                received=f"{message.kind.name} of attempt {message.attempt}",
+                hint="the task was retried elsewhere; this one can end",
+            )
 
     def advance(self, message: Message) -> None:
         """Takes note of a commit that is applied."""

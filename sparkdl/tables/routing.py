@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -26,6 +27,16 @@ def segments(hashes: Hashes, ranks: int) -> npt.NDArray[np.int64]:
 def owner(ids: Ids, ranks: int) -> npt.NDArray[np.int64]:
     """The rank that owns each id, below ``ranks``."""
     return segments(mix64(ids), ranks) // SEGMENTS
+
+
+def by_owner(ids: Ids, ranks: int) -> tuple[npt.NDArray[np.intp], list[slice]]:
+    """The places of ids, owner by owner, and where those of each owner are among them."""
+    if ranks == 1:
+        return np.arange(len(ids)), [slice(0, len(ids))]
+    owners = owner(ids, ranks)
+    order = np.argsort(owners, kind="stable")
+    places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
+    return order, [slice(a, b) for a, b in itertools.pairwise(places)]
 
 
 def hash_range(rank: int, ranks: int) -> tuple[int, int]:

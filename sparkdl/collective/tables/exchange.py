@@ -33,7 +33,7 @@ from sparkdl.tables.classes import (
     joined,
     trained_twice,
 )
-from sparkdl.tables.routing import owner
+from sparkdl.tables.routing import by_owner
 from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.tables.store import merged
 from sparkdl.weights import FloatArray
@@ -98,11 +98,7 @@ class TableExchange:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
         # A pull after a gradient: the step computes its gradient once more; the last one counts.
         anew = any(pull.gradients is not None for pull in self._pulls)
-        ranks = self._communicator.size
-        owners = owner(ids, ranks)
-        order = np.argsort(owners, kind="stable")
-        places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
-        edges = [slice(a, b) for a, b in itertools.pairwise(places)]
+        order, edges = by_owner(ids, self._communicator.size)
         head = [_PULLS if training else _LOOKS_UP, self._names.index(table), anew]
         came = self._tell(head, [ids[order[edge]] for edge in edges])
         replies = self._serve(came, order, edges)

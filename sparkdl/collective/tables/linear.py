@@ -21,7 +21,7 @@ from sparkdl.errors import ModelError
 from sparkdl.tables.ftrl import Ftrl, FtrlTable
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import owner
+from sparkdl.tables.routing import by_owner
 
 _LARGEST = 500.0
 """Margins beyond this are as certain as a float64 can say."""
@@ -187,10 +187,8 @@ class LinearTraining:
                 asks[0].append(ids)
                 places.append(entries)
                 continue
-            owners = owner(ids, ranks)
-            order = np.argsort(owners, kind="stable")
-            ends = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
-            edges.append([slice(a, b) for a, b in itertools.pairwise(ends)])
+            order, of_ranks = by_owner(ids, ranks)
+            edges.append(of_ranks)
             sorted_ids = ids[order]
             for rank, edge in enumerate(edges[-1]):
                 asks[rank].append(sorted_ids[edge])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.shards.tables import PushPart, pack_push
 from sparkdl.tables.classes import ClassSpec, Softmax
-from sparkdl.tables.routing import owner
+from sparkdl.tables.routing import by_owner
 from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.tables.store import merged
 from sparkdl.transport.connection import Connection
@@ -73,7 +72,7 @@ class ServedRows(Closing):
         if training and any(pull.gradients is not None for pull in self._pulls):
             self._forget()  # the step computes its gradient once more; the last one counts
         ids = np.ascontiguousarray(ids, np.int64)
-        order, edges = self._by_owner(ids)
+        order, edges = by_owner(ids, len(self._connections))
         rows = np.empty((len(ids), self._dims[table]), np.float32)
         meta = {"table": table, "training": training}
 
@@ -131,7 +130,7 @@ class ServedRows(Closing):
                 ids, gradients, counts = merged(ids, gradients, counts)
             if loss_scale != 1.0:
                 gradients = gradients / np.float32(loss_scale)
-            order, edges = self._by_owner(ids)
+            order, edges = by_owner(ids, len(self._connections))
             for shard, edge in enumerate(edges):
                 mine = order[edge]
                 told = counts[mine] if table in self._counted else None
@@ -169,16 +168,6 @@ class ServedRows(Closing):
         return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
 
     # -- inside ------------------------------------------------------------------------------------
-
-    def _by_owner(self, ids: IdArray) -> tuple[npt.NDArray[np.intp], list[slice]]:
-        """The places of ids, shard by shard, and where each shard's are."""
-        shards = len(self._connections)
-        if shards == 1:
-            return np.arange(len(ids)), [slice(0, len(ids))]
-        owners = owner(ids, shards)
-        order = np.argsort(owners, kind="stable")
-        places = np.searchsorted(owners[order], np.arange(shards + 1)).tolist()
-        return order, [slice(a, b) for a, b in itertools.pairwise(places)]
 
     def _pieces(
         self, places: npt.NDArray[np.intp], shard: int, row_bytes: int

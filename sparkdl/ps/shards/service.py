@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
 from sparkdl.coordinator.worker import Worker
-from sparkdl.errors import ProtocolError, SparkDLError, TransportError
+from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
 from sparkdl.ps.decision import Decision, Member
 from sparkdl.ps.kinds import DECISION, ROWS, StoreKind, limits_of
@@ -171,13 +171,7 @@ class ShardService:
         if message.rank < 0:
             return None
         worker = self._workers.setdefault(message.rank, Worker(message.rank))
-        if message.attempt in worker.superseded:
-            raise TransportError(
-                f"attempt {message.attempt} of rank {message.rank} is superseded",
-                expected=f"frames of attempt {worker.attempt}",
-                received=f"{message.kind.name} of attempt {message.attempt}",
-                hint="the task was retried elsewhere; this one can end",
-            )
+        worker.refuse_superseded(message)
         if worker.attempt not in (None, message.attempt):
             self._replies.forget(worker.rank)
             self._reached[worker.rank] = worker.epoch, worker.batch

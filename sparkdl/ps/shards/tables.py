@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.coordinator.worker import Worker
+from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.entry import Counts
@@ -23,21 +24,6 @@ from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
 from sparkdl.transport.service import Metric
 from sparkdl.weights import FloatArray
-
-
-@dataclass
-class Line:
-    """The pushes of one rank to this shard, over all its attempts.
-
-    ``reached`` is the epoch and batch up to which its former attempts have: batches that are
-    trained again count no second time.
-    """
-
-    attempt: int | None = None
-    superseded: set[int] = field(default_factory=set)
-    applied: int = 0
-    position: tuple[int, int] = (-1, 0)
-    reached: tuple[int, int] = (-1, 0)
 
 
 @dataclass(frozen=True)
@@ -171,7 +157,8 @@ class TableService:
         """Table name -> the rows that this shard holds."""
         self._locks = {name: threading.Lock() for name in self.stores}
         self._dims = {name: store.dim for name, store in self.stores.items()}
-        self._lines: dict[int, Line] = {}
+        self._workers: dict[int, Worker] = {}
+        self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
         self._lock = threading.Lock()
         self.pulled = self.pushed = 0
         for name, store in self.stores.items():
@@ -225,15 +212,15 @@ class TableService:
         parts = unpack_push(message.meta.get("parts"), body, self._dims)
         reply = Message(Kind.OK, sequence=message.sequence)
         with self._lock:
-            line = self._line(message)
-            if message.sequence <= line.applied or (
-                (message.epoch, message.batch) <= line.reached
-            ):  # its reply was lost, or a former attempt has brought it
-                line.applied = max(line.applied, message.sequence)
+            worker = self._identify(message)
+            position = message.epoch, message.batch
+            if message.sequence <= worker.applied or position <= self._reached[message.rank]:
+                # its reply was lost, or a former attempt has brought it
+                worker.applied = max(worker.applied, message.sequence)
                 reply.flags |= Flag.DUPLICATE
                 return reply
-            line.applied = message.sequence
-            line.position = max(line.position, (message.epoch, message.batch))
+            worker.applied = message.sequence
+            worker.epoch, worker.batch = max((worker.epoch, worker.batch), position)
         for part in parts:
             own = self._rates[part.table]
             rate = message.learning_rate if own is None else own
@@ -242,20 +229,15 @@ class TableService:
             self.pushed += len(part.ids)
         return reply
 
-    def _line(self, message: Message) -> Line:
-        line = self._lines.setdefault(message.rank, Line())
-        if message.attempt in line.superseded:
-            raise TransportError(
-                f"attempt {message.attempt} of rank {message.rank} is superseded",
-                expected=f"frames of attempt {line.attempt}",
-                received=f"{message.kind.name} of attempt {message.attempt}",
-                hint="the task was retried elsewhere; this one can end",
-            )
-        if line.attempt != message.attempt:
-            if line.attempt is not None:
-                line.superseded.add(line.attempt)
-            line.attempt, line.applied, line.reached = message.attempt, 0, line.position
-        return line
+    def _identify(self, message: Message) -> Worker:
+        """The rank that sent a push, over all its attempts."""
+        rank = message.rank
+        worker = self._workers.setdefault(rank, Worker(rank, epoch=-1))
+        worker.refuse_superseded(message)
+        if worker.attempt != message.attempt:  # batches that it trains again count no second time
+            self._reached[rank] = worker.epoch, worker.batch
+            worker.bind(0, message, 0.0)
+        return worker
 
     def _clocks(self) -> Message:
         return Message(Kind.OK, meta={"clocks": {n: s.clock for n, s in self.stores.items()}})
