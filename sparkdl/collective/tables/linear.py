@@ -187,8 +187,8 @@ class LinearTraining:
                 asks[0].append(ids)
                 places.append(entries)
                 continue
-            order, owned = by_owner(ids, ranks)
-            edges.append(owned)
+            order, ranges = by_owner(ids, ranks)
+            edges.append(ranges)
             sorted_ids = ids[order]
             for rank, edge in enumerate(edges[-1]):
                 asks[rank].append(sorted_ids[edge])
