@@ -214,9 +214,9 @@ class Batches:
             for first, count in jobs:
                 pending.append(pool.submit(self._gather, order, first, count))
                 if len(pending) > self.prefetch:
-                    yield pending.popleft().result()
+                    yield _first_of(pending)
             while pending:
-                yield pending.popleft().result()
+                yield _first_of(pending)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
@@ -253,6 +253,11 @@ class Batches:
             count,
             batch.num_rows,
         )
+
+
+def _first_of(pending: deque[Future[BatchStack]]) -> BatchStack:
+    stack = pending.popleft().result()
+    return replace(stack, following=pending[0].result) if pending else stack
 
 
 def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:

@@ -172,6 +172,10 @@ class ServedEmbedding(TableLayer):
         """See :class:`TableLayer`."""
         return self._start.rows(ids)
 
+    def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
+        """See :class:`sparkdl.tables.service.LooksUpRows`."""
+        return _unique(ids, self.pad_id)[0]
+
     # -- Keras -------------------------------------------------------------------------------------
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
@@ -255,12 +259,10 @@ class _Call:
 
     def pull(self, ids: Ids) -> FloatArray:
         """See :class:`sparkdl.layers.backends.HostRows`."""
-        flat = np.asarray(ids).reshape(-1).astype(np.int64)
-        present = np.ones(flat.size, bool) if self._pad is None else flat != self._pad
-        unique, inverse = np.unique(flat[present], return_inverse=True)
+        unique, present, inverse = _unique(np.asarray(ids), self._pad)
         rows, number = self._service.pull(self._table, unique, training=self._training)
         self._pulled = number, present, inverse.astype(np.int64)
-        found = np.zeros((flat.size, self._dim), np.float32)
+        found = np.zeros((present.size, self._dim), np.float32)
         found[present] = rows[inverse]
         return found.reshape(*np.shape(ids), self._dim)
 
@@ -273,3 +275,13 @@ class _Call:
         self._service.push(number, summed, counts)
         overflowed = self._layer.scaled and not is_finite(summed)
         return np.float32(np.inf if overflowed else 0.0)
+
+
+def _unique(
+    ids: npt.NDArray[Any], pad: int | None
+) -> tuple[IdArray, npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
+    """Each id once and in order, which are no padding, and the place of each of these."""
+    flat = ids.reshape(-1).astype(np.int64)
+    present = np.ones(flat.size, bool) if pad is None else flat != pad
+    unique, inverse = np.unique(flat[present], return_inverse=True)
+    return unique, present, inverse

@@ -130,9 +130,10 @@ class WindowSynchronizer(Way):
         """Takes the center as the weights to start from."""
         if self._with_tables:
             assert isinstance(self._client, ShardedClient)
-            rows = self._client.open_rows(learner.tables.specs)
+            specs = learner.tables.specs
+            rows = self._client.open_rows(specs, windows=self._rule.rows_in_windows)
             learner.tables.serve_from(rows)
-            self._tables = TableBatches(rows)
+            self._tables = TableBatches(rows, learner)
         together = self._at_once or self._client.num_workers
         if self._rule.damps and together > 1:
             self._damping = Damping(together, self._trained_size)
@@ -179,6 +180,8 @@ class WindowSynchronizer(Way):
             learner: Its weights are read, and replaced.
             progress: A :class:`sparkdl.ps.client.Progress`.
         """
+        if self._tables is not None:
+            self._tables.end_window(progress.epoch, progress.batch)
         if not self.overlaps:
             began = time.perf_counter()
             with self._clock.within("exchange"):

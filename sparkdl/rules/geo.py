@@ -22,7 +22,8 @@ class GeoSGD(Rule):
         pull center;             local += center - old;   old = center
 
     and on the server ``center += d``. Unlike DOWNPOUR, a worker keeps its own progress instead of
-    jumping to the center. One worker alone always equals the center.
+    jumping to the center. One worker alone always equals the center. Rows of tables on servers go the
+    same way, those that the window has trained.
 
     Args:
         num_workers: p; ``bind`` fills it in.
@@ -35,6 +36,7 @@ class GeoSGD(Rule):
 
     name: ClassVar[str] = "geo"
     default_window: ClassVar[int] = 100
+    rows_in_windows: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_whole(self.name, "num_workers", self.num_workers, 1, or_none=True)

@@ -82,6 +82,8 @@ class Rule:
         elementwise: ``update`` treats each weight by itself, so that several servers may each hold
             a range of them. To be said by the class that has the ``update``: a rule that looks at
             the whole vector, for a norm say, would take each server's range for it.
+        rows_in_windows: Rows of tables are exchanged with the weights, by their changes; else each
+            batch is a step of its rows on the servers.
 
     What the reply to a push holds: the center, except for a rule that is ``blocking`` with payload
     ``'gradient'``, whose reply is the mean gradient, to be applied by each worker's own optimizer.
@@ -99,6 +101,7 @@ class Rule:
     default_window: ClassVar[int] = 8
     independent: ClassVar[bool] = False
     elementwise: ClassVar[bool] = True
+    rows_in_windows: ClassVar[bool] = False
 
     @property
     def splits(self) -> bool:

@@ -128,3 +128,15 @@ class ServesRows(Protocol):
 
     def serve_from(self, service: RowService) -> None:
         """From now on the rows are those of ``service``."""
+
+
+@runtime_checkable
+class LooksUpRows(ServesRows, Protocol):
+    """A layer that looks up the rows of ids."""
+
+    def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
+        """The ids that a call asks the service for: each once and in order.
+
+        Args:
+            ids: Those that the layer is called with, of any shape.
+        """

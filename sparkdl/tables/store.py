@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.tables.entry import (
     Counts,
     EntryFilter,
@@ -19,10 +18,11 @@ from sparkdl.tables.entry import (
     WaitingIds,
     make_entry_filter,
 )
+from sparkdl.tables.functions import Statistics
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown
 from sparkdl.tables.routing import in_order
-from sparkdl.tables.rules import RowRule, make_row_rule
+from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
 from sparkdl.tables.starts import RowStart
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
@@ -48,80 +48,6 @@ class TableRows(NamedTuple):
     state: FloatArray
     counts: Counts | None = None
     clocks: Counts | None = None
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """Numbers about all values of a table; those of several ranks can be joined.
-
-    Args:
-        rows: How many rows.
-        numbers: How many values.
-        total: Their sum.
-        absolute: The sum of their sizes.
-        squares: The sum of their squares.
-        smallest: The smallest value; infinity of none.
-        largest: The largest value; minus infinity of none.
-        nonzero: How many are not zero.
-    """
-
-    rows: int = 0
-    numbers: int = 0
-    total: float = 0.0
-    absolute: float = 0.0
-    squares: float = 0.0
-    smallest: float = math.inf
-    largest: float = -math.inf
-    nonzero: int = 0
-
-    @classmethod
-    def of(cls, values: FloatArray) -> Statistics:
-        """Those of some rows."""
-        if not values.size:
-            return cls(len(values))
-        return cls(
-            len(values),
-            values.size,
-            float(values.sum(dtype=np.float64)),
-            float(np.abs(values).sum(dtype=np.float64)),
-            float(np.square(values, dtype=np.float64).sum()),
-            float(values.min()),
-            float(values.max()),
-            int(np.count_nonzero(values)),
-        )
-
-    def joined(self, other: Statistics) -> Statistics:
-        """Those of both."""
-        return Statistics(
-            self.rows + other.rows,
-            self.numbers + other.numbers,
-            self.total + other.total,
-            self.absolute + other.absolute,
-            self.squares + other.squares,
-            min(self.smallest, other.smallest),
-            max(self.largest, other.largest),
-            self.nonzero + other.nonzero,
-        )
-
-    def get(self, name: str) -> float:
-        """One number by the name that Angel's users know.
-
-        Raises:
-            UnknownNameError: There is no such number.
-        """
-        known = {
-            "nrm2": math.sqrt(self.squares),
-            "max": self.largest,
-            "min": self.smallest,
-            "sum": self.total,
-            "asum": self.absolute,
-            "amax": max(abs(self.smallest), abs(self.largest)),
-            "nnz": float(self.nonzero),
-            "size": float(self.rows),
-        }
-        if name not in known:
-            raise UnknownNameError("number about a table", name, known)
-        return known[name]
 
 
 class RowStore:
@@ -277,6 +203,34 @@ class RowStore:
             DataError: An id is there twice, or the shapes do not fit.
             ModelError: A gradient is not finite, with ``on_nan='raise'``.
         """
+        self._step(self.rule, ids, gradients, learning_rate, counts)
+
+    def add(self, ids: Ids, changes: FloatArray, counts: Counts | None = None) -> None:
+        """Adds to the rows of ids what another place has trained; their state stays.
+
+        Args:
+            ids: Each once.
+            changes: Of shape (ids, dim).
+            counts: How often each id was seen. None: once.
+
+        Raises:
+            DataError: As :meth:`push`.
+            ModelError: As :meth:`push`.
+        """
+        self._step(SgdRows(), ids, np.negative(changes), 1.0, counts)
+
+    def slots_of(self, ids: Ids) -> Slots:
+        """The place of each id, -1 where it has no row; valid until rows leave."""
+        return self._index.find(self._ids(ids))
+
+    def _step(
+        self,
+        rule: RowRule,
+        ids: Ids,
+        gradients: FloatArray,
+        learning_rate: float,
+        counts: npt.NDArray[np.int64] | None,
+    ) -> None:
         ids = self._ids(ids)
         gradients = np.asarray(gradients, np.float32)
         if gradients.shape != (len(ids), self.dim):
@@ -299,7 +253,7 @@ class RowStore:
             if len(entering) < len(absent):
                 there = slots >= 0
                 slots, gradients, seen = slots[there], gradients[there], seen[there]
-        self.rule.step(self._values, self._state, gradients, learning_rate, slots)
+        rule.step(self._values, self._state, gradients, learning_rate, slots)
         if self.tracks:
             self._note(slots, seen)
             if self.eviction.on:
@@ -319,6 +273,14 @@ class RowStore:
     def values_at(self, slots: Slots) -> FloatArray:
         """A copy of the values at some places, of shape (slots, dim)."""
         return self._values.take(slots, axis=0)
+
+    def ids_at(self, slots: Slots) -> Ids:
+        """The ids of the rows at some places."""
+        return self._index.ids(slots)
+
+    def set_values(self, slots: Slots, values: FloatArray) -> None:
+        """Sets the values at some places, of shape (slots, dim); their state stays."""
+        self._values[slots] = values
 
     def step_at(self, slots: Slots, gradients: FloatArray, learning_rate: float) -> None:
         """A step of the rows at some places, which is none of the clock by itself."""

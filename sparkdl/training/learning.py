@@ -8,13 +8,13 @@ The loop (:mod:`sparkdl.worker`) lets a *learner* (a model) train on *batches*, 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.tables.service import RowService, TableSpec
+from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import LossScaling
@@ -41,6 +41,8 @@ class BatchStack:
         sample_weight: Output name -> array, or None.
         num_batches: Batches in the stack.
         num_rows: Rows in the stack.
+        following: Waits for the stack after this one, where there is one; raises
+            ``concurrent.futures.CancelledError`` if nobody reads it any more.
     """
 
     x: Arrays
@@ -48,6 +50,7 @@ class BatchStack:
     sample_weight: Arrays | None
     num_batches: int
     num_rows: int
+    following: Callable[[], BatchStack] | None = field(default=None, compare=False, repr=False)
 
     def part(self, first: int, count: int = 1) -> BatchStack:
         """The batches ``first`` to ``first + count`` as a stack, without a copy."""
@@ -67,7 +70,14 @@ class BatchStack:
 
     def single_batches(self) -> Iterator[BatchStack]:
         """Each batch as a stack of one."""
-        return (self.part(index) for index in range(self.num_batches))
+        for index in range(self.num_batches):
+            yield replace(self.part(index), following=self._after(index))
+
+    def _after(self, index: int) -> Callable[[], BatchStack] | None:
+        if index + 1 < self.num_batches:
+            return lambda: self.part(index + 1)
+        following = self.following
+        return None if following is None else lambda: following().part(0)
 
 
 class BatchSource(Protocol):
@@ -361,6 +371,13 @@ class LearnerTables(Protocol):
     @property
     def loss_scale(self) -> float | None:
         """The factor of the loss and the rows' gradients in the next step; None: there is none."""
+
+    def id_reader(self) -> Callable[[BatchStack], list[tuple[str, IdArray]]]:
+        """Finds what the layers will ask for in a batch: table and ids, each once and in order.
+
+        Calls whose ids are known only inside of the model's own step are left out. The reader may
+        be called in another thread than that which trains.
+        """
 
     def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
         """Puts the rows that came with the model into the stores of the rank that owns them."""

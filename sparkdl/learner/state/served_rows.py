@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.state.looked_up import IdReader
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, loss_scale_of
 from sparkdl.tables.service import RowService, ServesRows, TableSpec
 from sparkdl.tables.store import RowStore
@@ -57,6 +58,9 @@ class ModelTables:
         """Raises ModelError if the model is compiled with what its layers cannot have."""
         for layer in self.layers:
             layer.require_trainable_in(self.model)
+
+    def id_reader(self) -> IdReader:
+        return IdReader(self.model, self.layers)
 
     def give_rows(self, stores: Mapping[str, RowStore], rank: int, num_ranks: int) -> None:
         for layer in self.layers:

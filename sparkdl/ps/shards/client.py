@@ -15,7 +15,10 @@ from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.decision import Decision
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
-from sparkdl.ps.shards.rows import ServedRows
+from sparkdl.ps.shards.ahead import RowsAhead
+from sparkdl.ps.shards.row_link import RowLink
+from sparkdl.ps.shards.row_windows import WindowRows
+from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.training.slices import Slices, pack, unpack
@@ -156,7 +159,7 @@ class ShardedClient(Client):
         super().__init__(session)
         self._layout = layout
         self._dense = np.empty(0, np.float32)
-        self._rows: ServedRows | None = None
+        self._rows: RowsOfWorker | None = None
         self._shards, self._flat, self._rule = shards, flat, rule
         self._decision = Decision()
         self._threads = ThreadPoolExecutor(len(shards), thread_name_prefix="sparkdl-shard")
@@ -192,13 +195,28 @@ class ShardedClient(Client):
             self._decision = Decision.from_wire(welcome.decision)
         return welcome
 
-    def open_rows(self, tables: Sequence[TableSpec]) -> ServedRows:
-        """The rows of a model's tables, by connections of their own; closed with this client."""
+    def open_rows(
+        self, tables: Sequence[TableSpec], *, windows: bool = False, ahead: bool = True
+    ) -> RowsOfWorker:
+        """The rows of a model's tables, by connections of their own; closed with this client.
+
+        Args:
+            tables: All tables of the model.
+            windows: Whether they are exchanged with the model's weights; else at each batch.
+            ahead: Whether the next batch's rows are pulled ahead, where they are not in windows.
+        """
+        if windows:
+            self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
+        else:
+            before = RowsAhead(self._open_link(tables)) if ahead else None
+            self._rows = ServedRows(self._open_link(tables), tables, before)
+        return self._rows
+
+    def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
         limits = [shard.limits for shard in self._shards]
         connections = [shard.open_another() for shard in self._shards]
-        session = self.session
-        self._rows = ServedRows(connections, limits, tables, session.rank, session.attempt)
-        return self._rows
+        dims = {spec.name: spec.store().dim for spec in tables}
+        return RowLink(connections, limits, dims, self.session.rank, self.session.attempt)
 
     def close(self) -> None:
         """Closes all connections."""

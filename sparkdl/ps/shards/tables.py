@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,87 +12,23 @@ import numpy.typing as npt
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.shards.pushes import (
+    NO_CLOCK,
+    Mask,
+    PushPart,
+    PushReply,
+    pack_reply,
+    unpack_push,
+)
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.entry import Counts
 from sparkdl.tables.files import write_part
 from sparkdl.tables.hashing import Hashes, Ids
 from sparkdl.tables.index import Slots
-from sparkdl.tables.service import IdArray, TableSpec
+from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore, TableRows
-from sparkdl.transport.frames import ByteArray, Flag, Kind, Message
+from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
-from sparkdl.weights import FloatArray
-
-
-@dataclass(frozen=True)
-class PushPart:
-    """The gradients for the rows of one table in a push.
-
-    Args:
-        table: Its name.
-        ids: Each once.
-        gradients: Of shape ``(len(ids), dim)``.
-        counts: How often the batch has each id; None where the table does not ask.
-    """
-
-    table: str
-    ids: IdArray
-    gradients: FloatArray
-    counts: IdArray | None = None
-
-
-def pack_push(parts: Sequence[PushPart]) -> tuple[list[list[Any]], ByteArray]:
-    """Describes the parts of a push for its meta, and joins them to its body."""
-    told: list[list[Any]] = []
-    arrays: list[ByteArray] = []
-    for part in parts:
-        told.append([part.table, len(part.ids), part.counts is not None])
-        arrays.append(np.ascontiguousarray(part.ids).view(np.uint8))
-        if part.counts is not None:
-            arrays.append(np.ascontiguousarray(part.counts).view(np.uint8))
-        arrays.append(np.ascontiguousarray(part.gradients).reshape(-1).view(np.uint8))
-    return told, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
-
-
-def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[PushPart]:
-    """The counterpart of :func:`pack_push`.
-
-    Args:
-        told: From the meta.
-        body: The body.
-        dims: Numbers of a row, of each table.
-
-    Raises:
-        ProtocolError: The body does not fit what the meta says.
-    """
-    parts: list[PushPart] = []
-    at = 0
-
-    def take(dtype: Any, count: int) -> npt.NDArray[Any]:
-        nonlocal at
-        size = count * np.dtype(dtype).itemsize
-        if count < 0 or at + size > body.size:
-            raise ValueError(f"{body.size} bytes")
-        at += size
-        return np.frombuffer(body, dtype, count, at - size)
-
-    try:
-        for name, count, counted in told:  # type: ignore[attr-defined]
-            dim = dims[name]
-            ids = take(np.int64, count)
-            counts = take(np.int64, count) if counted else None
-            parts.append(
-                PushPart(name, ids, take(np.float32, count * dim).reshape(-1, dim), counts)
-            )
-        if at != body.size:
-            raise ValueError(f"{body.size - at} bytes are left")
-    except (TypeError, ValueError, KeyError) as error:
-        raise ProtocolError(
-            "a push of gradients for rows is malformed",
-            expected=f"tables of {sorted(dims)}, and a body of their ids and gradients",
-            received=f"{type(error).__name__}: {str(error)[:200]}",
-        ) from error
-    return parts
 
 
 class _Guarded:
@@ -127,10 +61,36 @@ class _Guarded:
             return self._store.rows_at(slots)
 
 
+class _Changed:
+    """The clock of the last change of each row, by its place in the store."""
+
+    def __init__(self) -> None:
+        self._clocks = np.zeros(0, np.uint32)
+
+    def since(self, slots: npt.NDArray[np.int64], clock: int) -> Mask:
+        """Which rows have changed after a step of the clock; all where it is not known."""
+        there = slots >= 0
+        if clock == NO_CLOCK:
+            return there
+        known = there & (slots < len(self._clocks))
+        found = np.zeros(len(slots), bool)
+        found[known] = self._clocks[slots[known]] > clock
+        return found
+
+    def note(self, slots: npt.NDArray[np.int64], clock: int) -> None:
+        """Rows have changed."""
+        slots = slots[slots >= 0]
+        if len(slots) and slots.max() >= len(self._clocks):
+            more = max(1024, int(slots.max()) + 1, len(self._clocks) * 3 // 2)
+            self._clocks.resize(more, refcheck=False)
+        self._clocks[slots] = clock
+
+
 class TableService:
     """Answers pulls of rows, applies pushes, writes its rows to files.
 
-    A push is a step of its rows. It counts once for each rank, attempt and sequence number.
+    A push is a step of its rows, or adds changes to them. It counts once for each rank, attempt and
+    sequence number.
 
     Args:
         specs: The tables.
@@ -160,7 +120,9 @@ class TableService:
         self._workers: dict[int, Worker] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
         self._lock = threading.Lock()
+        self._changed = {name: _Changed() for name in self.stores}
         self.pulled = self.pushed = 0
+        self._known_pushes = self._stale_steps = self._most_stale = 0
         for name, store in self.stores.items():
             store.on_nan = "ignore" if ignores_nan else "raise"
             if reference:
@@ -190,6 +152,16 @@ class TableService:
             Metric("table_bytes", "gauge", "Bytes of tables", sum(s.nbytes for s in stores)),
             Metric("rows_pulled", "counter", "Rows of tables sent", self.pulled),
             Metric("rows_pushed", "counter", "Rows of tables stepped", self.pushed),
+            Metric(
+                "rows_staleness", "gauge",
+                "Steps of other workers between a pull of rows and their push, a mean",
+                self._stale_steps / max(1, self._known_pushes),
+            ),
+            Metric(
+                "rows_staleness_most", "gauge",
+                "Steps of other workers between a pull of rows and their push, at most",
+                self._most_stale,
+            ),
         ]
 
     def _pull(self, message: Message) -> Message:
@@ -204,30 +176,66 @@ class TableService:
         ids = body.view(np.int64)
         with self._locks[name]:
             rows = self.stores[name].pull(ids, create=bool(message.meta.get("training")))
+            clock = self.stores[name].clock
         self.pulled += len(ids)
-        return Message(Kind.CHUNK, total=rows.nbytes, body=rows.reshape(-1).view(np.uint8))
+        body = rows.reshape(-1).view(np.uint8)
+        return Message(Kind.CHUNK, total=rows.nbytes, meta={"clock": clock}, body=body)
 
     def _push(self, message: Message) -> Message:
         body = np.empty(0, np.uint8) if message.body is None else message.body
         parts = unpack_push(message.meta.get("parts"), body, self._dims)
-        reply = Message(Kind.OK, sequence=message.sequence)
+        adds, again = message.meta.get("changes") is True, False
         with self._lock:
             worker = self._identify(message)
             position = message.epoch, message.batch
             if message.sequence <= worker.applied or position <= self._reached[message.rank]:
                 # its reply was lost, or a former attempt has brought it
-                worker.applied = max(worker.applied, message.sequence)
-                reply.flags |= Flag.DUPLICATE
-                return reply
-            worker.applied = message.sequence
-            worker.epoch, worker.batch = max((worker.epoch, worker.batch), position)
+                worker.applied, again = max(worker.applied, message.sequence), True
+            else:
+                worker.applied = message.sequence
+                worker.epoch, worker.batch = max((worker.epoch, worker.batch), position)
+        replies = []
         for part in parts:
             own = self._rates[part.table]
             rate = message.learning_rate if own is None else own
             with self._locks[part.table]:
-                self.stores[part.table].push(part.ids, part.gradients, rate, part.counts)
-            self.pushed += len(part.ids)
-        return reply
+                came_back = self._changed_by_others(part) if adds else part.wanted
+                if not again:
+                    self._step(part, rate, adds=adds)
+                replies.append(self._reply(part, came_back))
+        told, back = pack_reply(replies)
+        flags = Flag.DUPLICATE if again else Flag.NONE
+        return Message(
+            Kind.CHUNK, sequence=message.sequence, flags=flags, total=back.size,
+            meta={"parts": told}, body=back,
+        )  # fmt: skip
+
+    def _step(self, part: PushPart, rate: float, *, adds: bool) -> None:
+        """Applies a part of a push to its table, which is locked."""
+        store = self.stores[part.table]
+        if part.clock != NO_CLOCK and not adds:
+            stale = max(0, store.clock - part.clock)
+            self._known_pushes += 1
+            self._stale_steps += stale
+            self._most_stale = max(self._most_stale, stale)
+        if adds:
+            store.add(part.ids, part.values, part.counts)
+            self._changed[part.table].note(store.slots_of(part.ids), store.clock)
+        else:
+            store.push(part.ids, part.values, rate, part.counts)
+        self.pushed += len(part.ids)
+
+    def _changed_by_others(self, part: PushPart) -> Mask:
+        """Which rows of a part had changes that its sender does not know."""
+        slots = self.stores[part.table].slots_of(part.ids)
+        return self._changed[part.table].since(slots, part.clock)
+
+    def _reply(self, part: PushPart, rows: Mask | None) -> PushReply:
+        store = self.stores[part.table]
+        if rows is None or not rows.any():
+            values = np.empty((0, store.dim), np.float32)
+            return PushReply(store.clock, np.zeros(len(part.ids), bool), values)
+        return PushReply(store.clock, rows, store.pull(part.ids[rows]))
 
     def _identify(self, message: Message) -> Worker:
         """The rank that sent a push, over all its attempts."""

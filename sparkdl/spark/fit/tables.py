@@ -55,6 +55,17 @@ def check_tables(
             "ShardedClassifier, 'asynchronous' or 'hogwild' with a rule on weight changes",
             received=f"mode={config.mode!r}, rule={exchange.rule.name!r}",
         )
+    if isinstance(exchange, ServerExchange) and exchange.rule.rows_in_windows:
+        for spec in tables.specs:
+            store = spec.store()
+            if store.entry is not None or store.eviction.on:
+                raise ConfigError(
+                    f"table {spec.name!r} cannot be trained in windows",
+                    expected="a layer without entry, max_rows and expire_after: workers train "
+                    "copies of rows, and do not know which ids have none",
+                    received=f"rule={exchange.rule.name!r}",
+                    hint="another rule exchanges rows at each batch",
+                )
     if checkpoints is None:
         raise ConfigError(
             what,

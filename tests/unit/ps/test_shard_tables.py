@@ -16,7 +16,8 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.shard import TablesOfRun
 from sparkdl.ps.shards.rows import ServedRows
-from sparkdl.ps.shards.tables import PushPart, TableService, pack_push, unpack_push
+from sparkdl.ps.shards.pushes import PushPart, pack_push, unpack_push
+from sparkdl.ps.shards.tables import TableService
 from sparkdl.rules import make_rule
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.service import TableSpec
@@ -152,7 +153,7 @@ def test_large_steps_travel_in_pieces(server: InprocShards, monkeypatch: Any) ->
     rng = np.random.default_rng(1)
     ids = rng.integers(0, 2**62, 4000)
     with rows_of(server) as rows:
-        monkeypatch.setattr(type(rows._limits[0]), "chunk_bytes", property(lambda self: 1000))
+        monkeypatch.setattr(type(rows._link._limits[0]), "chunk_bytes", property(lambda self: 1000))
         step(rows, np.unique(ids), -np.ones(len(np.unique(ids))), 1)
         found, _ = rows.pull("ads", np.unique(ids), training=False)
         np.testing.assert_array_equal(found, 1.0)

@@ -1,0 +1,273 @@
+"""``RowLink``: requests for rows of tables, to the shards that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.process.closing import Closing
+from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.shards.pushes import (
+    NO_CLOCK,
+    PushPart,
+    PushReply,
+    pack_push,
+    row_bytes,
+    unpack_reply,
+)
+from sparkdl.tables.routing import by_owner
+from sparkdl.tables.service import IdArray
+from sparkdl.transport.connection import Connection
+from sparkdl.transport.frames import Flag, FrameLimits, Message
+from sparkdl.weights import FloatArray
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Rows that came from the shards.
+
+    Args:
+        table: Name of their table.
+        ids: Each once.
+        rows: Of shape ``(len(ids), dim)``.
+        clocks: The table's clock on each shard when the rows left it; ``NO_CLOCK`` where none did.
+    """
+
+    table: str
+    ids: IdArray
+    rows: FloatArray
+    clocks: list[int]
+
+
+@dataclass(frozen=True)
+class RowPush:
+    """A change of the rows of one table, on all shards.
+
+    Args:
+        table: Its name.
+        ids: Each once.
+        values: Gradients, or changes, of shape ``(len(ids), dim)``.
+        counts: How often the batches have each id; None where the table does not ask.
+        wanted: The rows that are to come back; None: none, or those that others changed.
+        clocks: The table's clock on each shard up to which the sender knows the rows.
+    """
+
+    table: str
+    ids: IdArray
+    values: FloatArray
+    counts: IdArray | None
+    wanted: npt.NDArray[np.bool_] | None
+    clocks: Sequence[int]
+
+
+@dataclass
+class Pushed:
+    """What came back for a :class:`RowPush`.
+
+    Args:
+        places: Those of the rows that came back, among the ids that were pushed.
+        values: Theirs.
+        clocks: The table's clock on each shard after the push.
+        again: A shard had the push before.
+    """
+
+    places: npt.NDArray[np.intp]
+    values: FloatArray
+    clocks: list[int]
+    again: bool = False
+
+
+class RowLink(Closing):
+    """A worker's connections to the rows on all shards; one thread uses it at a time.
+
+    Args:
+        connections: To each shard, in order, used for nothing else; closed with this object.
+        limits: Of their frames.
+        dims: Table -> numbers of a row.
+        rank, attempt: Of the worker.
+    """
+
+    def __init__(
+        self,
+        connections: Sequence[Connection],
+        limits: Sequence[FrameLimits],
+        dims: Mapping[str, int],
+        rank: int,
+        attempt: int,
+    ) -> None:
+        self._connections, self._limits, self._dims = connections, limits, dims
+        self._rank, self._attempt = rank, attempt
+        self._sequence = 0
+        self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix="sparkdl-rows")
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are."""
+        return len(self._connections)
+
+    def fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        """The rows of some ids.
+
+        Args:
+            table: Its name.
+            ids: Each once.
+            training: Whether ids without a row have their start values; else zeros.
+        """
+        order, edges = by_owner(ids, self.num_shards)
+        rows = np.empty((len(ids), self._dims[table]), np.float32)
+        clocks = [NO_CLOCK] * self.num_shards
+        meta = {"table": table, "training": training}
+
+        def ask(shard: int) -> None:
+            places = order[edges[shard]]
+            most = max(1, self._limits[shard].chunk_bytes // (8 + 4 * self._dims[table]))
+            for first in range(0, len(places), most):
+                part = places[first : first + most]
+                sent = ids[part].view(np.uint8)
+                message = Message(StoreKind.ROWS_PULL, total=sent.size, meta=dict(meta))
+                reply = self._request(shard, message, sent)
+                body = np.empty(0, np.uint8) if reply.body is None else reply.body
+                rows[part] = body.view(np.float32).reshape(len(part), -1)
+                if clocks[shard] == NO_CLOCK:
+                    clocks[shard] = int(reply.meta["clock"])
+
+        self._on_all(ask)
+        return Fetched(table, ids, rows, clocks)
+
+    def push(
+        self,
+        pushes: Sequence[RowPush],
+        epoch: int,
+        batch: int,
+        learning_rate: float,
+        *,
+        changes: bool = False,
+    ) -> list[Pushed]:
+        """One step of rows on all shards at the same time.
+
+        Args:
+            pushes: One for each table.
+            epoch, batch: The worker's position after it.
+            learning_rate: Of the step.
+            changes: The values are added to the rows, instead of being gradients of a step, and
+                rows that others have changed since ``clocks`` come back.
+        """
+        parts: list[list[PushPart]] = [[] for _ in self._connections]
+        places: list[list[npt.NDArray[np.intp]]] = [[] for _ in pushes]
+        for number, push in enumerate(pushes):
+            order, edges = by_owner(push.ids, self.num_shards)
+            for shard, edge in enumerate(edges):
+                mine = order[edge]
+                places[number].append(mine)
+                parts[shard].append(
+                    PushPart(
+                        push.table, push.ids[mine], push.values[mine],
+                        None if push.counts is None else push.counts[mine],
+                        None if push.wanted is None else push.wanted[mine],
+                        push.clocks[shard],
+                    )  # fmt: skip
+                )
+        back: list[list[list[PushReply]]] = [[[] for _ in pushes] for _ in parts]
+        again = [False] * len(parts)
+        sequences = [self._sequence] * len(parts)
+
+        def send(shard: int) -> None:
+            for pieces in self._split(parts[shard], shard):
+                told, body = pack_push([piece for _, piece in pieces])
+                sequences[shard] += 1
+                message = Message(
+                    StoreKind.ROWS_PUSH, sequence=sequences[shard], epoch=epoch, batch=batch,
+                    learning_rate=learning_rate, total=body.size,
+                    meta={"parts": told, "changes": changes},
+                )  # fmt: skip
+                reply = self._request(shard, message, body)
+                again[shard] |= Flag.DUPLICATE in reply.flags
+                came = np.empty(0, np.uint8) if reply.body is None else reply.body
+                told_back = reply.meta.get("parts")
+                found = unpack_reply(told_back, came, [p for _, p in pieces], self._dims)
+                for (number, _), answer in zip(pieces, found, strict=True):
+                    back[shard][number].append(answer)
+
+        self._on_all(send)
+        self._sequence = max(sequences)
+        results = []
+        for number in range(len(pushes)):
+            mine = [_joined(back[shard][number]) for shard in range(self.num_shards)]
+            results.append(
+                Pushed(
+                    np.concatenate([p[r.rows] for p, r in zip(places[number], mine, strict=True)]),
+                    np.concatenate([r.values for r in mine]),
+                    [r.clock for r in mine],
+                    any(again),
+                )
+            )
+        return results
+
+    def give_up(self) -> None:
+        """Ends requests that wait in other threads."""
+        for connection in self._connections:
+            connection.give_up()
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self.give_up()
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for connection in self._connections:
+            connection.close()
+
+    @property
+    def bytes_moved(self) -> tuple[int, int]:
+        """Bytes of the frames that were sent and received."""
+        made = self._connections
+        return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
+
+    def _split(self, parts: Sequence[PushPart], shard: int) -> list[list[tuple[int, PushPart]]]:
+        """Numbered parts in pushes that fit a frame; each part is there, also without rows."""
+        pushes: list[list[tuple[int, PushPart]]] = [[]]
+        room = self._limits[shard].chunk_bytes
+        for number, part in enumerate(parts):
+            size = row_bytes(self._dims[part.table])
+            at = 0
+            while at < len(part.ids) or not at:
+                most = room // size
+                if most < 1:
+                    pushes.append([])
+                    room = self._limits[shard].chunk_bytes
+                    most = max(1, room // size)
+                piece = part.piece(slice(at, min(at + most, len(part.ids))))
+                pushes[-1].append((number, piece))
+                room -= len(piece.ids) * size
+                at += len(piece.ids)
+                if not len(part.ids):
+                    break
+        return pushes
+
+    def _request(self, shard: int, message: Message, body: npt.NDArray[np.uint8]) -> Message:
+        message.rank, message.attempt = self._rank, self._attempt
+        return self._connections[shard].request(message, body)
+
+    def _on_all(self, do: Callable[[int], None]) -> None:
+        """Does something with all shards at the same time; raises the first error."""
+        if self.num_shards == 1:
+            do(0)
+            return
+        jobs = [self._threads.submit(do, shard) for shard in range(self.num_shards)]
+        errors = [job.exception() for job in jobs]
+        for error in errors:
+            if error is not None:
+                raise error
+
+
+def _joined(replies: Sequence[PushReply]) -> PushReply:
+    """The answers about the pieces of one part."""
+    if len(replies) == 1:
+        return replies[0]
+    return PushReply(
+        replies[-1].clock,
+        np.concatenate([r.rows for r in replies]),
+        np.concatenate([r.values for r in replies]),
+    )
