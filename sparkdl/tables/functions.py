@@ -171,7 +171,15 @@ class TableFunction:
 
     def _function(self) -> RowFunction:
         module, _, name = self.name.partition(":")
-        found: RowFunction = getattr(importlib.import_module(module), name)
+        try:
+            found: RowFunction = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"the function {self.name!r} cannot be imported where the rows of the table are",
+                expected="a module that is installed on all hosts",
+                received=f"{type(error).__name__}: {error}",
+                hint="spark.sparkContext.addPyFile sends a module to the executors",
+            ) from error
         return found
 
 

@@ -18,7 +18,7 @@ from sparkdl.tables.entry import (
     WaitingIds,
     make_entry_filter,
 )
-from sparkdl.tables.functions import Statistics
+from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown
 from sparkdl.tables.routing import in_order
@@ -411,6 +411,21 @@ class RowStore:
             self._meta[start:end][: len(part)] = self._meta[part]
         self._resize(max(1024, len(moved)))
         return int(leaves.sum())
+
+    def apply(self, function: TableFunction) -> int:
+        """Changes all rows by a function; their state stays.
+
+        Returns:
+            How many rows there are.
+
+        Raises:
+            DataError: The function makes no rows.
+        """
+        slots = self._index.live()
+        for start in range(0, len(slots), BLOCK_ROWS):
+            part = slots[start : start + BLOCK_ROWS]
+            self._values[part] = function.change(self._index.ids(part), self.values_at(part))
+        return len(slots)
 
     def statistics(self) -> Statistics:
         """Numbers about all values."""

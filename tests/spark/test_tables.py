@@ -19,6 +19,7 @@ import pytest
 from faulty import AtEpoch, python_workers
 from pyspark.ml import PipelineModel
 
+import row_functions
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError
@@ -140,6 +141,32 @@ def test_rows_are_set_and_removed_and_a_fit_goes_on_from_them(frame: Any, tmp_pa
     assert table.statistics().get("size") == len(table)
     table.load(np.array([5]), np.full((1, 4), 3.0))  # arrays, and a second change
     assert table.pull(np.array([5]))[0, 0] == 3.0
+
+    rows = np.stack([r["row"] for r in table.to_dataframe().collect()]).astype(np.float64)
+    for name, known_value in (
+        ("nrm2", np.linalg.norm(rows)), ("sum", rows.sum()), ("amax", np.abs(rows).max()),
+        ("size", len(rows)),
+    ):  # fmt: skip
+        assert table.get(name) == pytest.approx(known_value, rel=1e-5)
+    with pytest.raises(ConfigError, match="addPyFile"):
+        table.get(row_functions.count)
+    spark.sparkContext.addPyFile(row_functions.__file__)
+    assert table.get(row_functions.count) == len(rows)
+    np.testing.assert_allclose(table.get(row_functions.column_sums), rows.sum(0), rtol=1e-5)
+    assert table.update("multiply", 0.5) == len(rows)
+    assert spark_model.tables["ads"].get("nrm2") == pytest.approx(np.linalg.norm(rows) / 2, rel=1e-5)
+    table.update(row_functions.normalized)
+    assert table.get("nrm2") == pytest.approx(np.sqrt(len(rows)), rel=1e-5)
+    before = table.folder
+    with pytest.raises(DataError, match="not finite"):
+        table.update("divide", 0)
+    with pytest.raises(ConfigError, match="installed on all hosts"):
+        table.update(lambda ids, rows: rows)
+    with pytest.raises(ConfigError, match="2 finite numbers"):
+        table.update("clip", 1)
+    with pytest.raises(sparkdl.errors.UnknownNameError, match="nrm2"):
+        table.get("nrm3")
+    assert spark_model.tables["ads"].folder == before
 
     seen = {r["id"]: r["seen"] for r in table.to_dataframe().collect()}
     rare = sum(n < 3 for n in seen.values())

@@ -45,6 +45,25 @@ def test_one_worker_trains_what_keras_would(
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
 
 
+def test_geo_trains_rows_in_windows(spark: Any, tmp_path: Any) -> None:
+    """One worker: the windows change nothing. Two learn, and the servers have the rows of both."""
+    ids, labels = make_rows()
+    options = {"batch_size": 16, "frequency": 5, "network": Network(num_servers=2), "rule": "geo"}
+    fit = {"shuffle": False, "verbose": 0}
+    one = SparkModel(make_model(), num_workers=1, **options)
+    one.fit((ids, labels), epochs=2, checkpoint_dir=str(tmp_path / "one"), **fit)
+    np.testing.assert_allclose(
+        one.model.predict(ids, verbose=0), of_one_process(2).predict(ids, verbose=0), atol=1e-5
+    )
+    two = SparkModel(make_model(), num_workers=2, **options)
+    history = two.fit((ids, labels), epochs=6, checkpoint_dir=str(tmp_path / "two"), **fit).history
+    assert history["loss"][-1] < 0.8 * history["loss"][0]
+    assert two.tables["ads"].look_up(np.unique(ids))[1].all()
+    counted = SparkModel(make_model(max_rows=10), num_workers=1, **options)
+    with pytest.raises(ConfigError, match="cannot be trained in windows"):
+        counted.fit((ids, labels), checkpoint_dir=str(tmp_path / "no"), **fit)
+
+
 def test_workers_share_rows_on_executors_and_a_fit_goes_on(frame: Any, tmp_path: Any) -> None:
     folder = str(tmp_path)
     network = Network(num_servers=2, servers="executors")

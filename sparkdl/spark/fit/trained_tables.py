@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sparkdl.spark.session.running import session_of
 from sparkdl.spark.session.versions import frame_of_table
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
+from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
 from sparkdl.tables.reading import TableReader
 from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore, TableRows
@@ -29,7 +31,9 @@ from sparkdl.weights import FloatArray
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_MEASURED = "found string, failure string"
 _ANSWER = "part int, rows bigint, failure string"
+_MEASURED_NAMES = ["found", "failure"]
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 
 _Change = Callable[[RowStore, "_Rows"], int]
@@ -166,13 +170,87 @@ class TrainedTable(TableReader):
         for name, value in (("unseen", unseen), ("below", below)):
             if value is not None:
                 require_int(name, value, least=1)
+        return self._change(
+            of, self._marks(), lambda store, _: store.shrink(unseen=unseen, below=below)
+        )
+
+    def get(self, function: str | RowFunction) -> float | npt.NDArray[np.float64]:
+        """A number about all rows, which Spark's tasks compute part by part, where they read them.
+
+        Args:
+            function: ``'nrm2'`` (the root of the sum of squares), ``'sum'``, ``'asum'``,
+                ``'amax'``, ``'max'``, ``'min'``, ``'nnz'`` (numbers that are not zero) or
+                ``'size'`` (rows); or a function of a module that is installed on all hosts. It gets
+                the ids of some rows, of shape ``(n,)``, and the rows, ``(n, dim)``; what it returns
+                of all of them (a number, or an array of one shape) is added up.
+
+        Raises:
+            UnknownNameError: There is no such number.
+            ConfigError: Other processes cannot import the function by its name.
+            ResourceError: No Spark session is running, or the files cannot be read.
+
+        Reference: psFunc of Angel (Tencent, 2017).
+        """
+        if isinstance(function, str):
+            Statistics().get(function)
+        asked = None if isinstance(function, str) else TableFunction.of(function)
+        spark = session_of()
+        numbers = spark.range(0, self.parts, 1, max(1, self.parts))
+        with this_interpreter(context_of(spark)):
+            task = _measuring(self.folder, self.parts, asked)
+            answers = [tuple(row) for row in numbers.mapInArrow(task, _MEASURED).collect()]
+        for _, failure in answers:
+            if failure is not None:
+                raise Failure.from_json(failure).library_error()
+        found = [json.loads(text) for text, _ in answers if text is not None]
+        if isinstance(function, str):
+            every = Statistics()
+            for part in found:
+                every = every.joined(Statistics(**part))
+            return every.get(function)
+        total = np.sum([np.asarray(part, np.float64) for part in found], axis=0)
+        return float(total) if np.ndim(total) == 0 else np.asarray(total)
+
+    def update(self, function: str | RowFunction, *numbers: float) -> int:
+        """Changes all rows; the table is written anew, as by :meth:`load`.
+
+        ::
+
+            table.update('multiply', .5)
+            table.update('clip', -1, 1)
+            table.update(my_package.rows.normalized)
+
+        Args:
+            function: ``'abs'``, ``'add'``, ``'clip'``, ``'divide'``, ``'exp'``, ``'fill'``,
+                ``'log'``, ``'multiply'``, ``'negative'``, ``'power'``, ``'sqrt'`` or ``'square'``,
+                as in NumPy; or a function of a module that is installed on all hosts. It gets the
+                ids of some rows, of shape ``(n,)``, and the rows, ``(n, dim)``, and returns new
+                rows.
+            *numbers: Of a change by name: one, for ``'clip'`` two.
+
+        Returns:
+            How many rows the table has. The optimizer's state of the rows stays.
+
+        Raises:
+            UnknownNameError: No change has that name.
+            ConfigError: It takes other numbers, other processes cannot import the function, or the
+                table is none of a driver's model.
+            DataError: The function returns another shape, or numbers that are not finite.
+            ResourceError: No Spark session is running, or the files cannot be read or written.
+
+        Reference: psFunc of Angel (Tencent, 2017).
+        """
+        of, asked = self._changeable(), TableFunction.of(function, numbers)
+        return self._change(of, self._marks(), lambda store, _: store.apply(asked))
+
+    def _marks(self) -> DataFrame:
+        """A row for each part, which says that it is to be written."""
         marks = session_of().range(0, self.parts, 1, self.parts)
-        marks = marks.selectExpr(
+        return marks.selectExpr(
             "cast(id as int) as part",
             "cast(null as bigint) as id",
             "cast(null as array<float>) as row",
         )
-        return self._change(of, marks, lambda store, _: store.shrink(unseen=unseen, below=below))
 
     def _change(self, of: ModelTable, spread: DataFrame, change: _Change) -> int:
         former, ranks = of.reference, self.parts
@@ -245,6 +323,35 @@ def _reading(
                     yield found
 
     return read
+
+
+def _measuring(
+    folder: str, parts: int, function: TableFunction | None
+) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+    """A task that tells numbers about parts; without a function their :class:`Statistics`."""
+
+    def of_part(files: TableFiles, number: int) -> str | None:
+        if function is None:
+            every = Statistics()
+            for rows in files.blocks(number, parts):
+                every = every.joined(Statistics.of(rows.values))
+            return json.dumps(asdict(every))
+        found = [function.measure(rows.ids, rows.values) for rows in files.blocks(number, parts)]
+        return json.dumps(np.sum(found, axis=0).tolist()) if found else None
+
+    def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        told: list[str | None] = []
+        failure = None
+        try:
+            files = TableFiles(folder)
+            for batch in batches:
+                told += [of_part(files, number) for number in batch.column(0).to_pylist()]
+        except Exception as error:
+            told, failure = [None], Failure.of(-1, error).to_json()
+        failures = pa.array([failure] * len(told), pa.string())
+        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string()), failures], _MEASURED_NAMES)
+
+    return measure
 
 
 def _batch_of(rows: TableRows) -> pa.RecordBatch:
