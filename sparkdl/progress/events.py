@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from sparkdl.process.host_load import HostLoad
-from sparkdl.training.phases import Spans, Usage
+from sparkdl.training.phases import ServerUsage, Spans, Usage
 
 MetricValue = float | list["MetricValue"]
 """A metric's value: a number, or nested lists of numbers (one per class, for example)."""
@@ -155,12 +155,14 @@ class WorkersProgressed:
         workers: In the order of their ranks.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
         driver_load: How busy the driver's host is, without its GPUs; None where no kernel tells it.
+        servers: Where several hold the weights or rows of tables: the work of each so far.
     """
 
     workers: tuple[WorkerView, ...]
     bytes_in: int = 0
     bytes_out: int = 0
     driver_load: HostLoad | None = None
+    servers: tuple[ServerUsage, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -356,7 +358,9 @@ def as_json(event: Event) -> dict[str, Json]:
     return {"event": name, **_fields(event)}
 
 
-def _fields(value: Event | RunDescription | WorkerView | Usage | HostLoad) -> dict[str, Json]:
+def _fields(
+    value: Event | RunDescription | WorkerView | Usage | ServerUsage | HostLoad,
+) -> dict[str, Json]:
     return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
@@ -364,7 +368,7 @@ def _plain(value: object) -> Json:
     if isinstance(value, Spans):
         spans: list[Json] = [[phase, start, seconds] for phase, start, seconds in value]
         return {"began_at": value.began_at, "spans": spans}
-    if isinstance(value, (RunDescription, WorkerView, Usage, HostLoad)):
+    if isinstance(value, (RunDescription, WorkerView, Usage, ServerUsage, HostLoad)):
         return _fields(value)
     if isinstance(value, dict):
         return {str(k): _plain(v) for k, v in value.items()}

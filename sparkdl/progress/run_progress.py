@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from sparkdl.coordinator.status import Status, WorkerStatus
 from sparkdl.failures import Failure
 from sparkdl.progress.events import WorkerState, WorkerView
+from sparkdl.training.phases import ServerUsage
 from sparkdl.training.reports import MetricState, no_metrics
 
 
@@ -47,6 +48,7 @@ class RunProgress:
         staleness: Mean commits between a pull and the commit that followed it.
         workers: Each that has joined, by rank.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
+        servers: The work of each of several servers so far.
         awaited: Ranks that were lost, where the others train in step and wait for them.
     """
 
@@ -59,6 +61,7 @@ class RunProgress:
     workers: tuple[WorkerView, ...] = ()
     bytes_in: int = 0
     bytes_out: int = 0
+    servers: tuple[ServerUsage, ...] = ()
     awaited: tuple[int, ...] = ()
 
 

@@ -64,6 +64,8 @@ class ServerUsage:
         memory_bytes: Resident memory at the end.
         bytes_received, bytes_sent: Of frames, those in shared memory with their bodies.
         table_rows: Rows of tables that it holds.
+        staleness: Steps of other workers between a pull of rows and their push, a mean.
+        busy: Requests that it works on at this moment.
     """
 
     host: str
@@ -71,6 +73,8 @@ class ServerUsage:
     bytes_received: int
     bytes_sent: int
     table_rows: int = 0
+    staleness: float = 0.0
+    busy: int = 0
 
 
 @dataclass(frozen=True, eq=False)

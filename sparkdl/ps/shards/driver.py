@@ -82,6 +82,7 @@ class ShardsDriver(Closing):
                 ServerUsage(
                     endpoint.address.host, int(meta["memory_bytes"]), int(numbers["bytes_in"]),
                     int(numbers["bytes_out"]), int(numbers["table_rows"]),
+                    float(numbers["rows_staleness"]), int(numbers["busy"]),
                 )
             )  # fmt: skip
         return tuple(found)

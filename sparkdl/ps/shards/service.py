@@ -77,7 +77,8 @@ class ShardService:
         self._center = Center(range_.layout, center, rule, compression)
         self._buffers: dict[int, ByteArray] = {}
         self._replies = CenterReplies(self._center, self.limits, compression, self.buffer)
-        self._lock = threading.RLock()
+        self._lock, self._counting = threading.RLock(), threading.Lock()
+        self._busy = 0
         self._workers: dict[int, Worker] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
         self._clock = 0
@@ -123,6 +124,17 @@ class ShardService:
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Takes one request and answers it."""
+        if message.kind is StoreKind.TELL:  # which is not part of the work that it tells of
+            return self._answered(connection, message, now)
+        with self._counting:
+            self._busy += 1
+        try:
+            return self._answered(connection, message, now)
+        finally:
+            with self._counting:
+                self._busy -= 1
+
+    def _answered(self, connection: int, message: Message, now: float) -> Replies:
         try:
             message = self._replies.decoded(connection, message)
             if message.kind in ROWS:
@@ -156,6 +168,7 @@ class ShardService:
                 Metric("rows", "counter", "Rows committed", sum(w.rows for w in workers)),
                 Metric("bytes_in", "counter", "Bytes received in frames", self.bytes_in),
                 Metric("bytes_out", "counter", "Bytes sent in frames", self.bytes_out),
+                Metric("busy", "gauge", "Requests being worked on", self._busy),
                 Metric("staged", "gauge", "Commits put aside for the open round", staged),
                 *self._tables.metrics(),
             ]

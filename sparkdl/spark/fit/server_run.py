@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -38,6 +39,9 @@ from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
 from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
+_ASK_SERVERS_S = 1.0
+"""Seconds between two looks at the servers' work."""
+
 
 class ServerRun(CoordinatedRun):
     """Follows the workers of a run through its server; see :class:`Run`.
@@ -68,6 +72,8 @@ class ServerRun(CoordinatedRun):
         self._tables = tables
         self._saved = b"" if tables is None else tables.reference
         self._saved_at = 0
+        self._usage: tuple[ServerUsage, ...] = ()
+        self._ask_servers_at = 0.0
 
     @classmethod
     @contextlib.contextmanager
@@ -210,7 +216,11 @@ class ServerRun(CoordinatedRun):
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """The workers' reports."""
         status = self._driver.status(since_epoch)
-        return progress_of(status, self._num_workers, in_step=self._in_step)
+        found = progress_of(status, self._num_workers, in_step=self._in_step)
+        now = time.monotonic()
+        if self._center is not None and now >= self._ask_servers_at:
+            self._ask_servers_at, self._usage = now + _ASK_SERVERS_S, self._center.usage()
+        return replace(found, servers=self._usage)
 
     def state(self) -> RunState:
         """The present center (a copy), and what :meth:`kept` has."""

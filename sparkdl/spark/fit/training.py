@@ -88,6 +88,8 @@ class StageSummary:
             )
         for number, server in enumerate(self.servers):
             rows = f"  {server.table_rows:,} rows of tables" if server.table_rows else ""
+            if server.staleness:
+                rows += f", {server.staleness:.2g} steps of others between pull and push"
             lines.append(
                 f"server {number:>1}  {server.host}  {server.bytes_received / 1e6:,.0f} MB in, "
                 f"{server.bytes_sent / 1e6:,.0f} MB out  {server.memory_bytes / 1e6:,.0f} MB{rows}"

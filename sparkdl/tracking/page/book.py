@@ -22,6 +22,10 @@ WORKER_FIELDS = (
     "cpu_s", "memory_bytes", *PHASES,
 )  # fmt: skip
 """What the numbers of a worker are, in this order."""
+SERVER_FIELDS = (
+    "host", "bytes_received", "bytes_sent", "memory_bytes", "table_rows", "staleness", "busy",
+)  # fmt: skip
+"""What the numbers of a server are, in this order."""
 MOST_LINES = 400
 """Log lines that the page shows; the latest."""
 
@@ -100,6 +104,11 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
         return {
             "kind": "workers", "t": time_s, "in": event["bytes_in"], "out": event["bytes_out"],
             "workers": [_worker(worker) for worker in event["workers"]], "hosts": _hosts(event),
+            "servers": [
+                [round(server[name], 2) if name == "staleness" else server[name]
+                 for name in SERVER_FIELDS]
+                for server in event.get("servers", ())
+            ],
         }  # fmt: skip
     if kind == "lines_logged":
         return {"kind": "log", "t": time_s, "lines": event["lines"][-MOST_LINES:]}

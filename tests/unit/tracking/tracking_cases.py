@@ -24,7 +24,7 @@ from sparkdl.progress.events import (
     WorkerTraced,
     WorkerView,
 )
-from sparkdl.training.phases import PHASES, Spans, Usage
+from sparkdl.training.phases import ServerUsage, PHASES, Spans, Usage
 
 RUN = RunDescription(
     "20261122-120000-abc123", "digits", 2,
@@ -110,6 +110,15 @@ def small_search(trials: int = 12) -> list[Event]:
     return [*events, SearchEnded(trials - 2, 0.6 + 0.03 * (trials - 2))]
 
 
+def servers(look: int) -> tuple[ServerUsage, ...]:
+    """Two that hold rows of tables, of which the second works on three requests."""
+    moved = 10**6 * look
+    return tuple(
+        ServerUsage(f"node{n}", 50_000_000, moved, 2 * moved, 1000 * look, 1.25, 3 * n)
+        for n in range(2)
+    )
+
+
 def busy_fit(looks: int = 40) -> list[Event]:
     """A fit of four workers on two hosts with two GPUs each, that says a line at each look."""
     events: list[Event] = [TrainingBegan(0, 1, RUN), EpochBegan(0)]
@@ -123,7 +132,7 @@ def busy_fit(looks: int = 40) -> list[Event]:
             for rank in range(4)
         )  # fmt: skip
         events += [
-            WorkersProgressed(views, 1000 * look, 2000 * look, HostLoad(10.0, 20.0)),
+            WorkersProgressed(views, 1000 * look, 2000 * look, HostLoad(10.0, 20.0), servers(look)),
             EpochProgressed(0, look, looks, {"loss": 1.0 / look}, 400.0),
             LinesLogged(((look % 4, f"WARNING reader: line {look}"),)),
         ]

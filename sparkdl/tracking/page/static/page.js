@@ -72,7 +72,7 @@ function takeWorkers(record) {
     if (spans.length > 400) spans.splice(0, 200);
     run.states.set(w.rank, spans);
   }
-  thin(run.workers, "workers", { t: record.t, in: record.in, out: record.out, list, hosts: record.hosts || [] });
+  thin(run.workers, "workers", { t: record.t, in: record.in, out: record.out, list, hosts: record.hosts || [], servers: record.servers || [] });
 }
 function rates() {  // rows per second of each worker, between looks that are far enough apart
   const found = [];
@@ -119,6 +119,7 @@ function draw() {
   drawCurves();
   drawSpeed(speeds);
   drawWorkers(speeds);
+  drawServers();
   drawHosts();
   drawLog();
   drawSettings();
@@ -303,6 +304,24 @@ function drawWorkers(speeds) {
       el("td", { class: "n wide" }, short(w.staleness, 2)), el("td", { class: "n wide" }, cpu == null || run.end ? "–" : cpu.toFixed(1)), el("td", { class: "n wide" }, bytes(w.memory || null)));
   });
   $("workers").replaceChildren(head, ...rows);
+}
+
+function drawServers() {
+  const look = lastOf(run.workers), servers = look ? look.servers : [];
+  $("servers-card").hidden = !servers.length;
+  if (!servers.length) return;
+  const before = run.workers[Math.max(0, run.workers.length - 8)], seconds = look.t - before.t;
+  const rows = servers.some(s => s[4] > 0);
+  const rate = (i, part) => !run.end && seconds > 0 && before.servers[i] && servers[i][part] >= before.servers[i][part]
+    ? bytes((servers[i][part] - before.servers[i][part]) / seconds) + "/s" : "–";
+  const heads = [["server"], ["in", "n"], ["in now", "n wide"], ["out", "n"], ["out now", "n wide"], ["memory", "n"],
+    ...(rows ? [["rows of tables", "n"], ["staleness", "n wide"]] : []), ["requests now", "n wide"]];
+  $("servers").replaceChildren(el("tr", {}, ...heads.map(([name, kind]) => el("th", kind ? { class: kind } : {}, name))),
+    ...servers.map(([host, received, sent, memory, held, stale, busy], i) => el("tr", {}, el("td", {}, `${i} · ${host}`),
+      el("td", { class: "n" }, bytes(received)), el("td", { class: "n wide" }, rate(i, 1)), el("td", { class: "n" }, bytes(sent)),
+      el("td", { class: "n wide" }, rate(i, 2)), el("td", { class: "n" }, bytes(memory)),
+      ...(rows ? [el("td", { class: "n" }, count(held)), el("td", { class: "n wide" }, short(stale, 2))] : []),
+      el("td", { class: "n wide" }, run.end ? "–" : String(busy)))));
 }
 
 const FULL = 90;           // percent of memory from which a host is marked
