@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyspark
 
@@ -48,6 +48,9 @@ from sparkdl.spark.runs.network import listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.spark.session.interpreter import interpreter_of
 from sparkdl.wire.proving import TOKEN_BYTES
+
+if TYPE_CHECKING:
+    import keras
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,7 @@ def doctor(
     network: Network = Network(),
     limits: Limits = Limits(),
     checkpoint_dir: str | None = None,
+    model: keras.Model | None = None,
     timeout_s: float = 10.0,
 ) -> DoctorReport:
     """Checks whether this cluster can train, and says what to do where it cannot.
@@ -210,6 +214,8 @@ def doctor(
         network: Where the driver and, for ``'allreduce'`` and ``run``, the ranks listen.
         limits: ``memory_budget_mb`` is what stays in memory of a worker's partition.
         checkpoint_dir: A folder that must be writable (any file system), or None.
+        model: A compiled model that is to be trained: whether its weights, its optimizer's state
+            and the rows of its tables fit into memory; None: nobody asks.
         timeout_s: Limit for one probe, in seconds; for all together about five times that. The
             tasks that run at the same time have it twice: to begin, and to connect.
 
@@ -220,6 +226,7 @@ def doctor(
 
     Raises:
         ConfigError: A wrong argument.
+        ModelError: The model is not compiled, or not built.
         ResourceError: No session is running.
 
     >>> import sparkdl
@@ -230,11 +237,15 @@ def doctor(
     """
     config = FitConfig(mode=mode, num_workers=num_workers, network=network, limits=limits)
     require_seconds("timeout_s", timeout_s)
+    if model is not None:
+        from sparkdl.learner.steps.keras_learner import require_compiled
+
+        require_compiled(model)
     spark = spark if spark is not None else running.session_of()
     running.require_running(spark)
     began = time.monotonic()
     with probed(checkpoint_dir, timeout_s) as folder:
-        examination = _Examination(spark, config, timeout_s, folder)
+        examination = _Examination(spark, config, timeout_s, folder, model)
         examination.look()
         if folder is not None:
             examination.check_folder(folder)
@@ -261,6 +272,7 @@ class _Examination:
         config: Of the run that shall work.
         timeout_s: Limit for one probe.
         folder: For checkpoints; None if there is none.
+        model: That is to fit into memory; None: no one.
         checks: Those made so far.
     """
 
@@ -268,6 +280,7 @@ class _Examination:
     config: FitConfig
     timeout_s: float
     folder: ProbedFolder | None = None
+    model: keras.Model | None = None
     checks: list[Check] = field(default_factory=list)
     _facts: dict[str, Facts] = field(default_factory=dict)
 
@@ -379,6 +392,10 @@ class _Examination:
             self.checks.append(Check("driver", "error", str(error), "an answer"))
             return
         self.checks += check_hosts(own, executors, _backend(), cores, self._driver_host())
+        if self.model is not None:
+            from sparkdl.spark.doctor.model_memory import check_model
+
+            self.checks += check_model(self.model, self.config, own, executors.facts)
 
     def _check_gpus(self, answers: list[Answer], executors: Executors) -> None:
         if answers:

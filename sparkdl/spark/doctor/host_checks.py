@@ -208,15 +208,15 @@ def check_shm(processes: Mapping[str, Facts]) -> Check:
     for name, facts in processes.items():
         space = facts["shm"]
         if space is None or space["free"] < LEAST_SHM_BYTES:
-            bad.append(f"{name}: {_size(space['free']) if space else 'none'}")
+            bad.append(f"{name}: {size_text(space['free']) if space else 'none'}")
     if bad:
         return Check(
-            "/dev/shm", "warning", "free " + _few(bad), f"at least {_size(LEAST_SHM_BYTES)} free",
+            "/dev/shm", "warning", "free " + _few(bad), f"at least {size_text(LEAST_SHM_BYTES)} free",
             "a container: --shm-size=2g, or a volume of medium Memory at /dev/shm; else "
             "parameter_server_mode='socket'",
         )  # fmt: skip
     free = min(facts["shm"]["free"] for facts in processes.values())
-    return Check("/dev/shm", "ok", f"{_size(free)} free or more")
+    return Check("/dev/shm", "ok", f"{size_text(free)} free or more")
 
 
 def check_disk(processes: Mapping[str, Facts]) -> Check:
@@ -227,42 +227,42 @@ def check_disk(processes: Mapping[str, Facts]) -> Check:
         if disk["problem"]:
             errors.append(f"{name}: {disk['folder']}: {disk['problem']}")
         elif disk["free"] < LEAST_DISK_BYTES:
-            warnings.append(f"{name}: {_size(disk['free'])} free in {disk['folder']}")
+            warnings.append(f"{name}: {size_text(disk['free'])} free in {disk['folder']}")
     if errors or warnings:
         return Check(
             "disk", "error" if errors else "warning", _few(errors + warnings),
-            f"{_size(LEAST_DISK_BYTES)} free in the folder for temporary files",
+            f"{size_text(LEAST_DISK_BYTES)} free in the folder for temporary files",
             "free some, or name another folder: spark.executorEnv.TMPDIR (on the driver TMPDIR)",
         )  # fmt: skip
     free = min(facts["disk"]["free"] for facts in processes.values())
     folders = sorted({str(facts["disk"]["folder"]) for facts in processes.values()})
-    return Check("disk", "ok", f"{_size(free)} free or more in {', '.join(folders)}")
+    return Check("disk", "ok", f"{size_text(free)} free or more in {', '.join(folders)}")
 
 
 def check_memory(driver: Facts, executors: Mapping[str, Facts]) -> Check:
     """Whether the machines have memory for a Python worker of each executor, and for the driver."""
     bad = []
-    own = _room(driver)
+    own = room_of(driver)
     if own is not None and own < FRAMEWORK_BYTES:
-        bad.append(f"{_size(own)} for the driver")
-    for host, count, facts in _hosts(executors):
-        room = _room(facts)
+        bad.append(f"{size_text(own)} for the driver")
+    for host, count, facts in hosts_of(executors):
+        room = room_of(facts)
         if room is not None and room < count * FRAMEWORK_BYTES:
-            bad.append(f"{host}: {_size(room)} for {_count(count, 'executor')}")
+            bad.append(f"{host}: {size_text(room)} for {_count(count, 'executor')}")
     if bad:
         return Check(
             "memory", "warning", _few(bad),
-            f"{_size(FRAMEWORK_BYTES)} for the driver's Python and for each Python worker, beside "
+            f"{size_text(FRAMEWORK_BYTES)} for the driver's Python and for each Python worker, beside "
             "the memory of Java",
             "larger containers (spark.executor.memoryOverhead, spark.driver.memoryOverhead), or "
             "fewer executors on a machine",
         )  # fmt: skip
     processes = [driver, *executors.values()]
     frees = [f["memory"]["free"] for f in processes if f["memory"]["free"] is not None]
-    return Check("memory", "ok", f"{_size(min(frees))} free or more" if frees else "not known here")
+    return Check("memory", "ok", f"{size_text(min(frees))} free or more" if frees else "not known here")
 
 
-def _room(facts: Facts) -> int | None:
+def room_of(facts: Facts) -> int | None:
     """Bytes that a process may have: of its container, or what its machine has left."""
     limits = [facts["memory"][name] for name in ("limit", "free")]
     return min((size for size in limits if size is not None), default=None)
@@ -273,7 +273,7 @@ def check_cpus(driver: Facts, executors: Mapping[str, Facts], cores: int) -> Che
     bad = [f"{driver['cpus']:g} for the driver"] if driver["cpus"] < 1 else []
     bad += [
         f"{host}: {facts['cpus']:g} for {_count(count, 'executor')} of {_count(cores, 'core')}"
-        for host, count, facts in _hosts(executors)
+        for host, count, facts in hosts_of(executors)
         if facts["cpus"] < count * cores
     ]
     if bad:
@@ -285,7 +285,7 @@ def check_cpus(driver: Facts, executors: Mapping[str, Facts], cores: int) -> Che
     return Check("cpus", "ok", f"{least:g} or more on each machine")
 
 
-def _hosts(executors: Mapping[str, Facts]) -> Iterable[tuple[str, int, Facts]]:
+def hosts_of(executors: Mapping[str, Facts]) -> Iterable[tuple[str, int, Facts]]:
     """Each machine (or container): its name, how many executors it has, and facts of one."""
     groups: dict[str, list[Facts]] = {}
     for facts in executors.values():
@@ -323,10 +323,10 @@ def _few(items: list[str], most: int = 4) -> str:
 _UNITS: tuple[tuple[str, int], ...] = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
     """Bytes for people.
 
-    >>> _size(3 << 29), _size(5)
+    >>> size_text(3 << 29), size_text(5)
     ('1.5 GiB', '5 bytes')
     """
     unit = next(((name, size) for name, size in _UNITS if count >= size), None)

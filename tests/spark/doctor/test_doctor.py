@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
 
 import sparkdl
@@ -106,7 +107,15 @@ def test_another_package_called_sparkdl_is_named(reports: dict[str, Any]) -> Non
 
 
 def test_report_of_a_notebook_is_a_table(spark: Any) -> None:
-    report = sparkdl.doctor(spark, timeout_s=60.0)
+    x = keras.Input((3,), dtype="int64")
+    rows = keras.layers.Flatten()(sparkdl.layers.ServedEmbedding(4, optimizer="adagrad")(x))
+    model = keras.Model(x, keras.layers.Dense(1)(rows))
+    with pytest.raises(sparkdl.errors.ModelError, match="not compiled"):
+        sparkdl.doctor(spark, model=model)
+    model.compile("adam", "mse")
+    report = sparkdl.doctor(spark, model=model, timeout_s=60.0)
+    found = {check.name: check.found for check in report.checks}
+    assert "for each worker" in found["model memory"] and "bytes a row" in found["tables"]
     assert report.status != "error", report
     html = report._repr_html_()
     assert html.count("<tr>") == 1 + len(report.checks)

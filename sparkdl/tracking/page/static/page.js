@@ -72,7 +72,8 @@ function takeWorkers(record) {
     if (spans.length > 400) spans.splice(0, 200);
     run.states.set(w.rank, spans);
   }
-  thin(run.workers, "workers", { t: record.t, in: record.in, out: record.out, list, hosts: record.hosts || [], servers: record.servers || [] });
+  const servers = record.servers || [], all = (own, part) => servers.reduce((sum, s) => sum + s[part], own);
+  thin(run.workers, "workers", { t: record.t, in: all(record.in, 1), out: all(record.out, 2), list, hosts: record.hosts || [], servers });
 }
 function rates() {  // rows per second of each worker, between looks that are far enough apart
   const found = [];
