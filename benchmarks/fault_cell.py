@@ -40,6 +40,8 @@ WARM = ("nan", "full-spill", "full-checkpoint")
 """Faults that are there from the beginning: workers have trained before, so that seconds count."""
 SMALL = ("full-spill", "full-checkpoint")
 """Faults that have a small file system of their own."""
+TABLES = "-tables"
+"""At the end of a fault whose model has rows in tables."""
 FRAMEWORK_BYTES = 250 << 20
 HANG_S = 180.0
 """Without any progress."""
@@ -128,7 +130,7 @@ class Fault:
         """Does it, and notes when."""
         self.at = time.monotonic()
         alive(f"{self.kind} now")
-        verb, _, whom = self.kind.partition("-")
+        verb, whom = self.kind.split("-", 1)
         if fault_counts.counts(self.kind):
             self._fire_counted(whom)
         elif self.kind == "stopped-context":
@@ -136,7 +138,7 @@ class Fault:
         elif self.kind == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
         elif verb in ("kill", "stop"):
-            pid = self._victim(whom)
+            pid = self._victim(whom.removesuffix(TABLES))
             if verb == "stop":
                 go_on_later(pid, STOP_S)
             os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
@@ -168,12 +170,14 @@ class Fault:
             return drivers_jvm().pid
         if whom == "worker":
             return (training() or workers())[-1].pid
+        if whom == "shard":  # the coordinator is started after those who hold values
+            return servers()[0].pid
         return {"executor": executors, "server": servers}[whom]()[0].pid
 
     def _fire_in_exchange(self) -> None:
         """Stops the other end of the exchanges, waits until the victim waits for it, and fires."""
         time.sleep(0.3)
-        victim = self._victim(self.kind.partition("-")[2])
+        victim = self._victim(self.kind.partition("-")[2].removesuffix(TABLES))
         others = [w for w in training() if victim not in {w.pid, *(p.pid for p in w.parents())}]
         for process in servers() or others[-1:] or training()[-1:]:
             go_on_later(process.pid, 0.8)
@@ -288,9 +292,29 @@ def make_frame(spark: Any, kind: str, mode: str) -> Any:
     return spark.createDataFrame(rows, "features array<float>, label int").crossJoin(copies)
 
 
+def make_model_with_table() -> Any:
+    """Each pixel's place and value is an id."""
+    import keras
+
+    import sparkdl
+
+    keras.utils.set_random_seed(0)
+    x = keras.Input((64,))
+    places = 17 * np.arange(64, dtype="float32")
+    ids = keras.ops.cast(keras.ops.round(x * 16.0) + places, "int32")
+    rows = sparkdl.layers.ServedEmbedding(
+        16, table="pixels", combiner="sum", optimizer=keras.optimizers.Adagrad(0.1)
+    )(ids)
+    model = keras.Model(x, keras.layers.Dense(10, activation="softmax")(rows))
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
 def make_model(kind: str) -> Any:
     import keras
 
+    if kind.endswith(TABLES):
+        return make_model_with_table()
     keras.utils.set_random_seed(0)
     classes = 1 if kind == "large-metrics" else 10
     last = "sigmoid" if classes == 1 else "softmax"
@@ -321,14 +345,16 @@ def fit(
     epochs: int = EPOCHS,
 ) -> Any:  # fmt: skip
     """One fit with the fault in it; returns the SparkModel."""
-    from sparkdl import Limits, SparkModel
+    from sparkdl import Limits, Network, SparkModel
 
+    several = mode != "allreduce" and ("-shard" in kind or kind.endswith(TABLES))
+    network = Network(num_servers=2) if several else Network()
     limits = Limits(memory_budget_mb=1) if kind == "full-spill" else Limits()
     if fault_counts.counts(kind):
         spark_model = fault_counts.make_spark_model(kind, mode)
     else:
         spark_model = SparkModel(
-            make_model(kind), mode, num_workers=2, batch_size=16, limits=limits
+            make_model(kind), mode, num_workers=2, batch_size=16, limits=limits, network=network
         )
     callbacks = [] if fault is None else [fault.callback()]
     spark_model.fit(frame, epochs=epochs, verbose=0, callbacks=callbacks, **options)
@@ -406,6 +432,8 @@ def run(spark: Any, cell: str, folder: Path, resume: bool) -> dict[str, Any]:
     frame = make_frame(spark, kind, mode)
     fault = None if resume else Fault(kind, moment, spark)
     options: dict[str, Any] = {}
+    if "-shard" in kind or kind.endswith(TABLES):
+        options = {"checkpoint_dir": str(folder / f"checkpoints-{kind}-{moment}-{mode}")}
     if kind in ("kill-driver", "truncated-checkpoints", "full-checkpoint", "count-checkpoint"):
         place = "small" if kind == "full-checkpoint" else f"checkpoints-{mode}"
         options = {"checkpoint_dir": str(folder / place), "resume": resume}

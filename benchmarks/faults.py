@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
+SERVED = MODES[:3]
 MOMENTS = ("start", "exchange", "mid", "end")
 PROGRAM = Path(__file__).with_name("fault_cell.py")
 ERROR_WITHIN_S = 15.0
@@ -56,7 +57,7 @@ class Promise:
         moments: When the fault comes.
         error: Pattern of the error that the fit ends in; None for the right model.
         late: Moments at which the right model will do as well.
-        without_server: Whether the fault exists in mode ``'allreduce'``.
+        modes: In which the fault exists.
         epochs: Epochs in the History of the right model; None for those that the report names.
         resumed: Of a driver that goes on: moment -> most epochs that are left to it.
     """
@@ -65,7 +66,7 @@ class Promise:
     moments: tuple[str, ...] = ("any",)
     error: str | None = None
     late: tuple[str, ...] = ()
-    without_server: bool = True
+    modes: tuple[str, ...] = MODES
     epochs: int | None = 8
     resumed: dict[str, int] = field(default_factory=dict)
 
@@ -81,7 +82,20 @@ PROMISES = {
     "kill-executor": Promise("The right model, as for a worker", MOMENTS),
     "kill-server": Promise(
         "An error that says that the parameter server ended, and how",
-        MOMENTS, r"parameter server(.|\n)*exit status -9", ("end",), without_server=False,
+        MOMENTS, r"parameter server(.|\n)*exit status -9", ("end",), modes=SERVED,
+    ),
+    "kill-shard": Promise(
+        "With two servers and `checkpoint_dir`: a warning, and the right model from the last "
+        "checkpoint on",
+        MOMENTS, modes=SERVED,
+    ),
+    "stop-shard": Promise(STOPPED, ("mid",), modes=SERVED),
+    "kill-shard-tables": Promise(
+        "Rows of tables on two servers: as without tables", ("mid",), modes=SERVED[:2]
+    ),
+    "kill-worker-tables": Promise(
+        "Rows of tables, on two servers or over the workers: the right model", ("exchange", "mid"),
+        modes=(*SERVED[:2], "allreduce"),
     ),
     "kill-driver": Promise(
         "Nothing stays behind; a new driver with `resume=True` gets the right model",
@@ -92,7 +106,7 @@ PROMISES = {
     ),
     "stop-worker": Promise(STOPPED, ("mid",)),
     "stop-executor": Promise(STOPPED, ("mid",)),
-    "stop-server": Promise(STOPPED, ("mid",), without_server=False),
+    "stop-server": Promise(STOPPED, ("mid",), modes=SERVED),
     "stop-driver": Promise(STOPPED, ("mid",)),
     "stop-jvm": Promise(STOPPED, ("mid",)),
     "full-spill": Promise(
@@ -151,7 +165,7 @@ def all_cells() -> list[Cell]:
         for kind, promise in PROMISES.items()
         for moment in promise.moments
         for mode in MODES
-        if promise.without_server or mode != "allreduce"
+        if mode in promise.modes
     ]
 
 
@@ -356,8 +370,8 @@ def table(results: dict[str, dict[str, Any]]) -> str:
             row = []
             for mode in MODES:
                 cell = Cell(kind, moment, mode)
-                if mode == "allreduce" and not promise.without_server:
-                    row.append("no server")
+                if mode not in promise.modes:
+                    row.append("no server" if mode == "allreduce" else "refused")
                 else:
                     row.append(_told(kind, results.get(cell.name)))
             words = promise.words if moment == promise.moments[0] else "the same"

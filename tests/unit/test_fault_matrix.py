@@ -25,6 +25,10 @@ WANTED = {
     "kill-worker": (KILLS, EVERY),
     "kill-executor": (KILLS, EVERY),
     "kill-server": (KILLS, SERVED),
+    "kill-shard": (KILLS, SERVED),
+    "stop-shard": (("mid",), SERVED),
+    "kill-shard-tables": (("mid",), SERVED[:2]),
+    "kill-worker-tables": (("exchange", "mid"), (*SERVED[:2], "allreduce")),
     "kill-driver": (KILLS, EVERY),
     "kill-jvm": (KILLS, EVERY),
     "stop-worker": (("mid",), EVERY),
@@ -75,7 +79,7 @@ def test_the_matrix(faults: Any) -> None:
         for moment in moments
         for mode in modes
     }
-    assert len(wanted) == 159
+    assert len(wanted) == 182
     assert wanted - {*cells} == set()
 
 
