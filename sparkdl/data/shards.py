@@ -1,9 +1,15 @@
-"""Files dealt to those who read them, and read block by block as Arrow batches."""
+"""Files dealt to those who read them, several read ahead at a time, block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import BinaryIO, TypeVar
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from itertools import islice
+from typing import BinaryIO, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -11,6 +17,21 @@ from sparkdl.data.tfrecord.blocks import Block, Codec, decompressed, read_blocks
 from sparkdl.errors import ConfigError
 
 T = TypeVar("T")
+Pieces = Sequence[Callable[[], Iterator[T]]]
+"""Pieces of an open file, in its order; each is a call that reads its items."""
+
+MOST_READERS = 4
+_WAIT_SHARE = 0.1
+"""One reader is too few if its items are waited for longer than that, as a share of all time."""
+_DECODING_SHARE = 0.5
+"""A reader that computes for less of its time waits for the files, which costs no core."""
+_RECENT = 8
+"""The items whose waits are compared."""
+_KNOWN_S = 0.01
+"""Seconds of reading after which it is known what it consists of."""
+_LOOK_S = 0.1
+_CLOSE_S = 10.0
+
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """The folder of rows whose value is null."""
 
@@ -59,3 +80,203 @@ def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
             expected=f"a value of {field.type}",
             received=text,
         ) from error
+
+
+def read_files(
+    files: Sequence[Callable[[], Pieces[T]]], readers: int | None = None
+) -> Generator[T]:
+    """The items of files in order: file after file, and in each file piece after piece.
+
+    Readers are threads. Each opens the first file, or reads the first piece, that none has begun.
+    They are at most two items a reader ahead, counting those that they are about to read; two of a
+    piece. So neither what comes nor its order depends on their number. They end with the generator,
+    also when that is closed early; one that does not within 10 s, as its file system hangs, is left
+    behind.
+
+    Args:
+        files: A call opens a file, in a reader's thread.
+        readers: How many; None: one, and up to four as soon as the items are waited for, for more
+            than a tenth of the time. Where they compute, and do not wait for files, there are no
+            more than processors.
+
+    Raises:
+        Exception: What a file or piece raises, after all items that come before it.
+
+    >>> list(read_files([lambda: [lambda: iter("ab"), lambda: iter("c")], lambda: []]))
+    ['a', 'b', 'c']
+    """
+    reading = _Reading(files, grows=readers is None)
+    try:
+        reading.start(readers or 1)
+        while (item := reading.take()) is not None:
+            yield item[0]
+    finally:
+        reading.close()
+
+
+class _Place(Generic[T]):
+    """A file that is to be opened, or a piece of one, with those of its items that wait."""
+
+    def __init__(
+        self,
+        open_file: Callable[[], Pieces[T]] = list,
+        read: Callable[[], Iterator[T]] | None = None,
+    ) -> None:
+        self.open_file, self.read = open_file, read
+        self.items: deque[T] = deque()
+        self.begun = self.ended = False
+        self.error: BaseException | None = None
+
+
+class _Reading(Generic[T]):
+    """What the readers of :func:`read_files` and who takes their items share."""
+
+    def __init__(self, files: Sequence[Callable[[], Pieces[T]]], grows: bool) -> None:
+        self._places: list[_Place[T]] = [_Place(open_file) for open_file in files]
+        self._changed = threading.Condition()
+        self._threads: list[threading.Thread] = []
+        self._held = 0  # items that wait, or are being read
+        self._closed = False
+        self._grows = grows
+        self._read_s = self._computed_s = 0.0  # by all readers
+        self._given = time.perf_counter()
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # waited, passed
+
+    def start(self, readers: int) -> None:
+        """Starts readers until there are so many."""
+        with self._changed:
+            while len(self._threads) < readers:
+                thread = threading.Thread(target=self._work, name="sparkdl-reader", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def take(self) -> tuple[T] | None:
+        """The next item; None after the last."""
+        asked = time.perf_counter()
+        with self._changed:
+            while self._places:
+                place = self._places[0]
+                if place.items:
+                    now = time.perf_counter()
+                    self._recent.append((now - asked, now - self._given))
+                    self._given = now
+                    self._held -= 1
+                    self._changed.notify_all()
+                    return (place.items.popleft(),)
+                if place.error is not None:
+                    raise place.error
+                if place.ended:
+                    del self._places[0]
+                    self._changed.notify_all()
+                    continue
+                self._changed.wait(_LOOK_S)
+                if self._grows:
+                    self._grow(time.perf_counter(), asked)
+        return None
+
+    def _grow(self, now: float, asked: float) -> None:
+        """Starts more readers if who takes the items has waited too long, and they are of use."""
+        waited_s = now - asked + sum(waited for waited, _ in self._recent)
+        passed_s = now - self._given + sum(passed for _, passed in self._recent)
+        if self._read_s < _KNOWN_S or waited_s < _WAIT_SHARE * passed_s:
+            return
+        if self._computed_s < _DECODING_SHARE * self._read_s:
+            self.start(MOST_READERS)
+        elif self._recent:  # the first item is waited for, whoever reads it
+            self.start(min(MOST_READERS, _processors()))
+
+    def close(self) -> None:
+        """Ends the readers."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        until = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while (place := self._next_place()) is not None:
+            if place.read is None:
+                self._open(place)
+            else:
+                self._fill(place, place.read)
+
+    def _next_place(self) -> _Place[T] | None:
+        """The first place that no reader has begun; None if there will be none any more."""
+        with self._changed:
+            while not self._closed:
+                opened = True
+                for place in self._places:
+                    if place.error is not None:
+                        return None
+                    if not place.begun:
+                        place.begun = True
+                        return place
+                    opened = opened and place.read is not None
+                if opened:
+                    return None
+                self._changed.wait(_LOOK_S)
+        return None
+
+    def _open(self, place: _Place[T]) -> None:
+        pieces: Pieces[T] = []
+        error = None
+        try:
+            with self._measured():
+                pieces = place.open_file()
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            at = self._places.index(place)
+            if error is None:
+                self._places[at : at + 1] = [_Place(read=read) for read in pieces]
+            place.error = error
+            self._changed.notify_all()
+
+    def _fill(self, place: _Place[T], read: Callable[[], Iterator[T]]) -> None:
+        items: Iterator[T] | None = None
+        while not place.ended and self._may_read(place):
+            found: list[T] = []
+            error = None
+            try:
+                with self._measured():
+                    items = items or read()
+                    found = list(islice(items, 1))
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                place.items.extend(found)
+                place.error, place.ended = error, not found
+                self._held -= place.ended
+                self._changed.notify_all()
+
+    def _may_read(self, place: _Place[T]) -> bool:
+        """Waits until there is room for an item; False if nobody wants it any more."""
+        with self._changed:
+            while not self._closed:
+                # The room for the last one belongs to the place whose items are taken now: others
+                # could fill it, and wait for that place for ever.
+                room = 2 * len(self._threads)
+                if place is not self._places[0] and len(self._threads) > 1:
+                    room -= 1
+                if self._held < room and len(place.items) < 2:
+                    self._held += 1
+                    return True
+                self._changed.wait(_LOOK_S)
+        return False
+
+    @contextlib.contextmanager
+    def _measured(self) -> Iterator[None]:
+        began, computed = time.perf_counter(), time.thread_time()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._read_s += time.perf_counter() - began
+                self._computed_s += time.thread_time() - computed
+
+
+def _processors() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
