@@ -114,6 +114,24 @@ def read_files(
         reading.close()
 
 
+def useful_readers(wait_share: float, computing_share: float | None, *, first: bool) -> int:
+    """How many readers are of use.
+
+    Args:
+        wait_share: Of the time of who takes the items, what it waited for them.
+        computing_share: Of the time of the readers, what they computed; None: not known yet.
+        first: Whether it is the first item that is waited for, as it is whoever reads it.
+
+    >>> useful_readers(0.05, 0.0, first=False), useful_readers(0.5, 0.0, first=False)
+    (1, 4)
+    """
+    if computing_share is None or wait_share < _WAIT_SHARE:
+        return 1
+    if computing_share < _DECODING_SHARE:
+        return MOST_READERS
+    return 1 if first else min(MOST_READERS, _processors())
+
+
 class _Place(Generic[T]):
     """A file that is to be opened, or a piece of one, with those of its items that wait."""
 
@@ -175,15 +193,11 @@ class _Reading(Generic[T]):
         return None
 
     def _grow(self, now: float, asked: float) -> None:
-        """Starts more readers if who takes the items has waited too long, and they are of use."""
+        """Starts more readers if they are of use."""
         waited_s = now - asked + sum(waited for waited, _ in self._recent)
         passed_s = now - self._given + sum(passed for _, passed in self._recent)
-        if self._read_s < _KNOWN_S or waited_s < _WAIT_SHARE * passed_s:
-            return
-        if self._computed_s < _DECODING_SHARE * self._read_s:
-            self.start(MOST_READERS)
-        elif self._recent:  # the first item is waited for, whoever reads it
-            self.start(min(MOST_READERS, _processors()))
+        share = self._computed_s / self._read_s if self._read_s > _KNOWN_S else None
+        self.start(useful_readers(waited_s / passed_s, share, first=not self._recent))
 
     def close(self) -> None:
         """Ends the readers."""
