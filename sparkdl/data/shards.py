@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import BinaryIO, Generic, TypeVar
 
@@ -24,7 +25,9 @@ MOST_READERS = 4
 _WAIT_SHARE = 0.1
 """One reader is too few if its items are waited for longer than that, as a share of all time."""
 _DECODING_SHARE = 0.5
-"""A reader that computes for less of its time waits for the files, which costs no core."""
+"""A reader that computes for less of its time waits for the files, which takes no processor."""
+_QUEUED_SHARE = 0.1
+"""There is no processor for more readers if those that there are wait for one that long."""
 _RECENT = 8
 """The items whose waits are compared."""
 _KNOWN_S = 0.01
@@ -97,7 +100,7 @@ def read_files(
         files: A call opens a file, in a reader's thread.
         readers: How many; None: one, and up to four as soon as the items are waited for, for more
             than a tenth of the time. Where they compute, and do not wait for files, there are no
-            more than processors.
+            more than processors, and only one if processors are busy.
 
     Raises:
         Exception: What a file or piece raises, after all items that come before it.
@@ -114,22 +117,40 @@ def read_files(
         reading.close()
 
 
-def useful_readers(wait_share: float, computing_share: float | None, *, first: bool) -> int:
-    """How many readers are of use.
+@dataclass(frozen=True)
+class ReadTime:
+    """What the time of readers went into, in seconds.
 
     Args:
-        wait_share: Of the time of who takes the items, what it waited for them.
-        computing_share: Of the time of the readers, what they computed; None: not known yet.
-        first: Whether it is the first item that is waited for, as it is whoever reads it.
-
-    >>> useful_readers(0.05, 0.0, first=False), useful_readers(0.5, 0.0, first=False)
-    (1, 4)
+        read_s: All of it.
+        computed_s: A processor worked for them.
+        queued_s: They could have gone on, but all processors were busy; 0 where nobody tells.
     """
-    if computing_share is None or wait_share < _WAIT_SHARE:
-        return 1
-    if computing_share < _DECODING_SHARE:
-        return MOST_READERS
-    return 1 if first else min(MOST_READERS, _processors())
+
+    read_s: float = 0.0
+    computed_s: float = 0.0
+    queued_s: float = 0.0
+
+    def useful_readers(self, wait_share: float, *, first: bool) -> int:
+        """How many readers are of use.
+
+        Args:
+            wait_share: Of the time of who takes the items, what it waited for them.
+            first: Whether it is the first item that is waited for, as it is whoever reads it.
+
+        >>> far, decoded = ReadTime(2.0, 0.1), ReadTime(2.0, 1.9)
+        >>> far.useful_readers(0.05, first=False), far.useful_readers(0.5, first=False)
+        (1, 4)
+        >>> decoded.useful_readers(1.0, first=True)
+        1
+        """
+        if self.read_s < _KNOWN_S or wait_share < _WAIT_SHARE:
+            return 1
+        if self.computed_s + self.queued_s < _DECODING_SHARE * self.read_s:
+            return MOST_READERS
+        if first or self.queued_s > _QUEUED_SHARE * self.read_s:
+            return 1
+        return min(MOST_READERS, _processors())
 
 
 class _Place(Generic[T]):
@@ -156,7 +177,7 @@ class _Reading(Generic[T]):
         self._held = 0  # items that wait, or are being read
         self._closed = False
         self._grows = grows
-        self._read_s = self._computed_s = 0.0  # by all readers
+        self._spent = ReadTime()
         self._given = time.perf_counter()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # waited, passed
 
@@ -196,8 +217,8 @@ class _Reading(Generic[T]):
         """Starts more readers if they are of use."""
         waited_s = now - asked + sum(waited for waited, _ in self._recent)
         passed_s = now - self._given + sum(passed for _, passed in self._recent)
-        share = self._computed_s / self._read_s if self._read_s > _KNOWN_S else None
-        self.start(useful_readers(waited_s / passed_s, share, first=not self._recent))
+        share = waited_s / passed_s
+        self.start(self._spent.useful_readers(share, first=not self._recent))
 
     def close(self) -> None:
         """Ends the readers."""
@@ -281,13 +302,26 @@ class _Reading(Generic[T]):
 
     @contextlib.contextmanager
     def _measured(self) -> Iterator[None]:
-        began, computed = time.perf_counter(), time.thread_time()
+        began, computed, queued = time.perf_counter(), time.thread_time(), _queued_s()
         try:
             yield
         finally:
             with self._changed:
-                self._read_s += time.perf_counter() - began
-                self._computed_s += time.thread_time() - computed
+                spent = self._spent
+                self._spent = ReadTime(
+                    spent.read_s + time.perf_counter() - began,
+                    spent.computed_s + time.thread_time() - computed,
+                    spent.queued_s + _queued_s() - queued,
+                )
+
+
+def _queued_s() -> float:
+    """Seconds that this thread waited for a processor, as Linux tells; 0 where nobody does."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) * 1e-9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def _processors() -> int:

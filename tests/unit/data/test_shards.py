@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 
 from sparkdl.data import shards
-from sparkdl.data.shards import Pieces, read_files, useful_readers
+from sparkdl.data.shards import Pieces, ReadTime, read_files
 
 READERS = [1, 2, 4, 9, None]
 SIZES = [[3, 1], [], [0, 5, 0, 2], [1], [7], [0], [2, 2, 2, 2]]
@@ -133,24 +133,25 @@ def test_a_reader_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("wait_share", "computing_share", "first", "processors", "readers"),
+    ("spent", "wait_share", "first", "processors", "readers"),
     [
-        (1.0, None, True, 8, 1),  # nothing is read yet
-        (0.09, 0.0, False, 8, 1),  # the items are there when they are wanted
-        (0.11, 0.0, False, 1, 4),  # they are far away: to wait costs no processor
-        (1.0, 0.2, True, 1, 4),
-        (0.5, 0.9, False, 1, 1),  # they are decoded
-        (0.5, 0.9, False, 2, 2),
-        (0.5, 0.9, False, 8, 4),
-        (1.0, 0.9, True, 8, 1),  # whoever decodes, the first item is waited for
+        (ReadTime(), 1.0, True, 8, 1),  # nothing is read yet
+        (ReadTime(1.0, 0.1), 0.09, False, 8, 1),  # the items are there when they are wanted
+        (ReadTime(1.0, 0.1), 0.11, False, 1, 4),  # they are far away, so readers only wait
+        (ReadTime(1.0, 0.1), 1.0, True, 1, 4),
+        (ReadTime(1.0, 0.9), 0.5, False, 1, 1),  # they are decoded
+        (ReadTime(1.0, 0.9), 0.5, False, 2, 2),
+        (ReadTime(1.0, 0.9), 0.5, False, 8, 4),
+        (ReadTime(1.0, 0.9), 1.0, True, 8, 1),  # whoever decodes, the first one is waited for
+        (ReadTime(1.0, 0.4, 0.55), 0.5, False, 8, 1),  # others have the processors
     ],
 )
 def test_more_readers_come_where_they_are_of_use(
-    monkeypatch: pytest.MonkeyPatch, wait_share: float, computing_share: float | None, first: bool,
+    monkeypatch: pytest.MonkeyPatch, spent: ReadTime, wait_share: float, first: bool,
     processors: int, readers: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(shards, "_processors", lambda: processors)
-    assert useful_readers(wait_share, computing_share, first=first) == readers
+    assert spent.useful_readers(wait_share, first=first) == readers
 
 
 @pytest.mark.parametrize("processors", [1, 3])
@@ -159,8 +160,9 @@ def test_readers_that_wait_get_help(
     monkeypatch: pytest.MonkeyPatch, far: bool, processors: int
 ) -> None:
     monkeypatch.setattr(shards, "_processors", lambda: processors)
-    if not far:  # on a loaded machine a thread that computes waits, too
-        monkeypatch.setattr(shards, "_DECODING_SHARE", 0.0)
+    # on a loaded machine threads wait for processors, too, whatever they do
+    monkeypatch.setattr(shards, "_DECODING_SHARE", 9.0 if far else 0.0)
+    monkeypatch.setattr(shards, "_QUEUED_SHARE", 9.0)
 
     def read() -> Iterator[int]:
         until = time.thread_time() + 0.02
