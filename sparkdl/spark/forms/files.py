@@ -23,7 +23,7 @@ from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.storage import list_files
-from sparkdl.files.streams import FoundFile, is_local, open_input, place_of
+from sparkdl.files.streams import FilePlace, FoundFile, is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 from sparkdl.spark.forms.arrow_files import arrow_facts, arrow_pieces, frame_of_arrow
 from sparkdl.spark.forms.wire import ONES
@@ -229,12 +229,14 @@ class ParquetPiece:
 
     Args:
         path: Of the file.
+        place: Of the file.
         metadata: Its footer.
         groups: The numbers of the row groups.
         columns: Names of the columns that are read.
     """
 
     path: str
+    place: FilePlace
     metadata: Any
     groups: tuple[int, ...]
     columns: list[str]
@@ -251,8 +253,8 @@ class ParquetPiece:
         size = sum(self.metadata.row_group(number).total_byte_size for number in self.groups)
         blocks = max(1, round(size / _BLOCK_BYTES))
         step = max(1, min(65536, -(-self.num_rows // blocks)))
-        with open_input(self.path, mapped=True) as stream:
-            ahead = size <= _WHOLE_BYTES and not is_local(self.path)
+        with open_input(self.path, mapped=True, place=self.place) as stream:
+            ahead = size <= _WHOLE_BYTES and not self.place.is_local
             file = _opened(pq, stream, self.path, metadata=self.metadata, pre_buffer=ahead)
             try:
                 yield from file.iter_batches(
@@ -271,7 +273,8 @@ def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
     import pyarrow.parquet as pq
 
     path = shard.file.path
-    with open_input(path) as stream:
+    place = place_of(path)
+    with open_input(path, place=place) as stream:
         file = _opened(pq, stream, path)
         metadata, there = file.metadata, file.schema_arrow.names
     missing = [name for name in columns if name not in there]
@@ -293,7 +296,7 @@ def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
             room = _BLOCK_BYTES
         joined[-1].append(number)
         room -= size
-    return [ParquetPiece(path, metadata, tuple(groups), columns) for groups in joined]
+    return [ParquetPiece(path, place, metadata, tuple(groups), columns) for groups in joined]
 
 
 def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
