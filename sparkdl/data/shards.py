@@ -1,4 +1,4 @@
-"""Files dealt to those who read them, several read ahead at a time, block by block."""
+"""Files dealt to those who read them; several of them read ahead, block by block."""
 
 from __future__ import annotations
 
@@ -90,20 +90,21 @@ def read_files(
 ) -> Generator[T]:
     """The items of files in order: file after file, and in each file piece after piece.
 
-    Readers are threads. Each opens the first file, or reads the first piece, that none has begun.
-    They are at most two items a reader ahead, counting those that they are about to read; two of a
-    piece. So neither what comes nor its order depends on their number. They end with the generator,
-    also when that is closed early; one that does not within 10 s, as its file system hangs, is left
-    behind.
+    Readers are threads. Each opens the first file, or reads the first piece, that no reader has
+    begun. Items that wait to be taken, and those that are being read, are at most two for each
+    reader, and at most two of a piece wait. Neither the items nor their order depend on the number
+    of readers. The readers end with the generator, also when that is closed early; a reader that
+    does not end within 10 s, because its file system hangs, is left behind.
 
     Args:
-        files: A call opens a file, in a reader's thread.
-        readers: How many; None: one, and up to four as soon as the items are waited for, for more
-            than a tenth of the time. Where they compute, and do not wait for files, there are no
-            more than processors, and only one if processors are busy.
+        files: Calls that open a file each, in the thread of a reader.
+        readers: The number of readers. None: one at first; more, up to four, as soon as whoever
+            takes the items waits for them for more than a tenth of its time. Readers that compute,
+            and do not wait for files, are no more than the processors, and one alone where other
+            threads keep the processors busy.
 
     Raises:
-        Exception: What a file or piece raises, after all items that come before it.
+        Exception: The error of a file or piece, after all items that come before it.
 
     >>> list(read_files([lambda: [lambda: iter("ab"), lambda: iter("c")], lambda: []]))
     ['a', 'b', 'c']
@@ -119,12 +120,12 @@ def read_files(
 
 @dataclass(frozen=True)
 class ReadTime:
-    """What the time of readers went into, in seconds.
+    """Seconds of all readers, by what they went into.
 
     Args:
-        read_s: All of it.
+        read_s: All seconds in which they opened and read files.
         computed_s: A processor worked for them.
-        queued_s: They could have gone on, but all processors were busy; 0 where nobody tells.
+        queued_s: They waited for a processor; 0 where the system does not tell.
     """
 
     read_s: float = 0.0
@@ -132,11 +133,11 @@ class ReadTime:
     queued_s: float = 0.0
 
     def useful_readers(self, wait_share: float, *, first: bool) -> int:
-        """How many readers are of use.
+        """The number of readers that are of use.
 
         Args:
-            wait_share: Of the time of who takes the items, what it waited for them.
-            first: Whether it is the first item that is waited for, as it is whoever reads it.
+            wait_share: Of the time of whoever takes the items, the share in which it waited.
+            first: Whether the wait is for the first item, which is waited for in any case.
 
         >>> far, decoded = ReadTime(2.0, 0.1), ReadTime(2.0, 1.9)
         >>> far.useful_readers(0.05, first=False), far.useful_readers(0.5, first=False)
@@ -168,7 +169,7 @@ class _Place(Generic[T]):
 
 
 class _Reading(Generic[T]):
-    """What the readers of :func:`read_files` and who takes their items share."""
+    """The readers of :func:`read_files`, and the places that they fill."""
 
     def __init__(self, files: Sequence[Callable[[], Pieces[T]]], grows: bool) -> None:
         self._places: list[_Place[T]] = [_Place(open_file) for open_file in files]
@@ -182,7 +183,7 @@ class _Reading(Generic[T]):
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # waited, passed
 
     def start(self, readers: int) -> None:
-        """Starts readers until there are so many."""
+        """Starts readers until there are that number."""
         with self._changed:
             while len(self._threads) < readers:
                 thread = threading.Thread(target=self._work, name="sparkdl-reader", daemon=True)

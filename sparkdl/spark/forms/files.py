@@ -267,8 +267,12 @@ class ParquetPiece:
 def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
     """The row groups of a Parquet file, small ones joined, in their order.
 
+    Args:
+        shard: The file, and which row groups.
+        columns: Names of the columns to read.
+
     Raises:
-        DataError: It cannot be read, or lacks a column.
+        DataError: It cannot be read, lacks a column, or has fewer row groups than the driver saw.
     """
     import pyarrow.parquet as pq
 
@@ -276,17 +280,23 @@ def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
     place = place_of(path)
     with open_input(path, place=place) as stream:
         file = _opened(pq, stream, path)
-        metadata, there = file.metadata, file.schema_arrow.names
-    missing = [name for name in columns if name not in there]
+        metadata, names = file.metadata, file.schema_arrow.names
+    missing = [name for name in columns if name not in names]
     if missing:
         raise DataError(
             f"{path} has other columns than the files before",
             expected=f"the column {missing[0]!r}",
-            received=f"the columns {there}",
+            received=f"the columns {names}",
         )
-    numbers = list(range(metadata.num_row_groups))
-    if shard.row_groups is not None:
-        numbers = [number for number in shard.row_groups if number < metadata.num_row_groups]
+    there = metadata.num_row_groups
+    numbers = range(there) if shard.row_groups is None else shard.row_groups
+    if numbers and max(numbers) >= there:
+        raise DataError(
+            f"{path} has lost rows since the driver looked at it",
+            expected=f"a row group with the number {max(numbers)}",
+            received=f"{there} row groups",
+            hint="write new data into a new folder",
+        )
     joined: list[list[int]] = []
     room = 0
     for number in numbers:

@@ -144,6 +144,13 @@ def test_a_file_that_breaks_off_is_named_after_the_rows_before(
     assert [t.name for t in threading.enumerate() if t.name == "sparkdl-reader"] == []
 
 
+def test_row_groups_that_have_gone_are_missed(tmp_path: Path) -> None:
+    dealt = FileInput.dealt([write(tmp_path, "parquet", [35])], 1, 0.0, 0)
+    write(tmp_path, "parquet", [12])
+    with pytest.raises(DataError, match=r"part-0\.parquet has lost rows(.|\n)*2 row groups"):
+        labels_of(dealt, 0)
+
+
 def test_shards_are_dealt_by_size() -> None:
     sizes = [7, 1, 9, 3, 3, 8, 2, 1, 6]
     hands = deal(list(range(9)), sizes, 3)
