@@ -26,12 +26,14 @@ _WAIT_SHARE = 0.1
 """One reader is too few if its items are waited for longer than that, as a share of all time."""
 _DECODING_SHARE = 0.5
 """A reader that computes for less of its time waits for the files, which takes no processor."""
-_QUEUED_SHARE = 0.1
+_QUEUED_SHARE = 0.05
 """There is no processor for more readers if those that there are wait for one that long."""
 _RECENT = 8
 """The items whose waits are compared."""
 _KNOWN_S = 0.01
-"""Seconds of reading after which it is known what it consists of."""
+"""Seconds of reading after which it is known whether files are waited for."""
+_QUEUE_KNOWN_S = 0.1
+"""Seconds of reading after which it is known whether a processor is free."""
 _LOOK_S = 0.1
 _CLOSE_S = 10.0
 
@@ -149,7 +151,7 @@ class ReadTime:
             return 1
         if self.computed_s + self.queued_s < _DECODING_SHARE * self.read_s:
             return MOST_READERS
-        if first or self.queued_s > _QUEUED_SHARE * self.read_s:
+        if first or self.read_s < _QUEUE_KNOWN_S or self.queued_s > _QUEUED_SHARE * self.read_s:
             return 1
         return min(MOST_READERS, _processors())
 

@@ -78,7 +78,7 @@ class FileRows:
                 yield from read()
 
     def _parts(self, rank: int) -> Iterator[tuple[FileShard, int, int]]:
-        """What the rank reads of each file, the rows before its own, and the number of these."""
+        """Row groups that hold rows of the rank, the rows before these, and their number."""
         begin, end = self._bounds(rank)
         at = 0
         for file, groups in self.files:

@@ -143,6 +143,7 @@ def test_a_reader_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> 
         (ReadTime(1.0, 0.9), 0.5, False, 2, 2),
         (ReadTime(1.0, 0.9), 0.5, False, 8, 4),
         (ReadTime(1.0, 0.9), 1.0, True, 8, 1),  # whoever decodes, the first one is waited for
+        (ReadTime(0.05, 0.045), 0.5, False, 8, 1),  # too early to know whether others want them
         (ReadTime(1.0, 0.4, 0.55), 0.5, False, 8, 1),  # others have the processors
     ],
 )
