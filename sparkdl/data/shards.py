@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sparkdl.data.tfrecord.blocks import Block, Codec, decompressed, read_blocks
 from sparkdl.errors import ConfigError
+from sparkdl.process.host_load import LoadMeter
 
 T = TypeVar("T")
 Pieces = Sequence[Callable[[], Iterator[T]]]
@@ -26,13 +27,11 @@ _WAIT_SHARE = 0.1
 """One reader is too few if its items are waited for longer than that, as a share of all time."""
 _DECODING_SHARE = 0.5
 """A reader that computes for less of its time waits for the files, which takes no processor."""
-_QUEUED_SHARE = 0.05
-"""There is no processor for more readers if those that there are wait for one that long."""
 _RECENT = 8
 """The items whose waits are compared."""
 _KNOWN_S = 0.01
 """Seconds of reading after which it is known whether files are waited for."""
-_QUEUE_KNOWN_S = 0.1
+_FREE_KNOWN_S = 0.1
 """Seconds of reading after which it is known whether a processor is free."""
 _LOOK_S = 0.1
 _CLOSE_S = 10.0
@@ -102,8 +101,8 @@ def read_files(
         files: Calls that open a file each, in the thread of a reader.
         readers: The number of readers. None: one at first; more, up to four, as soon as whoever
             takes the items waits for them for more than a tenth of its time. Readers that compute,
-            and do not wait for files, are no more than the processors, and one alone where other
-            threads keep the processors busy.
+            and do not wait for files, are no more than one and the processors that have nothing to
+            do; where no kernel tells that, one.
 
     Raises:
         Exception: The error of a file or piece, after all items that come before it.
@@ -134,26 +133,32 @@ class ReadTime:
     computed_s: float = 0.0
     queued_s: float = 0.0
 
-    def useful_readers(self, wait_share: float, *, first: bool) -> int:
+    def useful_readers(
+        self, wait_share: float, free_processors: Callable[[], float], *, first: bool
+    ) -> int:
         """The number of readers that are of use.
 
         Args:
             wait_share: Of the time of whoever takes the items, the share in which it waited.
+            free_processors: Tells how many processors of this machine had nothing to do while one
+                reader read; asked only if readers compute.
             first: Whether the wait is for the first item, which is waited for in any case.
 
         >>> far, decoded = ReadTime(2.0, 0.1), ReadTime(2.0, 1.9)
-        >>> far.useful_readers(0.05, first=False), far.useful_readers(0.5, first=False)
-        (1, 4)
-        >>> decoded.useful_readers(1.0, first=True)
+        >>> far.useful_readers(0.05, lambda: 8.0, first=False)
         1
+        >>> far.useful_readers(0.5, lambda: 0.0, first=False)
+        4
+        >>> decoded.useful_readers(0.5, lambda: 0.9, first=False)
+        2
         """
         if self.read_s < _KNOWN_S or wait_share < _WAIT_SHARE:
             return 1
         if self.computed_s + self.queued_s < _DECODING_SHARE * self.read_s:
             return MOST_READERS
-        if first or self.read_s < _QUEUE_KNOWN_S or self.queued_s > _QUEUED_SHARE * self.read_s:
+        if first or self.read_s < _FREE_KNOWN_S:
             return 1
-        return min(MOST_READERS, _processors())
+        return min(MOST_READERS, 1 + round(free_processors()))
 
 
 class _Place(Generic[T]):
@@ -181,6 +186,7 @@ class _Reading(Generic[T]):
         self._closed = False
         self._grows = grows
         self._spent = ReadTime()
+        self._meter = LoadMeter(gpus=False)
         self._given = time.perf_counter()
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # waited, passed
 
@@ -220,8 +226,13 @@ class _Reading(Generic[T]):
         """Starts more readers if they are of use."""
         waited_s = now - asked + sum(waited for waited, _ in self._recent)
         passed_s = now - self._given + sum(passed for _, passed in self._recent)
-        share = waited_s / passed_s
-        self.start(self._spent.useful_readers(share, first=not self._recent))
+        share, first = waited_s / passed_s, not self._recent
+        self.start(self._spent.useful_readers(share, self._free_processors, first=first))
+
+    def _free_processors(self) -> float:
+        """Processors without work since the last look; 0 where that is not known."""
+        load = self._meter.look()
+        return 0.0 if load is None else (1 - load.cpu_percent / 100) * (os.cpu_count() or 1)
 
     def close(self) -> None:
         """Ends the readers."""
@@ -325,9 +336,3 @@ def _queued_s() -> float:
             return int(file.read().split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
         return 0.0
-
-
-def _processors() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -133,47 +133,40 @@ def test_a_reader_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize(
-    ("spent", "wait_share", "first", "processors", "readers"),
+    ("spent", "wait_share", "free", "first", "readers"),
     [
-        (ReadTime(), 1.0, True, 8, 1),  # nothing is read yet
-        (ReadTime(1.0, 0.1), 0.09, False, 8, 1),  # the items are there when they are wanted
-        (ReadTime(1.0, 0.1), 0.11, False, 1, 4),  # they are far away, so readers only wait
-        (ReadTime(1.0, 0.1), 1.0, True, 1, 4),
-        (ReadTime(1.0, 0.9), 0.5, False, 1, 1),  # they are decoded
-        (ReadTime(1.0, 0.9), 0.5, False, 2, 2),
-        (ReadTime(1.0, 0.9), 0.5, False, 8, 4),
-        (ReadTime(1.0, 0.9), 1.0, True, 8, 1),  # whoever decodes, the first one is waited for
-        (ReadTime(0.05, 0.045), 0.5, False, 8, 1),  # too early to know whether others want them
-        (ReadTime(1.0, 0.4, 0.55), 0.5, False, 8, 1),  # others have the processors
+        (ReadTime(), 1.0, 8.0, True, 1),  # nothing is read yet
+        (ReadTime(1.0, 0.1), 0.09, 8.0, False, 1),  # the items are there when they are wanted
+        (ReadTime(1.0, 0.1), 0.11, 0.0, False, 4),  # they are far away, so readers only wait
+        (ReadTime(1.0, 0.1), 1.0, 0.0, True, 4),
+        (ReadTime(1.0, 0.9), 0.5, 0.4, False, 1),  # they are decoded
+        (ReadTime(1.0, 0.9), 0.5, 0.7, False, 2),
+        (ReadTime(1.0, 0.9), 0.5, 13.2, False, 4),
+        (ReadTime(1.0, 0.9), 1.0, 8.0, True, 1),  # whoever decodes, the first one is waited for
+        (ReadTime(0.05, 0.045), 0.5, 8.0, False, 1),  # too early to know which processors are free
+        (ReadTime(1.0, 0.4, 0.55), 0.5, 0.0, False, 1),  # others have the processors
     ],
 )
 def test_more_readers_come_where_they_are_of_use(
-    monkeypatch: pytest.MonkeyPatch, spent: ReadTime, wait_share: float, first: bool,
-    processors: int, readers: int,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(shards, "_processors", lambda: processors)
-    assert spent.useful_readers(wait_share, first=first) == readers
-
-
-@pytest.mark.parametrize("processors", [1, 3])
-@pytest.mark.parametrize("far", [True, False])
-def test_readers_that_wait_get_help(
-    monkeypatch: pytest.MonkeyPatch, far: bool, processors: int
+    spent: ReadTime, wait_share: float, free: float, first: bool, readers: int
 ) -> None:
-    monkeypatch.setattr(shards, "_processors", lambda: processors)
-    # on a loaded machine threads wait for processors, too, whatever they do
-    monkeypatch.setattr(shards, "_DECODING_SHARE", 9.0 if far else 0.0)
-    monkeypatch.setattr(shards, "_QUEUED_SHARE", 9.0)
+    assert spent.useful_readers(wait_share, lambda: free, first=first) == readers
+
+
+@pytest.mark.parametrize("free", [0.2, 1.8])
+@pytest.mark.parametrize("far", [True, False])
+def test_readers_that_are_waited_for_get_help(
+    monkeypatch: pytest.MonkeyPatch, far: bool, free: float
+) -> None:
+    monkeypatch.setattr(shards, "_DECODING_SHARE", 9.0 if far else 0.0)  # whatever the load
+    monkeypatch.setattr(shards._Reading, "_free_processors", lambda self: free)
 
     def read() -> Iterator[int]:
-        until = time.thread_time() + 0.02
-        while not far and time.thread_time() < until:
-            pass
-        time.sleep(0.02 * far)
+        time.sleep(0.02)
         yield 7
 
     most = 0
     for item in read_files([lambda: [read] * 12]):
         assert item == 7
         most = max(most, readers_alive())
-    assert most == (4 if far else processors)
+    assert most == (4 if far else 1 + round(free))
