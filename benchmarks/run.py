@@ -32,6 +32,7 @@ SCRIPTS = [
     ("tracking.py", "--epochs", "20"),
     ("tfrecord.py",),
     ("out_of_core.py",),
+    ("readers.py",),
     ("feeding.py", "--rows", "1000000", "--spark", "--frame"),
     ("program_calls.py",),
     ("embeddings.py",),

@@ -57,6 +57,13 @@ class FilePlace:
     inner: str
     prefix: str = ""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it is on this machine, as far as its file system says."""
+        from pyarrow import fs
+
+        return isinstance(self.system, fs.LocalFileSystem)
+
     def outer(self, inner: str) -> str:
         """A path of this file system as the user would write it."""
         return self.prefix + inner
@@ -152,34 +159,33 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
     return tops
 
 
-def open_input(path: str, *, mapped: bool = False) -> BinaryIO:
+def open_input(path: str, *, mapped: bool = False, place: FilePlace | None = None) -> BinaryIO:
     """A file, open for reading from any position.
 
     Args:
         path: Of the file.
         mapped: Whether a file of this machine is mapped into memory, so that what is read of it is
             no copy. It must not become shorter meanwhile.
+        place: Of the file, if it is known: to find it may ask another machine.
 
     Raises:
         ResourceError: It cannot be read.
     """
     from pyarrow import fs
 
-    place = place_of(path)
+    place = place or place_of(path)
     system = place.system
-    if mapped and isinstance(system, fs.LocalFileSystem):
+    if mapped and place.is_local:
         system = fs.LocalFileSystem(use_mmap=True)
     with explained("read", path):
-        if isinstance(system, fs.LocalFileSystem):
+        if place.is_local:
             open_regular(place.inner).close()  # Arrow would wait for the writer of a pipe
         return cast(BinaryIO, system.open_input_file(place.inner))
 
 
 def is_local(path: str) -> bool:
     """Whether a path means a file of this machine, as far as its file system says."""
-    from pyarrow import fs
-
-    return isinstance(place_of(path).system, fs.LocalFileSystem)
+    return place_of(path).is_local
 
 
 def create_output(path: str) -> BinaryIO:

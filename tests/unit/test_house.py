@@ -99,9 +99,12 @@ def test_no_module_is_longer_than_600_lines() -> None:
 
 
 def test_the_number_of_modules_and_lines_does_not_grow() -> None:
-    """Wanted: 420 modules, fewer than 73,412 lines; several servers and FTRL brought 3,900."""
+    """Wanted: 420 modules, fewer than 73,412 lines.
+
+    Several servers and FTRL brought 3,900, readers of files 360.
+    """
     assert len(TEXTS) <= 531
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 91_700
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 92_000
 
 
 def test_folders_have_at_most_16_files() -> None:

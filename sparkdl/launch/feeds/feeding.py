@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import queue
-import threading
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -20,45 +18,28 @@ from sparkdl.data.feed import Columns, FedRows, Feed, RowFeed, RowSpool, Uneven,
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.thread_call import ThreadCall
 
-T = TypeVar("T")
-_POLL_S = 0.1
+_LOOK_S = 0.1
 
 
 class RereadRows:
-    """Rows that are read anew in each epoch: files that cost next to nothing to read.
+    """Rows that are read anew in each epoch, and not kept.
 
     Args:
         read: Reads all rows.
         num_rows: How many there are.
     """
 
-    def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int) -> None:
+    def __init__(self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int) -> None:
         self._read, self.num_rows = read, num_rows
 
     def record_batches(self) -> Generator[pa.RecordBatch]:
         """All rows, in their order."""
-        yield from self._read()
-
-
-class RowsOfOneEpoch:
-    """Rows that are read ahead, while those before them are used, and not kept.
-
-    Args:
-        read: Reads all rows.
-        num_rows: How many there are.
-    """
-
-    def __init__(self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int) -> None:
-        self._read, self.num_rows = read, num_rows
-
-    def record_batches(self) -> Generator[pa.RecordBatch]:
-        """All rows, in their order."""
-        with contextlib.closing(read_ahead(self._read)) as batches:
+        with contextlib.closing(self._read()) as batches:
             yield from batches
 
 
 class RowsKeptAsRead:
-    """Rows that are read ahead in the first epoch, and kept for those after it.
+    """Rows that are read in the first epoch, and kept for those after it.
 
     Args:
         read: Reads all rows.
@@ -67,7 +48,7 @@ class RowsKeptAsRead:
     """
 
     def __init__(
-        self, read: Callable[[], Iterator[pa.RecordBatch]], num_rows: int, spool: RowSpool
+        self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int, spool: RowSpool
     ) -> None:
         self._read, self.num_rows, self._spool = read, num_rows, spool
         self._kept: Sequence[pa.RecordBatch] | None = None
@@ -77,7 +58,7 @@ class RowsKeptAsRead:
         """All rows, in their order; an epoch that left its last rows out does not keep them."""
         if not self._begun:
             self._begun = True
-            with contextlib.closing(read_ahead(self._read)) as batches:
+            with contextlib.closing(self._read()) as batches:
                 for batch in batches:
                     self._spool.add(batch)
                     yield batch
@@ -85,61 +66,6 @@ class RowsKeptAsRead:
         if self._kept is None:
             self._kept = self._spool.finish()
         yield from self._kept
-
-
-@dataclass(frozen=True)
-class _Failure:
-    error: BaseException
-
-
-class _End:
-    """After the last item."""
-
-
-def read_ahead(read: Callable[[], Iterator[T]], depth: int = 2) -> Generator[T]:
-    """The items of an iterator, which a thread makes while those before them are used.
-
-    The thread ends with the generator, also when that is closed early.
-
-    Args:
-        read: Makes the iterator; called in the thread.
-        depth: Items that wait to be taken.
-
-    >>> list(read_ahead(lambda: iter("abc")))
-    ['a', 'b', 'c']
-    """
-    waiting: queue.Queue[T | _Failure | _End] = queue.Queue(depth)
-    closed = threading.Event()
-
-    def put(item: T | _Failure | _End) -> bool:
-        while not closed.is_set():
-            with contextlib.suppress(queue.Full):
-                waiting.put(item, timeout=_POLL_S)
-                return True
-        return False
-
-    def fill() -> None:
-        try:
-            for item in read():
-                if not put(item):
-                    return
-            put(_End())
-        except BaseException as error:
-            put(_Failure(error))
-
-    thread = threading.Thread(target=fill, name="sparkdl-read-ahead", daemon=True)
-    thread.start()
-    try:
-        while not isinstance(item := waiting.get(), _End):
-            if isinstance(item, _Failure):
-                raise item.error
-            yield item
-    finally:
-        closed.set()
-        thread.join()
-
-
-_LOOK_S = 0.1
 
 
 class RowFiles(Protocol):
@@ -152,8 +78,8 @@ class RowFiles(Protocol):
     def num_rows(self, rank: int) -> int:
         """How many rows a rank has."""
 
-    def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
-        """A rank's rows, each time that this is called."""
+    def batches(self, rank: int) -> Generator[pa.RecordBatch]:
+        """A rank's rows, each time that this is called; read ahead if they must be decoded."""
 
 
 @dataclass(frozen=True)
@@ -192,19 +118,22 @@ class FeedSettings:
         files = self.files
         if self.fed is not None and rank >= self.fed:
             return spool.finish()
+
+        def read() -> Generator[pa.RecordBatch]:
+            if files is None:
+                yield from self._named(batches)
+            else:
+                with contextlib.closing(files.batches(rank)) as found:
+                    yield from self._named(found)
+
         if files is None or self.shuffle:
-            for batch in self._named(batches if files is None else files.batches(rank)):
-                spool.add(batch)
+            with contextlib.closing(read()) as found:
+                for batch in found:
+                    spool.add(batch)
             return spool.finish()
-
-        def read() -> Iterator[pa.RecordBatch]:
-            return self._named(files.batches(rank))
-
         count = files.num_rows(rank)
-        if files.read_again:
+        if files.read_again or (self.epochs == 1 and self.uneven != "pad"):
             return RereadRows(read, count)
-        if self.epochs == 1 and self.uneven != "pad":
-            return RowsOfOneEpoch(read, count)
         return RowsKeptAsRead(read, count, spool)
 
     def _named(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

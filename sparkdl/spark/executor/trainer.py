@@ -7,7 +7,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
@@ -156,14 +156,14 @@ class TrainTask:
             self.strategy.report_failure(rank, error)
         yield from failed(rank.rank, failure).batches()
 
-    def _rows(self, rank: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def _rows(self, rank: int, batches: Iterator[pa.RecordBatch]) -> Generator[pa.RecordBatch]:
         """The rank's rows under their own names: from Spark, or from its files."""
         if self.files is None:
             return named_batches(batches, self.spec)
         return self.files.batches(rank, self.spec)
 
     def _read(
-        self, batches: Iterator[pa.RecordBatch], begun: threading.Event
+        self, batches: Generator[pa.RecordBatch], begun: threading.Event
     ) -> tuple[Partition, float]:
         """The partition, and the seconds that it took.
 
@@ -189,6 +189,7 @@ class TrainTask:
             partition = partition.under(self.spec)
         finally:
             begun.set()
+            batches.close()
         return partition, time.perf_counter() - began
 
     def _train(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from sparkdl.data.feed import size_of
-from sparkdl.data.shards import folder_column
+from sparkdl.data.shards import Pieces, folder_column
 from sparkdl.errors import DataError
 from sparkdl.files.streams import FoundFile, is_local, open_input
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
@@ -32,6 +33,36 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
             return _plain(schema), tuple(reader.get_batch(n).num_rows for n in numbers)
         except (OSError, pa.ArrowException) as error:
             raise _broken(path, error) from error
+
+
+def arrow_pieces(
+    path: str, numbers: Sequence[int] | None, columns: Sequence[str]
+) -> Pieces[pa.RecordBatch]:
+    """The record batches of a file as pieces to be read; a file of this machine is one piece.
+
+    Small record batches are joined, as if all had the same size.
+
+    Args:
+        path: Of the file.
+        numbers: Of the record batches; None for all.
+        columns: Names of the columns.
+
+    Raises:
+        DataError: It cannot be read.
+    """
+    if is_local(path):
+        return [partial(read_arrow, path, numbers, columns)]
+    with open_input(path) as stream:
+        try:
+            count = pa.ipc.open_file(stream).num_record_batches
+            step = max(1, _CHUNK_BYTES * count // max(1, stream.seek(0, 2)))
+        except (OSError, pa.ArrowException) as error:
+            raise _broken(path, error) from error
+    chosen = range(count) if numbers is None else numbers
+    return [
+        partial(read_arrow, path, chosen[start : start + step], columns)
+        for start in range(0, len(chosen), step)
+    ]
 
 
 def read_arrow(

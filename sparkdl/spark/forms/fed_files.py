@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.data.shards import Pieces, read_files
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.streams import FoundFile, is_local
@@ -19,7 +21,7 @@ from sparkdl.spark.forms.files import (
     FileShard,
     kind_of_path,
     parquet_facts,
-    read_groups,
+    parquet_pieces,
 )
 from sparkdl.spark.session.versions import arrow_schema_of
 
@@ -57,12 +59,26 @@ class FileRows:
         total = sum(sum(groups) for _, groups in self.files)
         return total * rank // self.ranks, total * (rank + 1) // self.ranks
 
-    def batches(self, rank: int) -> Iterator[pa.RecordBatch]:
+    def batches(self, rank: int, readers: int | None = None) -> Generator[pa.RecordBatch]:
         """The rank's rows; those of two ranks differ by one at most.
+
+        Args:
+            rank: Which one.
+            readers: See :func:`sparkdl.data.shards.read_files`; of mapped files there are none.
 
         Raises:
             DataError: A file cannot be read, or has changed since the driver looked at it.
         """
+        files = [partial(self._open, *part) for part in self._parts(rank)]
+        if self.kind != "arrow":
+            yield from read_files(files, readers)
+            return
+        for open_file in files:
+            for read in open_file():
+                yield from read()
+
+    def _parts(self, rank: int) -> Iterator[tuple[FileShard, int, int]]:
+        """Row groups that hold rows of the rank, the rows before these, and their number."""
         begin, end = self._bounds(rank)
         at = 0
         for file, groups in self.files:
@@ -76,11 +92,28 @@ class FileRows:
             if chosen:
                 there = sum(groups[number] for number in chosen)
                 left = min(there - skipped, end - begin)
-                yield from self._range(FileShard(file, 0, tuple(chosen)), skipped, left)
+                yield FileShard(file, 0, tuple(chosen)), skipped, left
                 begin += left
 
-    def _range(self, shard: FileShard, skipped: int, count: int) -> Iterator[pa.RecordBatch]:
-        for batch in self._read(shard):
+    def _open(self, shard: FileShard, skipped: int, count: int) -> Pieces[pa.RecordBatch]:
+        path, names = shard.file.path, self.schema.names
+        if self.kind == "arrow":
+            read = partial(read_arrow, path, shard.row_groups, names)
+            return [partial(self._range, read, path, skipped, count)]
+        found: list[Callable[[], Iterator[pa.RecordBatch]]] = []
+        for piece in parquet_pieces(shard, names):
+            own = min(count, max(0, piece.num_rows - skipped))
+            if own:
+                found.append(partial(self._range, piece.read, path, skipped, own))
+            skipped, count = max(0, skipped - piece.num_rows), count - own
+        if count:
+            found.append(partial(self._range, lambda: iter(()), path, 0, count))
+        return found
+
+    def _range(
+        self, read: Callable[[], Iterator[pa.RecordBatch]], path: str, skipped: int, count: int
+    ) -> Iterator[pa.RecordBatch]:
+        for batch in read():
             part = batch.slice(skipped, count)
             skipped = max(0, skipped - batch.num_rows)
             if part.num_rows:
@@ -90,16 +123,11 @@ class FileRows:
             if not count:
                 return
         raise DataError(
-            f"{shard.file.path} has lost rows since the driver looked at it",
+            f"{path} has lost rows since the driver looked at it",
             expected=f"{count} more of its rows",
             received="the file's end",
             hint="write new data into a new folder",
         )
-
-    def _read(self, shard: FileShard) -> Iterator[pa.RecordBatch]:
-        if self.kind == "arrow":
-            return read_arrow(shard.file.path, shard.row_groups, self.schema.names)
-        return read_groups(shard, self.schema.names)
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:

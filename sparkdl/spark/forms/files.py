@@ -8,22 +8,24 @@ reads no file again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
-from sparkdl.data.shards import deal, file_blocks, folder_column
+from sparkdl.data.shards import Pieces, deal, file_blocks, folder_column, read_files
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.storage import list_files
-from sparkdl.files.streams import FoundFile, is_local, open_input, place_of
+from sparkdl.files.streams import FilePlace, FoundFile, is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
-from sparkdl.spark.forms.arrow_files import arrow_facts, frame_of_arrow, read_arrow
+from sparkdl.spark.forms.arrow_files import arrow_facts, arrow_pieces, frame_of_arrow
 from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import arrow_schema_of, condition_of
@@ -37,6 +39,8 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
 """The ends of the names of files of each kind."""
 
 _BLOCK_BYTES = 8 << 20
+_WHOLE_BYTES = 128 << 20
+"""Row groups of no more are asked of another machine whole, not column by column."""
 _FILES_PER_WORKER = 4
 """With fewer files than that, row groups are dealt."""
 _MISSING = "PATH_NOT_FOUND"
@@ -117,11 +121,23 @@ class FileInput:
         first = sets[0]
         return cls(first.kind, tuple(map(tuple, hands)), first.schema, split, seed)
 
-    def batches(self, rank: int, spec: DataSpec) -> Iterator[pa.RecordBatch]:
-        """A worker's rows, with the columns of ``spec`` and their roles."""
-        for shard in self.hands[rank]:
-            random = np.random.default_rng((self.seed % 2**64, shard.number))
-            for batch in self._read(shard, spec):
+    def batches(
+        self, rank: int, spec: DataSpec, readers: int | None = None
+    ) -> Generator[pa.RecordBatch]:
+        """A worker's rows, with the columns of ``spec`` and their roles.
+
+        Args:
+            rank: Of the worker.
+            spec: The columns.
+            readers: See :func:`sparkdl.data.shards.read_files`; of mapped files there are none.
+        """
+        random = np.random.default_rng()
+        before = None
+        with contextlib.closing(self._read(self.hands[rank], spec, readers)) as found:
+            for shard, batch in found:
+                if shard is not before:
+                    random = np.random.default_rng((self.seed % 2**64, shard.number))
+                    before = shard
                 columns = [
                     self._roles(batch.num_rows, shard, random)
                     if name == spec.role_column
@@ -136,23 +152,46 @@ class FileInput:
             roles[random.random(rows) < self.split] = 1
         return pa.array(roles)
 
-    def _read(self, shard: FileShard, spec: DataSpec) -> Iterator[pa.RecordBatch]:
+    def _read(
+        self, shards: Sequence[FileShard], spec: DataSpec, readers: int | None
+    ) -> Generator[tuple[FileShard, pa.RecordBatch]]:
+        files = [partial(self._open, shard, spec) for shard in shards]
+        if self.kind != "arrow" or not all(is_local(shard.file.path) for shard in shards):
+            yield from read_files(files, readers)
+            return
+        for open_file in files:  # what is mapped is there already
+            for read in open_file():
+                yield from read()
+
+    def _open(self, shard: FileShard, spec: DataSpec) -> Pieces[tuple[FileShard, pa.RecordBatch]]:
         folders = shard.file.partition_values
         wanted = [
             name
             for name in spec.columns
             if name not in (spec.role_column, ONES) and name not in folders
         ]
+        pieces: Pieces[pa.RecordBatch]
         if self.kind == "arrow":
-            yield from read_arrow(shard.file.path, shard.row_groups, wanted)
-            return
-        with open_input(shard.file.path) as stream:
-            if self.kind == "parquet":
-                yield from _read_parquet(stream, shard, wanted)
-                return
-            schema = pa.schema([self.schema.field(name) for name in wanted])
-            for block in file_blocks(stream, shard.file.path):
-                yield decode_block(block, schema, "Example")
+            pieces = arrow_pieces(shard.file.path, shard.row_groups, wanted)
+        elif self.kind == "parquet":
+            pieces = [piece.read for piece in parquet_pieces(shard, wanted)]
+        else:
+            pieces = [partial(_records, shard, self.schema, wanted)]
+        return [partial(_of_shard, shard, read) for read in pieces]
+
+
+def _of_shard(
+    shard: FileShard, read: Callable[[], Iterator[pa.RecordBatch]]
+) -> Iterator[tuple[FileShard, pa.RecordBatch]]:
+    for batch in read():
+        yield shard, batch
+
+
+def _records(shard: FileShard, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([schema.field(name) for name in columns])
+    with open_input(shard.file.path) as stream:
+        for block in file_blocks(stream, shard.file.path):
+            yield decode_block(block, schema, "Example")
 
 
 def _column(batch: pa.RecordBatch, name: str, shard: FileShard, schema: pa.Schema) -> pa.Array:
@@ -184,26 +223,90 @@ def _record_batches(shard: FileShard) -> Iterator[FileShard]:
         yield replace(shard, size_bytes=size, row_groups=(number,))
 
 
-def _read_parquet(stream: Any, shard: FileShard, columns: list[str]) -> Iterator[pa.RecordBatch]:
+@dataclass(frozen=True)
+class ParquetPiece:
+    """Row groups of a Parquet file that are read together.
+
+    Args:
+        path: Of the file.
+        place: Of the file.
+        metadata: Its footer.
+        groups: The numbers of the row groups.
+        columns: Names of the columns that are read.
+    """
+
+    path: str
+    place: FilePlace
+    metadata: Any
+    groups: tuple[int, ...]
+    columns: list[str]
+
+    @property
+    def num_rows(self) -> int:
+        """The rows in these row groups."""
+        return sum(self.metadata.row_group(number).num_rows for number in self.groups)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Their rows, in blocks of some megabytes."""
+        import pyarrow.parquet as pq
+
+        size = sum(self.metadata.row_group(number).total_byte_size for number in self.groups)
+        blocks = max(1, round(size / _BLOCK_BYTES))
+        step = max(1, min(65536, -(-self.num_rows // blocks)))
+        with open_input(self.path, mapped=True, place=self.place) as stream:
+            ahead = size <= _WHOLE_BYTES and not self.place.is_local
+            file = _opened(pq, stream, self.path, metadata=self.metadata, pre_buffer=ahead)
+            try:
+                yield from file.iter_batches(
+                    step, row_groups=list(self.groups), columns=self.columns, use_threads=False
+                )
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(self.path, error) from error
+
+
+def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
+    """The row groups of a Parquet file, small ones joined, in their order.
+
+    Args:
+        shard: The file, and which row groups.
+        columns: Names of the columns to read.
+
+    Raises:
+        DataError: It cannot be read, lacks a column, or has fewer row groups than the driver saw.
+    """
     import pyarrow.parquet as pq
 
-    file = _opened(pq, stream, shard.file.path)
-    groups = range(file.metadata.num_row_groups)
-    chosen = list(groups if shard.row_groups is None else shard.row_groups)
-    missing = [name for name in columns if name not in file.schema_arrow.names]
+    path = shard.file.path
+    place = place_of(path)
+    with open_input(path, place=place) as stream:
+        file = _opened(pq, stream, path)
+        metadata, names = file.metadata, file.schema_arrow.names
+    missing = [name for name in columns if name not in names]
     if missing:
         raise DataError(
-            f"{shard.file.path} has other columns than the files before",
+            f"{path} has other columns than the files before",
             expected=f"the column {missing[0]!r}",
-            received=f"the columns {file.schema_arrow.names}",
+            received=f"the columns {names}",
         )
-    sizes = [(g.num_rows, g.total_byte_size) for g in map(file.metadata.row_group, chosen)]
-    rows, size = sum(r for r, _ in sizes), sum(s for _, s in sizes)
-    step = max(1, min(65536, _BLOCK_BYTES * rows // max(1, size)))
-    try:
-        yield from file.iter_batches(step, row_groups=chosen, columns=columns, use_threads=False)
-    except (OSError, pa.ArrowException) as error:
-        raise _broken(shard.file.path, error) from error
+    there = metadata.num_row_groups
+    numbers = range(there) if shard.row_groups is None else shard.row_groups
+    if numbers and max(numbers) >= there:
+        raise DataError(
+            f"{path} has lost rows since the driver looked at it",
+            expected=f"a row group with the number {max(numbers)}",
+            received=f"{there} row groups",
+            hint="write new data into a new folder",
+        )
+    joined: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        size = metadata.row_group(number).total_byte_size
+        if size > room:
+            joined.append([])
+            room = _BLOCK_BYTES
+        joined[-1].append(number)
+        room -= size
+    return [ParquetPiece(path, place, metadata, tuple(groups), columns) for groups in joined]
 
 
 def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
@@ -216,15 +319,9 @@ def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
         return file.schema_arrow, tuple(file.metadata.row_group(n).num_rows for n in groups)
 
 
-def read_groups(shard: FileShard, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Columns of a Parquet file's row groups, in blocks of some megabytes."""
-    with open_input(shard.file.path, mapped=True) as stream:
-        yield from _read_parquet(stream, shard, columns)
-
-
-def _opened(pq: Any, stream: Any, path: str) -> Any:
+def _opened(pq: Any, stream: Any, path: str, metadata: Any = None, pre_buffer: bool = False) -> Any:
     try:
-        return pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False)
+        return pq.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=pre_buffer)
     except (OSError, pa.ArrowException) as error:
         raise _broken(path, error) from error
 

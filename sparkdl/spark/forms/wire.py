@@ -8,7 +8,7 @@ and the executor gives them their own names back (:func:`named_batches`), for er
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -64,7 +64,7 @@ def holds_vectors(kind: T.DataType) -> bool:
     return is_vector_column(kind)
 
 
-def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Iterator[pa.RecordBatch]:
+def named_batches(batches: Iterable[pa.RecordBatch], spec: DataSpec) -> Generator[pa.RecordBatch]:
     """On the executor: batches with the names of ``spec.columns``.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import Limits, SparkModel
+from sparkdl.errors import DataError
 from sparkdl.progress.events import EpochEnded
 from sparkdl.spark.session.versions import table_of_frame
 
@@ -114,3 +116,19 @@ def test_a_fit_of_files_goes_on_where_it_ended(spark: Any, files: Path, tmp_path
     np.testing.assert_allclose(history.history["loss"], losses[2:], rtol=1e-5)
     for ours, theirs in zip(resumed.model.get_weights(), whole.model.get_weights(), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_a_file_that_breaks_off_is_the_error_of_the_fit(
+    spark: Any, files: Path, tmp_path: Path
+) -> None:
+    """The driver, which reads the files' ends alone, finds nothing wrong."""
+    for path in (files / "rows.parquet").glob("*.parquet"):
+        shutil.copy(path, tmp_path)
+    broken = max(tmp_path.glob("*.parquet"))
+    content = bytearray(broken.read_bytes())
+    middle = len(content) // 2
+    content[8:middle] = b"\xff" * (middle - 8)
+    broken.write_bytes(content)
+    model = SparkModel(make_mlp(), mode="synchronous", num_workers=2)
+    with pytest.raises(DataError, match=f"{broken.name} cannot be read"):
+        model.fit(str(tmp_path), epochs=1, verbose=0)

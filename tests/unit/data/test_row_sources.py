@@ -1,20 +1,21 @@
-"""Rows of a feed that are read as they are taken: ahead, again, or kept; threads end."""
+"""Rows of a feed that are read as they are taken: again, or kept; readers end with it."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from sparkdl.data.feed import Feed, RowSpool
-from sparkdl.launch.feeds.feeding import RereadRows, RowsKeptAsRead, RowsOfOneEpoch, read_ahead
+from sparkdl.data.shards import read_files
+from sparkdl.launch.feeds.feeding import RereadRows, RowsKeptAsRead
 
 
-def source(counts: list[int], calls: list[int]) -> Callable[[], Iterator[pa.RecordBatch]]:
-    def read() -> Iterator[pa.RecordBatch]:
+def source(counts: list[int], calls: list[int]) -> Callable[[], Generator[pa.RecordBatch]]:
+    def read() -> Generator[pa.RecordBatch]:
         calls.append(1)
         at = 0
         for count in counts:
@@ -46,34 +47,34 @@ def test_an_epoch_that_leaves_rows_out_or_begins_again() -> None:
     assert len(calls) == 2
 
 
-def test_rows_that_are_read_again_and_rows_of_one_epoch() -> None:
+def test_rows_that_are_read_again() -> None:
     calls: list[int] = []
     assert taken(Feed(RereadRows(source([5], calls), 5), epochs=3)) == [*range(5)] * 3
     assert len(calls) == 3
-    assert taken(Feed(RowsOfOneEpoch(source([2, 3], calls), 5))) == [*range(5)]
-    assert taken(Feed(RowsOfOneEpoch(source([], calls), 0), epochs=None)) == []
+    assert taken(Feed(RereadRows(source([], calls), 0), epochs=None)) == []
 
 
 def test_what_fails_while_it_is_read_ahead_is_raised_where_rows_are_taken() -> None:
-    def read() -> Iterator[pa.RecordBatch]:
+    def read() -> Generator[pa.RecordBatch]:
         yield pa.RecordBatch.from_pydict({"x": [1, 2]})
         raise OSError("the disk is gone")
 
-    feed = Feed(RowsOfOneEpoch(read, 4))
+    feed = Feed(RereadRows(lambda: read_files([lambda: [read]]), 4))
     assert feed.next_batch(2)["x"].tolist() == [1, 2]
     with pytest.raises(OSError, match="the disk is gone"):
         feed.next_batch(2)
 
 
-def test_the_thread_ends_with_the_feed() -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_the_readers_end_with_the_feed(kept: bool) -> None:
+    def read() -> Generator[pa.RecordBatch]:
+        return read_files([lambda: [source([1] * 100, [])]])
+
     before = threading.active_count()
-    feed = Feed(RowsOfOneEpoch(source([1] * 100, []), 100))
+    rows = RowsKeptAsRead(read, 100, RowSpool(1 << 20)) if kept else RereadRows(read, 100)
+    feed = Feed(rows)
     feed.next_batch(1)
-    assert threading.active_count() == before + 1
+    assert threading.active_count() > before
     feed.terminate()
     assert threading.active_count() == before
     assert feed.next_batch(1) == {}
-    ahead = read_ahead(lambda: iter(range(100)))
-    assert next(ahead) == 0
-    ahead.close()
-    assert threading.active_count() == before

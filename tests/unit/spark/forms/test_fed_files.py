@@ -13,6 +13,7 @@ from pyspark.sql import types as T
 from sparkdl.data.feed import to_numpy
 from sparkdl.errors import DataError
 from sparkdl.files.streams import find_files
+from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
 from sparkdl.spark.forms.fed_files import FileRows, fed_files
 from sparkdl.spark.forms.files import parquet_facts
@@ -56,13 +57,30 @@ def test_each_row_goes_to_one_rank_and_shares_differ_by_one(
     assert max(counts) - min(counts) <= 1
 
 
-def test_a_file_that_has_lost_rows_is_named(tmp_path: Path) -> None:
-    path, _ = written(tmp_path, [[10]])
+@pytest.mark.parametrize("readers", [1, 2, 4, 9, None])
+def test_a_rank_gets_the_same_rows_from_any_number_of_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readers: int | None
+) -> None:
+    monkeypatch.setattr(file_forms, "_BLOCK_BYTES", 300)  # some row groups together
+    path, total = written(tmp_path, [[1] * 9, [11, 0, 2], [0], [3, 30, 4]])
     rows = rows_of(path, 2)
-    written(tmp_path, [[7]])
-    assert sum(batch.num_rows for batch in rows.batches(0)) == 5
+    batches = [batch for rank in (0, 1) for batch in rows.batches(rank, readers)]
+    assert [n for batch in batches for n in batch.column("n").to_pylist()] == list(range(total))
+    assert all(batch.num_rows for batch in batches)
+
+
+@pytest.mark.parametrize("left", [[7], [5, 2], [4], []])
+@pytest.mark.parametrize("before", [[10], [5, 5]])
+def test_a_file_that_has_lost_rows_is_named(
+    tmp_path: Path, left: list[int], before: list[int]
+) -> None:
+    path, _ = written(tmp_path, [before])
+    rows = rows_of(path, 2)
+    written(tmp_path, [left])
     with pytest.raises(DataError, match=r"part-0\.parquet has lost rows"):
         list(rows.batches(1))
+    if sum(left) >= 5:
+        assert sum(batch.num_rows for batch in rows.batches(0)) == 5
 
 
 def arrow(folder: Path, sizes: list[list[int]], codec: str | None) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 from itertools import chain
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from pyarrow import feather
 
-from sparkdl.data import ColumnSpec, DataSpec, read_partition
+from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition
 from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.streams import find_files
+from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
 from sparkdl.spark.forms.wire import ONES
 
@@ -23,6 +28,12 @@ SPEC = DataSpec(
     {"x": ColumnSpec(("features",), (4,))},
     {"y": ColumnSpec(("label",), (), "int64", "scalars", classes=1000)},
 )
+
+
+class FarFiles(LocalFileSystem):
+    """Files of this machine, of which it seems that they are not."""
+
+    protocol = "far"
 
 
 def rows(first: int, count: int) -> pa.RecordBatch:
@@ -66,6 +77,80 @@ def test_every_row_goes_to_one_worker(tmp_path: Path, kind: str, workers: int) -
         assert max(map(len, found)) - min(map(len, found)) <= 20
 
 
+READERS = [1, 2, 4, 9, None]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row group is read by itself, row by row."""
+    monkeypatch.setattr(file_forms, "_BLOCK_BYTES", 1)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+def test_rows_do_not_depend_on_the_number_of_readers(
+    tmp_path: Path, small_pieces: None, kind: str
+) -> None:
+    spec = dataclasses.replace(SPEC, role_column="role")
+    files = write(tmp_path, kind, [35, 3, 80, 0, 40])
+    fsspec.register_implementation("far", FarFiles, clobber=True)
+    far = dataclasses.replace(
+        files, files=tuple(dataclasses.replace(f, path=f"far://{f.path}") for f in files.files)
+    )
+    for place in (files, far):
+        dealt = FileInput.dealt([place], 1, 0.25, 3)
+        found = [list(dealt.batches(0, spec, readers)) for readers in READERS]
+        assert [n for b in found[0] for n in b.column("label").to_pylist()] == list(range(158))
+        assert all(batches == found[0] for batches in found)
+
+
+@pytest.mark.parametrize("budget", [1 << 20, 600])
+def test_training_that_goes_on_within_an_epoch_finds_the_same_rows(
+    tmp_path: Path, small_pieces: None, budget: int
+) -> None:
+    files = FileInput.dealt([write(tmp_path, "parquet", [35, 3, 80, 40])], 1, 0.0, 0)
+
+    def labels(readers: int | None, start_batch: int) -> list[list[int]]:
+        batches = files.batches(0, SPEC, readers)
+        with read_partition(batches, SPEC, budget, str(tmp_path)) as partition:
+            stacks = Batches(partition.train, 8, seed=5).stacks(2, 1, start_batch)
+            return [stack.y["y"].ravel().tolist() for stack in stacks]
+
+    whole = labels(1, 0)
+    assert sorted(chain.from_iterable(whole)) == list(range(158))
+    for readers in READERS:
+        assert labels(readers, 7) == whole[7:]
+
+
+@pytest.mark.parametrize("readers", READERS)
+def test_a_file_that_breaks_off_is_named_after_the_rows_before(
+    tmp_path: Path, small_pieces: None, readers: int | None
+) -> None:
+    files = write(tmp_path, "parquet", [30, 40, 30])
+    path = Path(files.files[1].path)
+    with pq.ParquetFile(path) as file:
+        begin = file.metadata.row_group(2).column(0).dictionary_page_offset
+    content = bytearray(path.read_bytes())
+    content[begin : begin + 200] = b"\xff" * 200
+    path.write_bytes(content)
+    taken: list[int] = []
+    with pytest.raises(DataError, match=r"part-1\.parquet cannot be read") as caught:
+        taken.extend(
+            label
+            for batch in FileInput.dealt([files], 1, 0.0, 0).batches(0, SPEC, readers)
+            for label in batch.column("label").to_pylist()
+        )
+    assert taken == list(range(50))
+    assert caught.value.expected == "a sound Parquet file"
+    assert [t.name for t in threading.enumerate() if t.name == "sparkdl-reader"] == []
+
+
+def test_row_groups_that_have_gone_are_missed(tmp_path: Path) -> None:
+    dealt = FileInput.dealt([write(tmp_path, "parquet", [35])], 1, 0.0, 0)
+    write(tmp_path, "parquet", [12])
+    with pytest.raises(DataError, match=r"part-0\.parquet has lost rows(.|\n)*2 row groups"):
+        labels_of(dealt, 0)
+
+
 def test_shards_are_dealt_by_size() -> None:
     sizes = [7, 1, 9, 3, 3, 8, 2, 1, 6]
     hands = deal(list(range(9)), sizes, 3)
@@ -76,8 +161,6 @@ def test_shards_are_dealt_by_size() -> None:
 
 
 def test_roles_do_not_depend_on_the_dealing(tmp_path: Path) -> None:
-    import dataclasses
-
     spec = dataclasses.replace(SPEC, role_column="role")
     files = write(tmp_path, "tfrecord", [200, 100, 50])
     validated = []
