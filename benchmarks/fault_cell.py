@@ -288,6 +288,8 @@ def make_frame(spark: Any, kind: str, mode: str) -> Any:
     if kind == "large-metrics":
         rows = [(values, int(digit >= 5)) for values, digit in rows]
     count = 40 if kind == "full-spill" else COPIES[mode]
+    if kind.endswith(TABLES):  # each batch of which is exchanged
+        count = 6
     copies = spark.range(count).withColumnRenamed("id", "copy")
     return spark.createDataFrame(rows, "features array<float>, label int").crossJoin(copies)
 

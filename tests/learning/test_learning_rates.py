@@ -5,6 +5,7 @@ The driver's monitor, run and model are those of the product; servers and ranks 
 
 from __future__ import annotations
 
+import faulthandler
 import threading
 from collections.abc import Callable
 from functools import cache, partial
@@ -95,6 +96,7 @@ class Ranks:
     def wait(self, seconds: float) -> bool:
         self._threads[0].join(seconds)
         if self._errors:
+            faulthandler.dump_traceback(all_threads=True)  # where the other rank was
             raise self._errors[0]
         return not any(t.is_alive() for t in self._threads)
 
@@ -142,7 +144,7 @@ def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
         run._driver.close()
 
     if mode == "allreduce":
-        communicators = connect_threads(len(parts), timeout_s=30)
+        communicators = connect_threads(len(parts), timeout_s=120)  # a busy machine may stand still
         with InprocServer(Coordinator(Settings(len(parts)))) as host:
 
             def in_step(rank: int) -> None:
