@@ -136,7 +136,7 @@ def be_worker() -> None:
 
             def end_epoch(
                 learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool,
-                tell: Any = told,
+                tell: Any = told, losses: list[float] = losses, ends: list[float] = ends,
             ) -> None:  # fmt: skip
                 losses.append(float(held_out[0] / held_out[1]))
                 tell(learner, epoch, metrics, held_out, wait)
@@ -243,7 +243,7 @@ def main() -> None:
     args = parser.parse_args()
     trial = 400.0
     with Machines(2, 2, trial) as machines:
-        c, step, moved, _ = machines.train(1, args, 2, 20)
+        c, step, *_ = machines.train(1, args, 2, 20)
     rate = trial * (step - c) / (args.times * c)
     print(f"c {1e3 * c:.1f} ms; at {trial:g} Mbit/s an exchange takes {1e3 * (step - c):.0f} ms")
     found: dict[int, list[list[float]]] = {1: [], args.window: []}

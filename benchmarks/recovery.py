@@ -68,11 +68,12 @@ class Killer(keras.callbacks.Callback):
     def told(self, event: Any) -> None:
         """A sink of the fit."""
         now = time.monotonic()
-        if isinstance(event, EpochProgressed) and event.batches and self.killed_at is not None:
-            if now - self.killed_at > 0.5:  # what was trained before the kill is told at once
-                self.seconds.append(now - self.killed_at)
-                self.killed_at = None
-                print(f"went on after {self.seconds[-1]:.1f} s", flush=True)
+        if not isinstance(event, EpochProgressed) or not event.batches or self.killed_at is None:
+            return
+        if now - self.killed_at > 0.5:  # what was trained before the kill is told at once
+            self.seconds.append(now - self.killed_at)
+            self.killed_at = None
+            print(f"went on after {self.seconds[-1]:.1f} s", flush=True)
 
 
 def summed(y_true: Any, y_pred: Any) -> Any:
@@ -95,7 +96,10 @@ def main() -> None:
     )  # fmt: skip
     x = keras.Input((1,), dtype="int64")
     layer = sparkdl.layers.ServedEmbedding(
-        args.dim, table="counters", initializer="zeros", optimizer=keras.optimizers.SGD(float(BATCH))
+        args.dim,
+        table="counters",
+        initializer="zeros",
+        optimizer=keras.optimizers.SGD(float(BATCH)),
     )
     zeros = keras.ops.cast(x, "float32") * 0.0  # some dense weights, which add nothing
     added = keras.layers.Dense(args.dim, use_bias=False)(zeros)

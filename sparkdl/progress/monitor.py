@@ -381,9 +381,12 @@ class FitMonitor:
         self._driver_load = self._meter.look() or self._driver_load
         self._tell(
             WorkersProgressed(
-                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
+                progress.workers,
+                progress.bytes_in,
+                progress.bytes_out,
+                self._driver_load,
                 progress.servers,
-            )  # fmt: skip
+            )
         )
 
     def _begin_epoch(self) -> None:

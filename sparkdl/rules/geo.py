@@ -22,8 +22,8 @@ class GeoSGD(Rule):
         pull center;             local += center - old;   old = center
 
     and on the server ``center += d``. Unlike DOWNPOUR, a worker keeps its own progress instead of
-    jumping to the center. One worker alone always equals the center. Rows of tables on servers go the
-    same way, those that the window has trained.
+    jumping to the center. One worker alone always equals the center. Rows of tables on servers go
+    the same way, those that the window has trained.
 
     Args:
         num_workers: p; ``bind`` fills it in.

@@ -15,7 +15,8 @@ from sparkdl.tables.hashing import Ids
 from sparkdl.weights import FloatArray
 
 RowFunction = Callable[[Ids, FloatArray], npt.ArrayLike]
-"""Of the ids of some rows, of shape (n,), and their values, of shape (n, dim)."""
+"""A function of the ids of some rows, of shape (n,), and their values, of shape (n, dim)."""
+
 
 @dataclass(frozen=True)
 class Statistics:

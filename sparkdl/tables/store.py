@@ -205,7 +205,9 @@ class RowStore:
         """
         self._step(self.rule, ids, gradients, learning_rate, counts)
 
-    def add(self, ids: Ids, changes: FloatArray, counts: Counts | None = None) -> None:
+    def add(
+        self, ids: Ids, changes: FloatArray, counts: npt.NDArray[np.int64] | None = None
+    ) -> None:
         """Adds to the rows of ids what another place has trained; their state stays.
 
         Args:

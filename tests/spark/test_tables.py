@@ -16,10 +16,10 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import row_functions
 from faulty import AtEpoch, python_workers
 from pyspark.ml import PipelineModel
 
-import row_functions
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError
@@ -154,7 +154,9 @@ def test_rows_are_set_and_removed_and_a_fit_goes_on_from_them(frame: Any, tmp_pa
     assert table.get(row_functions.count) == len(rows)
     np.testing.assert_allclose(table.get(row_functions.column_sums), rows.sum(0), rtol=1e-5)
     assert table.update("multiply", 0.5) == len(rows)
-    assert spark_model.tables["ads"].get("nrm2") == pytest.approx(np.linalg.norm(rows) / 2, rel=1e-5)
+    assert spark_model.tables["ads"].get("nrm2") == pytest.approx(
+        np.linalg.norm(rows) / 2, rel=1e-5
+    )
     table.update(row_functions.normalized)
     assert table.get("nrm2") == pytest.approx(np.sqrt(len(rows)), rel=1e-5)
     before = table.folder

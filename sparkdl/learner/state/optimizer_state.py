@@ -309,3 +309,18 @@ def _copy_scale(source: Any, target: Any) -> None:
     if isinstance(source, keras.optimizers.LossScaleOptimizer):
         target.dynamic_scale.assign(source.dynamic_scale.numpy())
         target.step_counter.assign(source.step_counter.numpy())
+
+
+def slots_of(optimizer: Any) -> int:
+    """How many numbers an optimizer keeps for each trained weight; the optimizer stays as it is.
+
+    Args:
+        optimizer: Of Keras; None for none.
+    """
+    if optimizer is None:
+        return 0
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    twin = type(inner).from_config(inner.get_config())
+    weight = keras.Variable(np.zeros((3, 5), np.float32))
+    twin.build([weight])
+    return sum(tuple(v.shape) == (3, 5) for v in twin.variables)

@@ -14,8 +14,8 @@ from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.decision import Decision
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
-from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.ahead import RowsAhead
+from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.ps.shards.row_windows import WindowRows
 from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows

@@ -16,7 +16,7 @@ from sparkdl.weights import FloatArray
 
 Mask = npt.NDArray[np.bool_]
 NO_CLOCK = -1
-"""Of rows whose clock nobody knows."""
+"""The clock of rows that nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class PushPart:
         """Some of the rows."""
         counts = None if self.counts is None else self.counts[piece]
         wanted = None if self.wanted is None else self.wanted[piece]
-        return PushPart(
-            self.table, self.ids[piece], self.values[piece], counts, wanted, self.clock
-        )
+        return PushPart(self.table, self.ids[piece], self.values[piece], counts, wanted, self.clock)
 
 
 def row_bytes(dim: int) -> int:

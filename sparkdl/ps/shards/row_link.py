@@ -165,11 +165,13 @@ class RowLink(Closing):
                 places[number].append(mine)
                 parts[shard].append(
                     PushPart(
-                        push.table, push.ids[mine], push.values[mine],
+                        push.table,
+                        push.ids[mine],
+                        push.values[mine],
                         None if push.counts is None else push.counts[mine],
                         None if push.wanted is None else push.wanted[mine],
                         push.clocks[shard],
-                    )  # fmt: skip
+                    )
                 )
         back: list[list[list[PushReply]]] = [[[] for _ in pushes] for _ in parts]
         again = [False] * len(parts)
@@ -196,12 +198,14 @@ class RowLink(Closing):
         self._sequence = max(sequences)
         results = []
         for number in range(len(pushes)):
-            mine = [_joined(back[shard][number]) for shard in range(self.num_shards)]
+            answers = [_joined(back[shard][number]) for shard in range(self.num_shards)]
             results.append(
                 Pushed(
-                    np.concatenate([p[r.rows] for p, r in zip(places[number], mine, strict=True)]),
-                    np.concatenate([r.values for r in mine]),
-                    [r.clock for r in mine],
+                    np.concatenate(
+                        [p[r.rows] for p, r in zip(places[number], answers, strict=True)]
+                    ),
+                    np.concatenate([r.values for r in answers]),
+                    [r.clock for r in answers],
                     any(again),
                 )
             )

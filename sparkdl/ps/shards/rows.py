@@ -97,7 +97,7 @@ class RowsOfWorker(Closing):
 
     # -- what the loop calls -----------------------------------------------------------------------
 
-    def begin_batch(self, wanted: Wanted | None) -> None:  # noqa: B027
+    def begin_batch(self, wanted: Wanted | None) -> None:
         """A batch begins.
 
         Args:
@@ -118,7 +118,7 @@ class RowsOfWorker(Closing):
                 it has overflowed, and no step is taken.
         """
 
-    def end_window(self, epoch: int, batch: int) -> None:  # noqa: B027  (most exchange each step)
+    def end_window(self, epoch: int, batch: int) -> None:
         """The model's own weights are exchanged now."""
 
     @property

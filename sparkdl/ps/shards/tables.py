@@ -153,12 +153,14 @@ class TableService:
             Metric("rows_pulled", "counter", "Rows of tables sent", self.pulled),
             Metric("rows_pushed", "counter", "Rows of tables stepped", self.pushed),
             Metric(
-                "rows_staleness", "gauge",
+                "rows_staleness",
+                "gauge",
                 "Steps of other workers between a pull of rows and their push, a mean",
                 self._stale_steps / max(1, self._known_pushes),
             ),
             Metric(
-                "rows_staleness_most", "gauge",
+                "rows_staleness_most",
+                "gauge",
                 "Steps of other workers between a pull of rows and their push, at most",
                 self._most_stale,
             ),

@@ -211,7 +211,8 @@ def check_shm(processes: Mapping[str, Facts]) -> Check:
             bad.append(f"{name}: {size_text(space['free']) if space else 'none'}")
     if bad:
         return Check(
-            "/dev/shm", "warning", "free " + _few(bad), f"at least {size_text(LEAST_SHM_BYTES)} free",
+            "/dev/shm", "warning", "free " + _few(bad),
+            f"at least {size_text(LEAST_SHM_BYTES)} free",
             "a container: --shm-size=2g, or a volume of medium Memory at /dev/shm; else "
             "parameter_server_mode='socket'",
         )  # fmt: skip
@@ -252,14 +253,16 @@ def check_memory(driver: Facts, executors: Mapping[str, Facts]) -> Check:
     if bad:
         return Check(
             "memory", "warning", _few(bad),
-            f"{size_text(FRAMEWORK_BYTES)} for the driver's Python and for each Python worker, beside "
-            "the memory of Java",
+            f"{size_text(FRAMEWORK_BYTES)} for the driver's Python and for each Python worker, "
+            "beside the memory of Java",
             "larger containers (spark.executor.memoryOverhead, spark.driver.memoryOverhead), or "
             "fewer executors on a machine",
         )  # fmt: skip
     processes = [driver, *executors.values()]
     frees = [f["memory"]["free"] for f in processes if f["memory"]["free"] is not None]
-    return Check("memory", "ok", f"{size_text(min(frees))} free or more" if frees else "not known here")
+    return Check(
+        "memory", "ok", f"{size_text(min(frees))} free or more" if frees else "not known here"
+    )
 
 
 def room_of(facts: Facts) -> int | None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-import keras
 import numpy as np
 
 from sparkdl.config import FitConfig
 from sparkdl.learner.state.model_weights import model_layout
+from sparkdl.learner.state.optimizer_state import slots_of
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.doctor.executors import Facts
 from sparkdl.spark.doctor.host_checks import FRAMEWORK_BYTES, hosts_of, room_of, size_text
 from sparkdl.spark.doctor.report import Check, Status
 from sparkdl.tables.service import TableSpec
 
+if TYPE_CHECKING:
+    import keras
+
 _INDEX_BYTES = 18.5
-"""Of the table that finds a row by its id, between two of its growths."""
+"""Bytes of the table that finds a row by its id, between two of its growths."""
 _SERVER_BYTES = 200 << 20
 """A server's process without weights."""
 
@@ -41,19 +44,19 @@ class MemoryNeeds:
 
     @property
     def worker(self) -> int:
-        """Of a worker: weights, gradients and slots, and the buffers that travel."""
+        """Those of a worker: weights, gradients and slots, and the buffers that travel."""
         buffers = 1 if not self.servers else 3
         return FRAMEWORK_BYTES + self.weights * (2 + self.slots + buffers)
 
     @property
     def server(self) -> int:
-        """Of a server: its range, the range that is sent, and a buffer for each worker."""
+        """Those of a server: its range, the range that is sent, and a buffer for each worker."""
         share = -(-self.weights // max(1, self.servers))
         return _SERVER_BYTES + share * (2 + self.workers)
 
     @property
     def driver(self) -> int:
-        """Of the driver: the model with its slots, and its flat copy."""
+        """Those of the driver: the model with its slots, and its flat copy."""
         return FRAMEWORK_BYTES + self.weights * (2 + self.slots)
 
 
@@ -69,7 +72,7 @@ def needs_of(model: keras.Model, config: FitConfig) -> MemoryNeeds:
         asked = config.network.num_servers
         servers = asked if isinstance(asked, int) else 1
     workers = config.num_workers or 1
-    return MemoryNeeds(model_layout(model).size_bytes, _slots_of(model.optimizer), workers, servers)
+    return MemoryNeeds(model_layout(model).size_bytes, slots_of(model.optimizer), workers, servers)
 
 
 def check_model(
@@ -154,14 +157,3 @@ def _check_tables(
         "tables", "error", said, f"{size_text(int(known))} for max_rows of all tables",
         "more servers or workers, fewer rows (max_rows=...), a smaller dim, optimizer='sgd'",
     )  # fmt: skip
-
-
-def _slots_of(optimizer: Any) -> int:
-    """Copies of the trained weights that an optimizer keeps; the optimizer stays as it is."""
-    if optimizer is None:
-        return 0
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    twin = type(inner).from_config(inner.get_config())
-    weight = keras.Variable(np.zeros((3, 5), np.float32))
-    twin.build([weight])
-    return sum(tuple(v.shape) == (3, 5) for v in twin.variables)

@@ -115,7 +115,8 @@ def test_report_of_a_notebook_is_a_table(spark: Any) -> None:
     model.compile("adam", "mse")
     report = sparkdl.doctor(spark, model=model, timeout_s=60.0)
     found = {check.name: check.found for check in report.checks}
-    assert "for each worker" in found["model memory"] and "bytes a row" in found["tables"]
+    assert "for each worker" in found["model memory"]
+    assert "bytes a row" in found["tables"]
     assert report.status != "error", report
     html = report._repr_html_()
     assert html.count("<tr>") == 1 + len(report.checks)

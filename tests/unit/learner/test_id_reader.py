@@ -83,7 +83,8 @@ def test_ids_that_cannot_be_known_are_left_out() -> None:
     given = keras.Input((3,), dtype="int32", name="ids")
     inner = keras.Sequential([keras.Input((3,), dtype="int32"), embedding()])
     found, asked = both(keras.Model(given, inner(given)), batch(ids=IDS), IDS)
-    assert found == [] and len(asked) == 1
+    assert found == []
+    assert len(asked) == 1
 
     class Own(keras.Model):
         def __init__(self) -> None:
@@ -94,7 +95,8 @@ def test_ids_that_cannot_be_known_are_left_out() -> None:
             return self.look(ids)
 
     found, asked = both(Own(), batch(ids=IDS), IDS)
-    assert found == [] and len(asked) == 1
+    assert found == []
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("count", [1, 4])

@@ -58,6 +58,11 @@ def train(rows: RowsOfWorker, work: list[tuple[np.ndarray, np.ndarray]], *, ahea
         rows.end_step(0, number + 1, 0.1)
 
 
+def begin_twice(rows: RowsOfWorker, wanted: Any) -> None:
+    for _ in range(2):
+        rows.begin_batch(wanted)
+
+
 def everything(server: InprocShards) -> np.ndarray:
     with server.client(1).open_rows([spec()]) as rows:
         return rows.pull("ads", np.arange(-50, 50), training=False)[0]
@@ -72,7 +77,8 @@ def test_one_worker_trains_as_without_rows_ahead(count: int, rule: str) -> None:
             with made.client().open_rows([spec(rule, "uniform")], ahead=ahead) as rows:
                 train(rows, batches(30), ahead=ahead)
                 if ahead:
-                    assert isinstance(rows, ServedRows) and rows._ahead is not None
+                    assert isinstance(rows, ServedRows)
+                    assert rows._ahead is not None
                     assert rows._ahead.hits == 29  # all but the first batch
             results.append(everything(made))
     np.testing.assert_array_equal(results[0], results[1])
@@ -92,8 +98,7 @@ def test_a_reader_of_ids_that_fails_is_told_once(server: InprocShards) -> None:
 
     with server.client().open_rows([spec()]) as rows:
         with pytest.warns(RuntimeWarning, match="not pulled ahead.*no such column"):
-            rows.begin_batch(broken)
-            rows.begin_batch(broken)
+            begin_twice(rows, broken)
         train(rows, batches(3), ahead=True)
 
 
@@ -202,7 +207,9 @@ def test_a_row_that_no_window_touched_is_asked_for_again(server: InprocShards) -
         with server.client(1).open_rows([spec()]) as other:
             train(other, [(np.array([1, 2]), -np.ones((2, DIM), np.float32))] * 10, ahead=False)
         found, _ = rows.pull("ads", np.array([1, 2]), training=True)
-        np.testing.assert_allclose(found[0], 1 - 0.05, atol=1e-6)  # as on the shards: half of its own -.1
+        np.testing.assert_allclose(
+            found[0], 1 - 0.05, atol=1e-6
+        )  # as on the shards: half of its own -.1
         np.testing.assert_allclose(found[1], -0.2, atol=1e-6)  # its own, as of the last window
 
 

@@ -15,8 +15,8 @@ from sparkdl.errors import ConfigError, ModelError, ProtocolError, SparkDLError,
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.shard import TablesOfRun
-from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.ps.shards.pushes import PushPart, pack_push, unpack_push
+from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.rules import make_rule
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference

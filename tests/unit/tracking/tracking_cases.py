@@ -24,7 +24,7 @@ from sparkdl.progress.events import (
     WorkerTraced,
     WorkerView,
 )
-from sparkdl.training.phases import ServerUsage, PHASES, Spans, Usage
+from sparkdl.training.phases import PHASES, ServerUsage, Spans, Usage
 
 RUN = RunDescription(
     "20261122-120000-abc123", "digits", 2,

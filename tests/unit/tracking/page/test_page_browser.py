@@ -149,10 +149,15 @@ def test_load_of_machines_and_log_lines_of_one_rank(browser: Any) -> None:
         assert tab.page.locator("#hosts tr").count() == 1 + 3, "the driver's host and two nodes"
         assert tab.page.locator("#hosts td.slow").count() == 2, "memory above 90 %"
         shown = tab.page.locator("#servers tr").all_inner_texts()
-        assert shown[2].split("\t")[0] == "1 · node1" and shown[2].split("\t")[-1] == "3"
-        assert ["40.0 MB", "80.0 MB", "50.0 MB", "40.0 k", "1.3"] == [
-            t for t in shown[2].split("\t") if not t.endswith("/s")
-        ][1:-1]
+        assert shown[2].split("\t")[0] == "1 · node1"
+        assert shown[2].split("\t")[-1] == "3"
+        assert [t for t in shown[2].split("\t") if not t.endswith("/s")][1:-1] == [
+            "40.0 MB",
+            "80.0 MB",
+            "50.0 MB",
+            "40.0 k",
+            "1.3",
+        ]
         tab.wait_for("#log-note", "the last 40")
         tab.page.fill("#log-filter", "3")
         tab.wait_for("#log-note", "10 of the last 40")
