@@ -132,45 +132,40 @@ def be_worker() -> None:
         ends: list[float] = []
         losses: list[float] = []
         with job.strategy.open(_Rank(job.rank), model_layout(learner.model)) as synchronizer:
-            told = synchronizer.end_epoch
+            tells = synchronizer.end_epoch
 
             def end_epoch(
                 learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool,
-                tell: Any = told, losses: list[float] = losses, ends: list[float] = ends,
+                tell: Any = tells, losses: list[float] = losses, ends: list[float] = ends,
             ) -> None:  # fmt: skip
                 losses.append(float(held_out[0] / held_out[1]))
                 tell(learner, epoch, metrics, held_out, wait)
                 ends.append(time.perf_counter())
 
             synchronizer.end_epoch = end_epoch
-            first: list[float] = []
-            synchronizer.train = noting(synchronizer.train, first)
-            synchronizer.train_on = noting(synchronizer.train_on, first)
+            moved = synchronizer._client.session
+            looks: list[tuple[float, int]] = []
+            synchronizer.train = noting(synchronizer.train, moved, looks)
+            synchronizer.train_on = noting(synchronizer.train_on, moved, looks)
             settings = LoopSettings(job.epochs, batch_size=job.batch, window=job.window)
             train(
                 learner, synchronizer, batches, settings, validation=held,
                 num_rows=len(job.x), num_workers=2,
             )  # fmt: skip
-            moved = synchronizer._client.session.bytes_beside()
         steps = batches.steps_per_epoch
-        begins = [t for t in first if t > ends[-2]]
-        print(
-            json.dumps(
-                [
-                    statistics.median(computing[2:]), (ends[-1] - begins[0]) / steps,
-                    sum(moved) / (job.epochs * steps), losses[-1],
-                ]
-            ),
-            flush=True,
-        )  # fmt: skip
+        epoch = [look for look in looks if look[0] > ends[-2]]
+        seconds, size = (epoch[-1][i] - epoch[0][i] for i in range(2))
+        told = [statistics.median(computing[2:]), seconds / steps, size / steps, losses[-1]]
+        print(json.dumps(told), flush=True)
 
 
-def noting(call: Any, began: list[float]) -> Any:
-    """``call``, whose begins are noted."""
+def noting(call: Any, session: Any, looks: list[tuple[float, int]]) -> Any:
+    """``call``, before and after which the time and the bytes so far are noted."""
 
     def noted(*given: Any) -> None:
-        began.append(time.perf_counter())
+        looks.append((time.perf_counter(), sum(session.bytes_beside())))
         call(*given)
+        looks.append((time.perf_counter(), sum(session.bytes_beside())))
 
     return noted
 

@@ -66,7 +66,7 @@ class RowPush:
 
 @dataclass
 class Pushed:
-    """What came back for a :class:`RowPush`.
+    """The answer to a :class:`RowPush`.
 
     Args:
         places: Those of the rows that came back, among the ids that were pushed.

@@ -40,7 +40,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class StepOfTable:
-    """What a batch brings the rows of one table.
+    """The change that a batch makes of the rows of one table.
 
     Args:
         table: Its name.
@@ -139,7 +139,7 @@ class RowsOfWorker(Closing):
         return self._first + len(self._pulls) - 1
 
     def _take_step(self, loss_scale: float) -> list[StepOfTable]:
-        """What the batch brings each table; nothing where the loss has overflowed."""
+        """The step of each table; nothing where the loss has overflowed."""
         pulls = [p for p in self._pulls if p.gradients is not None and np.isfinite(loss_scale)]
         steps = []
         for table in sorted({pull.table for pull in pulls}):

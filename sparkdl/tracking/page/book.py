@@ -25,7 +25,7 @@ WORKER_FIELDS = (
 SERVER_FIELDS = (
     "host", "bytes_received", "bytes_sent", "memory_bytes", "table_rows", "staleness", "busy",
 )  # fmt: skip
-"""What the numbers of a server are, in this order."""
+"""The numbers of a server, in this order."""
 MOST_LINES = 400
 """Log lines that the page shows; the latest."""
 
