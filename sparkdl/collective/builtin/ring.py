@@ -133,8 +133,6 @@ class Ring:
         edges: Sequence[int],
         factor: float,
         ufunc: np.ufunc,
-        *,
-        gather: bool = True,
     ) -> None:
         """Reduces ``source`` into ``target``; rank ``i`` reduces ``[edges[i], edges[i + 1])``.
 
@@ -144,7 +142,6 @@ class Ring:
             edges: ``count + 1`` rising edges of the portions.
             factor: What this rank's contribution is multiplied by.
             ufunc: How contributions are joined.
-            gather: False: afterwards only this rank's own portion of ``target`` is right.
         """
 
         def portion(array: Array, i: int) -> Array:
@@ -166,12 +163,48 @@ class Ring:
                 )
             )
             sends.append(portion(target, i))
-        if gather:
-            for s in range(self.count - 1):
-                i = self.index - 1 - s
-                steps.append(_Step(portion(target, i)))
-                sends.append(portion(target, i))
+        for s in range(self.count - 1):
+            i = self.index - 1 - s
+            steps.append(_Step(portion(target, i)))
+            sends.append(portion(target, i))
         self._stream(sends[: len(steps)], steps)
+
+    def reduce_scatter(
+        self, portions: Sequence[Array], target: Array, factor: float, ufunc: np.ufunc
+    ) -> None:
+        """Reduces the portions of all ranks; ``target`` is that of this rank, and no more.
+
+        Each rank sends all portions but its own, once. The sums have the order that they have in
+        :meth:`all_reduce`: the contribution of the rank behind a portion's own comes first. Two
+        portions of scratch memory are enough.
+
+        Args:
+            portions: This rank's contribution to the portion of each place of the ring, flat.
+            target: May be this rank's own portion.
+            factor: What this rank's contribution is multiplied by.
+            ufunc: How contributions are joined.
+        """
+        own, last = self.index, self.count - 2
+        longest = max(portion.size for portion in portions)
+        scratch: dict[int, Array] = {}
+
+        def room(number: int, size: int) -> Array:
+            if number not in scratch:
+                scratch[number] = np.empty(longest, target.dtype)
+            return scratch[number][:size]
+
+        first = portions[(own - 1) % self.count]
+        if factor != 1.0:
+            scaled = room(1, first.size)
+            put_scaled(first, factor, scaled)
+            first = scaled
+        sends, steps = [first], []
+        for s in range(self.count - 1):
+            mine = portions[(own - 2 - s) % self.count]
+            result = target if s == last else room(s % 2, mine.size)
+            steps.append(_Step(result, _joiner(mine, result, factor, ufunc)))
+            sends.append(result)
+        self._stream(sends[:-1], steps, reuses=True)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
@@ -221,8 +254,12 @@ class Ring:
         else:
             self._stream([target[:0], target], [_Step(target)])
 
-    def _stream(self, sends: Sequence[Array], steps: Sequence[_Step]) -> None:
-        """Sends portion ``s + 1`` as step ``s`` comes in; portion 0 is there from the start."""
+    def _stream(self, sends: Sequence[Array], steps: Sequence[_Step], reuses: bool = False) -> None:
+        """Sends portion ``s + 1`` as step ``s`` comes in; portion 0 is there from the start.
+
+        With ``reuses`` a step takes the memory of the one two before it, whose portion must have
+        left. Of all ranks the one that has sent least can always go on, so none waits for ever.
+        """
         outgoing = [_as_bytes(a) for a in sends]
         incoming = [_as_bytes(s.target) for s in steps]
         came = [0] * len(steps)  # bytes of each step that are in place
@@ -243,7 +280,8 @@ class Ring:
                     moved = count > 0
             while r < len(incoming) and came[r] == len(incoming[r]):
                 r += 1
-            if r < len(incoming):
+            wants = r < len(incoming) and (not reuses or r <= s)
+            if wants:
                 end = min(len(incoming[r]), came[r] + chunk)
                 join = steps[r].join
                 if join is None:
@@ -258,13 +296,13 @@ class Ring:
                         join(came[r] // item, end // item, piece)
                         came[r], filled = end, 0
                 moved = moved or count > 0
-            elif s == len(outgoing):
+            elif r == len(incoming) and s == len(outgoing):
                 return
             if not moved:
                 can_send = s < len(outgoing) and sent < (
                     len(outgoing[0]) if s == 0 else came[s - 1]
                 )
-                self._pause([self._previous_rank], r < len(incoming), can_send)
+                self._pause([self._previous_rank], wants, can_send)
 
     # -- sockets -----------------------------------------------------------------------------
 
