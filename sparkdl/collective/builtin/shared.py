@@ -552,10 +552,10 @@ class _PortionPieces:
         self.rounds = max(map(len, self._pieces))
 
     def range(self, portion: int, k: int) -> tuple[int, int]:
-        """Where a portion's piece of round ``k`` begins and ends; (0, 0) if it has none."""
+        """Start and stop of a portion's piece of round ``k``; (0, 0) if it has none."""
         pieces = self._pieces[portion]
         return pieces[k] if k < len(pieces) else (0, 0)
 
     def starts(self, portion: int) -> list[int]:
-        """Where each piece of a portion begins in an array of this portion alone."""
+        """The start of each piece of a portion in an array of this portion alone."""
         return [0, *itertools.accumulate(b - a for a, b in self._pieces[portion])]
