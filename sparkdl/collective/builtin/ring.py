@@ -15,6 +15,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,6 +31,11 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
 """Bytes received before they are reduced and sent on: with fewer the next rank begins sooner, with
 more there are fewer calls."""
+_WAKE_BYTES = 64 << 10
+"""Bytes of a large array that have come before a rank which sleeps is woken: on a slow link it
+would else wake for every few packets, and take a core from those who compute."""
+_VAIN_SPINS = 3
+"""After as many looks in vain, one after the other, a rank sleeps at once when it waits."""
 
 
 @dataclasses.dataclass
@@ -67,6 +73,8 @@ class Ring:
         self._encrypted = isinstance(from_previous, ssl.SSLSocket)
         self._watch = watch
         self._scratch = bytearray(_MOST_CHUNK_BYTES)
+        self._vain = 0  # spins in vain, one after the other
+        self._wakes_at = 1  # bytes that have come
         for connection in (to_next, from_previous):
             tune(connection, silence_ms=0)  # a rank that compiles takes no bytes
 
@@ -302,7 +310,8 @@ class Ring:
                 can_send = s < len(outgoing) and sent < (
                     len(outgoing[0]) if s == 0 else came[s - 1]
                 )
-                self._pause([self._previous_rank], wants, can_send)
+                rest = end - came[r] - filled if wants else 1
+                self._pause([self._previous_rank], wants, can_send, rest)
 
     # -- sockets -----------------------------------------------------------------------------
 
@@ -347,17 +356,38 @@ class Ring:
         part = memoryview(self._scratch)[:size]
         return bytes(part[: self._receive_into(part)])
 
-    def _pause(self, missing: list[int], receiving: bool, sending: bool) -> None:
-        """Waits until a socket is ready: looks for a short time, then sleeps."""
+    def _pause(self, missing: list[int], receiving: bool, sending: bool, wants: int = 1) -> None:
+        """Waits until a socket is ready: looks for a short time, then sleeps.
+
+        Args:
+            missing: The ranks waited for.
+            receiving: Whether bytes are waited for.
+            sending: Whether room for bytes is waited for.
+            wants: Bytes that can be used at once; a sleep may last until as many have come.
+        """
         poll = select.poll()
         if receiving:
             poll.register(self._previous, select.POLLIN)
         if sending:
             poll.register(self._next, select.POLLOUT)
-        if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
-            return
+        waits_for_more = receiving and self._vain == _VAIN_SPINS
+        self._wake_at(min(wants, _WAKE_BYTES) if waits_for_more else 1)
+        if self._vain < _VAIN_SPINS:
+            if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
+                self._vain = 0
+                return
+            self._vain += 1
+        started = time.perf_counter()
         while not poll.poll(SLICE_MS):
             self._watch.look(missing)
+        if time.perf_counter() - started < SPIN_S:
+            self._vain = 0
+
+    def _wake_at(self, size: int) -> None:
+        """Sets how many bytes must have come for a wait to end (TLS' records are no such bytes)."""
+        if size != self._wakes_at and not self._encrypted:
+            self._wakes_at = size
+            self._previous.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _joiner(
