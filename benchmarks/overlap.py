@@ -1,6 +1,6 @@
 """How much of an exchange the backward pass hides: steps of all-reduce where both take as long.
 
-    python benchmarks/overlap.py [--backend tensorflow torch] [--batch-size 512] [--rounds 3]
+    python benchmarks/overlap.py [--backend tensorflow torch] [--batch-size 1024] [--rounds 3]
                                  [--mbit 0] [--parts 4 8 16] [--quick]
 
 Two workers, each in a network namespace with a limited link, train a network of 25 million values
@@ -141,13 +141,13 @@ def table(found: dict[str, Seen]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--backend", nargs="+", default=["tensorflow", "torch"])
-    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--mbit", type=float, default=0.0, help="0: so that m is about c")
     parser.add_argument("--parts", type=int, nargs="+", default=[4, 8, 16], help="MiB")
     parser.add_argument("--quick", action="store_true", help="a small network, one round")
     args = parser.parse_args()
-    job = Job(LARGE, workers=2, batches=6, batch_size=args.batch_size)
+    job = Job(LARGE, workers=2, batches=5, batch_size=args.batch_size)
     if args.quick:
         job, args.rounds, args.parts = replace(job, sizes=SMALL, batch_size=64), 1, args.parts[:1]
     for backend in args.backend:

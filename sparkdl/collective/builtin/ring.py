@@ -35,7 +35,7 @@ _WAKE_BYTES = 64 << 10
 """Bytes of a large array that have come before a rank which sleeps is woken: on a slow link it
 would else wake for every few packets, and take a core from those who compute."""
 _VAIN_SPINS = 3
-"""After as many looks in vain, one after the other, a rank sleeps at once when it waits."""
+"""After so much more looks in vain than others a rank sleeps at once when it waits."""
 
 
 @dataclasses.dataclass
@@ -73,7 +73,7 @@ class Ring:
         self._encrypted = isinstance(from_previous, ssl.SSLSocket)
         self._watch = watch
         self._scratch = bytearray(_MOST_CHUNK_BYTES)
-        self._vain = 0  # spins in vain, one after the other
+        self._vain = 0  # looks in vain, less those that were not
         self._wakes_at = 1  # bytes that have come
         for connection in (to_next, from_previous):
             tune(connection, silence_ms=0)  # a rank that compiles takes no bytes
@@ -374,14 +374,14 @@ class Ring:
         self._wake_at(min(wants, _WAKE_BYTES) if waits_for_more else 1)
         if self._vain < _VAIN_SPINS:
             if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
-                self._vain = 0
+                self._vain = max(0, self._vain - 1)
                 return
             self._vain += 1
         started = time.perf_counter()
         while not poll.poll(SLICE_MS):
             self._watch.look(missing)
         if time.perf_counter() - started < SPIN_S:
-            self._vain = 0
+            self._vain -= 1  # to look would have been enough
 
     def _wake_at(self, size: int) -> None:
         """Sets how many bytes must have come for a wait to end (TLS' records are no such bytes)."""
