@@ -218,7 +218,7 @@ def _stepping(job: Job, communicator: Any, layout: Any) -> Any:
 
     begun: list[float] = []
     gradient_synchronizer.parts_of = parts_of
-    steps = Steps(communicator, layout, part_bytes=job.part_bytes or parts.PART_BYTES)
+    steps = Steps(communicator, layout, part_bytes=job.part_bytes or None)
     synchronizer: Any = AllReduceSynchronizer(communicator, layout, steps=steps)
     synchronizer.begun = begun
     return synchronizer

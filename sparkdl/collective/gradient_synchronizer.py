@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
 from sparkdl.training.learning import BatchStack, SharedLearner
-from sparkdl.training.parts import FLAGS, PART_BYTES, parts_of
+from sparkdl.training.parts import FLAGS, PART_BYTES, PORTION_BYTES, parts_of
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import RunState
 from sparkdl.training.slices import Slices, join_slices, pack, unpack
@@ -51,7 +51,7 @@ class AllReduceGradientSynchronizer:
         layout: Of the flat buffer ``[gradient | statistics]``.
         wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
             not converted); None for float32, the only exact one.
-        part_bytes: See :data:`sparkdl.training.parts.PART_BYTES`.
+        part_bytes: Of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
         check: Looks at the gradients before they are sent, except inside the compiled step; None:
             nobody does.
 
@@ -65,7 +65,7 @@ class AllReduceGradientSynchronizer:
         layout: Layout,
         *,
         wire: str | None = None,
-        part_bytes: int = PART_BYTES,
+        part_bytes: int | None = None,
         check: FiniteCheck | None = None,
     ) -> None:
         if communicator.in_graph and wire == "bfloat16":
@@ -78,7 +78,8 @@ class AllReduceGradientSynchronizer:
         self.communicator = communicator
         self.layout = layout
         self.wire = wire
-        self._part_bytes = part_bytes
+        usual = max(PART_BYTES, PORTION_BYTES * communicator.size)
+        self._part_bytes = usual if part_bytes is None else part_bytes
         self._sliced: tuple[int, ...] = ()
         self.slices: Sequence[Slices] = ()
         self._lay_out(layout)

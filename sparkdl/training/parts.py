@@ -11,7 +11,10 @@ import numpy.typing as npt
 from sparkdl.weights import FloatArray, Layout, Slot
 
 PART_BYTES = 16 << 20
-"""A gradient is sent in parts of at most this size, each when the backward pass has computed it."""
+"""A gradient is sent in parts of at most this size, each when the backward pass has computed it;
+among more than 8 ranks parts are larger, see :data:`PORTION_BYTES`."""
+PORTION_BYTES = 2 << 20
+"""Least bytes of a part for each rank: a ring waits for two messages per rank and part."""
 FLAGS = 2
 """Numbers behind the statistics in a reducer's buffer."""
 
