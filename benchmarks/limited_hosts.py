@@ -48,8 +48,11 @@ class Job:
         batch_size: Rows per batch.
         seed: Gives the order of the rows and, for the CNN, the initial weights.
         alone: A worker does only its own part of the exchanges, ``'delta'`` or ``'gradient'``, and
-            sends nothing.
+            sends nothing; ``'step'``: a whole step of all-reduce among this worker alone.
         stagger_s: Each worker begins so much later than the one before it.
+        part_bytes: Of the parts of an all-reduce; 0 for the library's own.
+        cuts: Whether parts go through variables.
+        idle: The workers exchange and do not compute.
     """
 
     sizes: tuple[int, ...]
@@ -63,6 +66,9 @@ class Job:
     seed: int = 0
     alone: str = ""
     stagger_s: float = 0.0
+    part_bytes: int = 0
+    cuts: bool = True
+    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -73,11 +79,15 @@ class Told:
         steps: Times of the start and of the end of each exchange.
         moved: Bytes (sent, received) until the end of each exchange; with a server only.
         transport: Name of the transport in use.
+        cpu_s: The process' processor time until the end of each exchange.
+        begun: When the first part of each step's gradient was handed over; all-reduce only.
     """
 
     steps: list[float]
     moved: list[list[int]]
     transport: str
+    cpu_s: list[float]
+    begun: list[float]
 
 
 def make_model(sizes: tuple[int, ...], seed: int = 0) -> Any:
@@ -121,9 +131,14 @@ def be_server() -> None:
 
 def be_worker() -> None:
     """Trains the jobs that come by standard input; prints one line for each."""
-    import tensorflow as tf
+    if os.environ.get("KERAS_BACKEND") == "torch":
+        import torch
 
-    tf.config.threading.set_intra_op_parallelism_threads(1)
+        torch.set_num_threads(1)
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
     from sparkdl.config import LoopSettings
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
@@ -149,15 +164,17 @@ def be_worker() -> None:
         flat = np.empty(learner.layout.size, np.float32)
         learner.read_weights(flat)
         np.save(f"{directory}/{rank}.npy", flat)
-        print(
-            json.dumps([timed.steps, timed.moved, getattr(timed, "transport", "builtin")]),
-            flush=True,
-        )
+        told = [timed.steps, timed.moved, getattr(timed, "transport", "builtin")]
+        print(json.dumps([*told, timed.cpu_s, getattr(timed, "begun", [])]), flush=True)
 
 
 @contextlib.contextmanager
 def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[Any]:
-    if job.alone:
+    if job.alone == "step":
+        from sparkdl.collective.solo import SoloCommunicator
+
+        yield _stepping(job, SoloCommunicator(), layout)
+    elif job.alone:
         yield _Alone(job.alone, layout)
     elif job.rule is not None:
         with meeting.open(_Identity(rank), layout) as synchronizer:
@@ -165,7 +182,6 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
     else:
         from sparkdl.collective.builtin import BuiltinConnector
         from sparkdl.collective.member import Member
-        from sparkdl.collective.synchronizer import AllReduceSynchronizer
 
         host, token = meeting
         options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}
@@ -173,7 +189,39 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
         print(connector.prepare().to_json(), flush=True)
         members = [Member.from_json(text) for text in _read_object()]
         with connector.connect(members, token) as communicator:
-            yield AllReduceSynchronizer(communicator, layout)
+            yield _stepping(job, communicator, layout)
+
+
+def _stepping(job: Job, communicator: Any, layout: Any) -> Any:
+    """A synchronizer of all-reduce that notes when the first part of each gradient leaves."""
+    from sparkdl.collective import gradient_synchronizer
+    from sparkdl.collective.synchronizer import AllReduceSynchronizer
+    from sparkdl.training import parts
+
+    class Steps(gradient_synchronizer.AllReduceGradientSynchronizer):
+        def begin(self, part: int) -> None:
+            if part == min(1, len(self.parts) - 1):  # the one before has no gradient
+                begun.append(time.perf_counter())
+            super().begin(part)
+
+        def train(self, learner: Any, stack: Any) -> None:
+            if not job.idle:
+                super().train(learner, stack)
+                return
+            self.rows = stack.num_rows
+            for part in range(len(self.parts)):
+                self.begin(part)
+            self.finish()
+
+    def parts_of(*given: Any, **options: Any) -> list[slice]:
+        return parts.parts_of(*given, **{**options, "cuts": job.cuts})
+
+    begun: list[float] = []
+    gradient_synchronizer.parts_of = parts_of
+    steps = Steps(communicator, layout, part_bytes=job.part_bytes or None)
+    synchronizer: Any = AllReduceSynchronizer(communicator, layout, steps=steps)
+    synchronizer.begun = begun
+    return synchronizer
 
 
 @dataclass(frozen=True)
@@ -241,6 +289,7 @@ class _Timed:
         self._inner, self._delay_s = inner, delay_s
         self.steps: list[float] = []
         self.moved: list[tuple[int, int]] = []
+        self.cpu_s: list[float] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -264,6 +313,7 @@ class _Timed:
     def _note(self) -> None:
         sent = getattr(self._inner, "bytes_sent", 0), getattr(self._inner, "bytes_received", 0)
         self.steps.append(time.perf_counter())
+        self.cpu_s.append(time.process_time())
         self.moved.append(sent)
 
 

@@ -8,6 +8,7 @@ connections to one server at a limited rate.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import socket
@@ -18,6 +19,7 @@ from types import TracebackType
 from typing import Self
 
 CHUNK = 65_536
+_LETTERS = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
 
 
 class LimitedNetwork:
@@ -34,7 +36,8 @@ class LimitedNetwork:
     """
 
     def __init__(self, hosts: int, mbit: float, queue_ms: int = 200) -> None:
-        self._id = f"sl{os.getpid() % 100_000}"
+        # the links of one that was closed before may still be there for a moment
+        self._id = f"sl{os.getpid() % 100_000}{next(_LETTERS)}"
         self._net = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
         self._hosts, self._rate = hosts, f"{mbit:g}mbit"
         # a bucket below 1 ms of the rate would not reach it; tbf takes some kilobytes at least

@@ -22,6 +22,8 @@ SCRIPTS = [
     ("many_workers.py", "--optimizer", "sgd", "--workers", "2", "8", "32"),
     ("stragglers.py",),
     ("slow_network.py",),
+    ("overlap.py",),
+    ("topologies.py",),
     ("scale.py",),
     ("exchange.py", "--repeats", "5"),
     ("high_rates.py",),

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of training steps: server, sharded server, ring, hierarchy.
+"""A discrete-event simulation of training steps: server, sharded server, ring, grid, hierarchy.
 
 Time is in seconds, data in bytes, rates in bytes per second. A *resource* (a link's one direction,
 a server's core) serves one request after the other; the simulation computes who waits for whom.
@@ -276,6 +276,61 @@ def hierarchical_seconds(
         for number in range(2 * (hosts - 1)):
             now = np.maximum(now, np.roll(now, 1)) + (join if number < hosts - 1 else pass_on)
     return float(now.mean()) / (len(durations) * window)
+
+
+def grid_seconds(
+    machine: Machine,
+    workers: int,
+    size: float,
+    *,
+    columns: int = 0,
+    parts: int = 1,
+    steps: int = 32,
+) -> float:
+    """Mean seconds per step with an all-reduce over a grid of rings, in ``parts`` one by one.
+
+    A row of ``columns`` workers reduces and scatters, each column reduces what its row place holds,
+    the row gathers: ``2 (columns − 1) + 2 (rows − 1)`` messages in a row instead of the
+    ``2 (p − 1)`` of one ring, and as many bytes.
+
+    Args:
+        machine: The constants.
+        workers: A multiple of ``columns``.
+        size: Bytes of the model.
+        columns: Workers in a row; 0 or ``workers``: one ring of all of them.
+        parts: Exchanges of ``size / parts`` each; the next begins when a worker has ended the last.
+        steps: To simulate, of each worker.
+    """
+    columns = columns or workers
+    rows = workers // columns
+    durations = machine.draw(steps, workers)
+    now = np.zeros((rows, columns))
+    share = size / parts
+    rate = machine.link * machine.duplex
+
+    def ring(axis: int, count: int, amount: float, reduces: bool) -> None:
+        nonlocal now
+        piece = amount / count
+        passed = piece / (min(rate, machine.apply) if reduces else rate)
+        for _ in range(count - 1):
+            now = np.maximum(now, np.roll(now, 1, axis)) + machine.latency_s + passed
+
+    for duration in durations:
+        now = now + duration.reshape(rows, columns) + machine.overhead_s + 2 * size / machine.copy
+        for _ in range(parts):
+            ring(1, columns, share, True)
+            ring(0, rows, share / columns, True)
+            ring(0, rows, share / columns, False)
+            ring(1, columns, share, False)
+    return float(now.mean()) / len(durations)
+
+
+def stream_rate(link: float, window: float, round_trip_s: float, streams: int) -> float:
+    """Bytes per second that some TCP streams carry together over one link.
+
+    A stream has at most ``window`` bytes under way, so it sends ``window / round_trip_s``.
+    """
+    return min(link, streams * window / round_trip_s) if round_trip_s else link
 
 
 TOPOLOGIES: dict[str, Callable[..., float]] = {

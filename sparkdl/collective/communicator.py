@@ -129,7 +129,9 @@ class Communicator(Protocol):
 
         Rank ``r`` gets elements ``[n·r//size, n·(r+1)//size)`` of the flattened array, the parts
         of ``Layout.shards(size)``. ``out`` may be this part of ``array`` itself, which saves a
-        copy of the whole: the rest of ``array`` is undefined then.
+        copy of the whole with Horovod: the rest of ``array`` is undefined then. Between three and
+        more hosts of several ranks each the last bits may differ from :meth:`all_reduce`, whose
+        rings carry other bytes; on all ranks and in each repetition they are the same.
         """
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:

@@ -8,7 +8,6 @@ come by argument.
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,14 +20,12 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
 from sparkdl.training.learning import BatchStack, SharedLearner
+from sparkdl.training.parts import FLAGS, PART_BYTES, PORTION_BYTES, parts_of
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import RunState
 from sparkdl.training.slices import Slices, join_slices, pack, unpack
 from sparkdl.weights import FloatArray, Layout
 
-PART_BYTES = 16 << 20
-"""A gradient is sent in parts of about this size, each when the backward pass has computed it."""
-_FLAGS = 2
 _ALIGNMENT = 64
 
 
@@ -43,15 +40,18 @@ class AllReduceGradientSynchronizer:
     This object is the :class:`~sparkdl.training.learning.Reducer` that a learner calls between
     gradient and optimizer step: ``begin`` for each of ``parts`` in their order (the last layers
     first, as the backward pass computes them), then ``finish``. The gradient of a large model has
-    several parts; each is sent while the next is computed. Gradients of embeddings that travel as
-    slices are gathered beside it, in float32 and in the order of the ranks.
+    several parts, that of a large variable, too; each is sent while the next is computed. They are
+    sent in this order on all ranks: a step ends with its last part, so no other order ends it
+    sooner. A part that fails ends the step on all ranks before anything is applied. Gradients of
+    embeddings that travel as slices are gathered beside it, in float32 and in the order of the
+    ranks.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
         layout: Of the flat buffer ``[gradient | statistics]``.
         wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
             not converted); None for float32, the only exact one.
-        part_bytes: See :data:`PART_BYTES`.
+        part_bytes: Of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
         check: Looks at the gradients before they are sent, except inside the compiled step; None:
             nobody does.
 
@@ -65,7 +65,7 @@ class AllReduceGradientSynchronizer:
         layout: Layout,
         *,
         wire: str | None = None,
-        part_bytes: int = PART_BYTES,
+        part_bytes: int | None = None,
         check: FiniteCheck | None = None,
     ) -> None:
         if communicator.in_graph and wire == "bfloat16":
@@ -78,7 +78,8 @@ class AllReduceGradientSynchronizer:
         self.communicator = communicator
         self.layout = layout
         self.wire = wire
-        self._part_bytes = part_bytes
+        usual = max(PART_BYTES, PORTION_BYTES * communicator.size)
+        self._part_bytes = usual if part_bytes is None else part_bytes
         self._sliced: tuple[int, ...] = ()
         self.slices: Sequence[Slices] = ()
         self._lay_out(layout)
@@ -106,10 +107,12 @@ class AllReduceGradientSynchronizer:
         # Two flags end the buffer: 1 if this rank has a batch, and 1 if it was told to stop. Their
         # means tell all ranks at the same step whether any rank has set them.
         self._dense = dense
-        self._whole = _aligned_zeros(dense.size + _FLAGS)
-        self.buffer: FloatArray = self._whole[:-_FLAGS]
+        self._whole = _aligned_zeros(dense.size + FLAGS)
+        self.buffer: FloatArray = self._whole[:-FLAGS]
         apart = self.wire is not None or dense.size_bytes > self._part_bytes
-        self.parts = parts_of(dense, self._part_bytes, apart=apart)
+        # Horovod's operations inside a compiled step take whole tensors.
+        cuts = not self.communicator.in_graph
+        self.parts = parts_of(dense, self._part_bytes, apart=apart, cuts=cuts)
 
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
@@ -242,12 +245,12 @@ class AllReduceGradientSynchronizer:
         Returns:
             Whether any rank had rows; if none had, there is nothing to apply.
         """
-        for place, joined, handle in self._handles:
+        handles, self._handles = self._handles, []
+        for place, joined, handle in handles:
             with self._clock.within("exchange", any_thread=True):
                 handle.wait()
             if joined.dtype != np.float32:
                 self._whole[place] = joined
-        self._handles.clear()
         if self._sliced:
             self._gather_slices()
         self.agree_on_stop(float(self._whole[-1]))
@@ -337,27 +340,6 @@ def take_root_state(
     if not mine:
         RunState.from_bytes(given[root].tobytes()).load_into(learner)
     learner.write_weights(buffer)
-
-
-def parts_of(layout: Layout, part_bytes: int, *, apart: bool = False) -> list[slice]:
-    """Slices of ``[gradient | statistics | flags]`` in the order in which they are reduced.
-
-    Each holds whole variables. The first one has the end of the buffer, with statistics and flags;
-    with ``apart`` it has nothing else: they are few, and known before any gradient.
-
-    >>> layout = Layout.of([('a', (4,), 'float32'), ('b', (4,), 'float32')], [])
-    >>> parts_of(layout, 16)
-    [slice(4, 10, None), slice(0, 4, None)]
-    """
-    stop = layout.size + _FLAGS
-    edges = [stop]
-    if apart and layout.trained_size:
-        edges.append(layout.trained_size)
-    for slot in reversed([s for s in layout.slots if s.offset < layout.trained_size]):
-        if (edges[-1] - slot.offset) * 4 >= part_bytes and slot.offset:
-            edges.append(slot.offset)
-    edges.append(0)
-    return [slice(a, b) for b, a in itertools.pairwise(edges)]
 
 
 def _aligned_zeros(size: int) -> FloatArray:

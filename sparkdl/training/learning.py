@@ -185,7 +185,7 @@ class Reducer(Protocol):
     def parts(self) -> list[slice]:
         """Slices of the buffer, in the order in which the learner hands them over.
 
-        The first may reach beyond the buffer's end.
+        The first may reach beyond the buffer's end; others may begin and end within a variable.
         """
 
     @property

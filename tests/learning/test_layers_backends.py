@@ -1,4 +1,4 @@
-"""Tables, classes and segments on JAX and PyTorch, each in a process of its own."""
+"""Tables, classes, segments on JAX and PyTorch, parts on PyTorch, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def test_layers_are_plain_keras(backend: str) -> None:
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-k", "not Ftrl and not SGD"]
-    files = [str(_HERE / f"test_{name}_exact.py") for name in ("tables", "classes", "recompute")]
+    names = ["tables", "classes", "recompute", *["parts"] * (backend == "torch")]
+    files = [str(_HERE / f"test_{name}_exact.py") for name in names]
     done = subprocess.run(
         [*command, *files], cwd=_HERE.parents[1], env=environment,
         capture_output=True, text=True, timeout=900, check=False,

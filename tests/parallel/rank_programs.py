@@ -305,3 +305,24 @@ def everything(programs: list[Any], jit_compile: bool) -> dict[str, Any]:
         options = {"jit_compile": jit_compile} if program is same_as_one_process else {}
         found[program.__name__] = program(**options)
     return found
+
+
+def scatter_on(pipe: Any, host: Any, rank: int) -> None:
+    """A rank on one of two hosts: reduces and scatters arrays as often as its parent asks."""
+    from network import enter
+
+    from sparkdl.collective.communicator import Member, make_communicator
+
+    enter(host.name)
+    connector = make_communicator("builtin", rank=rank, advertised_host=host.address)
+    pipe.send(connector.prepare().to_json())
+    texts, token = pipe.recv()
+    with connector.connect([Member.from_json(t) for t in texts], token) as communicator:
+        while (order := pipe.recv()) is not None:
+            size_bytes, repeats = order
+            array = np.ones(size_bytes // 4, np.float32)
+            for _ in range(repeats):
+                shard = communicator.reduce_scatter(array)
+            communicator.barrier()
+            assert (shard == communicator.size).all()
+            pipe.send(0.0)

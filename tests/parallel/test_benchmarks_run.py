@@ -49,6 +49,17 @@ def test_slow_network(how: list[str]) -> None:
     assert "| DiLoCo, every 2 |" in told
 
 
+@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
+def test_overlap(backend: str) -> None:
+    told = run("overlap.py", "--backend", backend)
+    assert "| cut, 4 MiB |" in told or "nothing was measured" in told
+
+
+def test_topologies() -> None:
+    told = run("topologies.py")
+    assert "| 1 Gbit/s | 64 |" in told or "nothing was measured" in told
+
+
 def test_scale(tmp_path: Path) -> None:
     figure = tmp_path / "scaling.svg"
     told = run("scale.py", "--plot", str(figure))

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 from all_reduce import Contender, join_ranks
 from network import Host, two_hosts
+from rank_programs import scatter_on
 from two_hosts import rank_in
 
 SIZE = 8_000_000
@@ -43,3 +44,23 @@ def test_each_byte_crosses_once_per_direction(hosts: Any, each: int) -> None:
     for sent in (b - a for a, b in zip(before, after, strict=True)):
         assert SIZE <= sent / operations < 1.03 * SIZE
     assert contender.times[SIZE][0] > SIZE * 8 / 1e9  # not faster than the link
+
+
+@pytest.mark.parametrize("places", ["ab", "aabb", "abab", "aab"])
+def test_a_host_sends_what_is_not_its_own_once(hosts: Any, places: str) -> None:
+    """A reduce-scatter: of two hosts with as many ranks each, half of what an all-reduce sends."""
+    of = dict(zip("ab", hosts, strict=True))
+    ranks = [(scatter_on, (of[place], rank)) for rank, place in enumerate(places)]
+    contender = join_ranks(Contender("ranks", ranks))
+    size = SIZE + 4  # which the ranks do not divide evenly
+    try:
+        before = {place: of[place].sent_bytes() for place in of}
+        contender.measure(size, 4)
+        after = {place: of[place].sent_bytes() for place in of}
+    finally:
+        contender.close()
+    for place in of:
+        others = 1 - places.count(place) / len(places)
+        sent = (after[place] - before[place]) / 4
+        # acknowledgements of what comes in are counted, too
+        assert 0.999 * others * size <= sent < 1.03 * others * size + 0.01 * size

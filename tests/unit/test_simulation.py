@@ -147,3 +147,23 @@ def test_the_slowest_of_many_holds_all_up(simulation: Any) -> None:
     few = simulation.ring_seconds(machine, 2, SIZE, steps=200)
     many = simulation.ring_seconds(machine, 200, SIZE, steps=200)
     assert COMPUTE < few < many < 1.5 * COMPUTE
+
+
+@pytest.mark.parametrize("columns", [1, 2, 4, 8, 0])
+def test_a_grid_moves_the_bytes_of_a_ring(simulation: Any, columns: int) -> None:
+    machine = simulation.Machine(COMPUTE, LINK, 0.0)
+    expected = simulation.ring_seconds(machine, 8, SIZE)
+    assert simulation.grid_seconds(machine, 8, SIZE, columns=columns) == pytest.approx(expected)
+
+
+def test_a_grid_waits_for_fewer_messages_and_for_each_part_anew(simulation: Any) -> None:
+    machine = simulation.Machine(0.0, float("inf"), 1e-3)
+    assert simulation.grid_seconds(machine, 64, SIZE) == pytest.approx(2 * 63e-3)
+    assert simulation.grid_seconds(machine, 64, SIZE, columns=8) == pytest.approx(28e-3)
+    assert simulation.grid_seconds(machine, 64, SIZE, columns=8, parts=3) == pytest.approx(84e-3)
+
+
+def test_streams_fill_a_link_that_one_window_does_not(simulation: Any) -> None:
+    rates = [simulation.stream_rate(1e8, 5e5, 0.02, n) for n in (1, 2, 4, 8)]
+    assert rates == pytest.approx([2.5e7, 5e7, 1e8, 1e8])
+    assert simulation.stream_rate(1e8, 5e5, 0.0, 1) == 1e8

@@ -9,11 +9,13 @@ operations are done. Large arrays follow:
 * one rank per host: the ring;
 * both: reduce inside each host, ring between the hosts, gather inside each host. The first ranks
   of each host, as many as the smallest host has, each take a portion around a ring of their own,
-  so each byte crosses between hosts once per direction.
+  so each byte crosses between hosts once per direction. For a reduce-scatter this portion is the
+  shards of one local rank of each host, so that a host sends only what is not its own.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -158,22 +160,78 @@ class BuiltinCommunicator(OrderedCommunicator):
         records = self._agree("reduce_scatter", source, op, weight, inline=small)
         factors = self._factors(op, records)
         edges = shard_edges(source.size, self._size)
-        own = slice(edges[self._rank], edges[self._rank + 1])
+        ufunc = reduction_ufunc(op)
         if factors is None:
             target.fill(0)
+        elif small:
+            own = slice(edges[self._rank], edges[self._rank + 1])
+            parts = [payload_of(text, target.dtype, source.size)[own] for text in records]
+            reduce_in_order(parts, factors, ufunc, target)
+        else:
+            self._scatter_large(source, target, edges, factors[self._rank], ufunc)
+
+    def _scatter_large(
+        self, source: Array, target: Array, edges: list[int], factor: float, ufunc: np.ufunc
+    ) -> None:
+        places, shared, ring = self._places, self._shared, self._ring
+        if places.num_rings == 0:
+            if shared is None:
+                put_scaled(source, factor, target)
+            else:
+                shards = [[(edges[r], edges[r + 1])] for r in places.local]
+                shared.reduce_scatter(source, target, shards, factor, ufunc)
             return
-        whole = source if np.may_share_memory(source, target) else np.empty_like(source)
-        if small:
-            self._reduce_small(records, whole, op, factors)
-        elif self._shared is not None and self._places.num_rings == 0:
-            factor, ufunc = factors[self._rank], reduction_ufunc(op)
-            self._shared.all_reduce(source, whole, edges, factor, ufunc, gather=False)
-        elif self._places.one_each and self._ring is not None:
-            factor, ufunc = factors[self._rank], reduction_ufunc(op)
-            self._ring.all_reduce(source, whole, edges, factor, ufunc, gather=False)
-        else:  # shards follow ranks, rings follow hosts: reduced whole, then cut
-            self._reduce_large(source, whole, op, factors[self._rank])
-        np.copyto(target, whole[own])
+        if places.one_each and ring is not None:
+            portions = [source[edges[r] : edges[r + 1]] for r in places.ring]
+            ring.reduce_scatter(portions, target, factor, ufunc)
+            return
+        # Each local rank reduces what its ring carries: the shards of one rank of each host, and of
+        # more where a host has more ranks than there are rings.
+        spans = [
+            [(edges[r], edges[r + 1]) for ranks in places.carried(i) for r in ranks]
+            for i in range(len(places.local))
+        ]
+        mine = spans[places.local_rank]
+        work = np.empty(sum(b - a for a, b in mine), source.dtype)
+        if shared is not None:
+            shared.reduce_scatter(source, work, spans, factor, ufunc)
+        else:
+            ends = np.cumsum([b - a for a, b in mine])
+            for (a, b), end in zip(mine, ends, strict=True):
+                put_scaled(source[a:b], factor, work[end - (b - a) : end])
+        complete = places.num_rings == len(places.local)
+        if ring is not None:
+            sizes = [sum(edges[r + 1] - edges[r] for r in ranks)
+                     for ranks in places.carried(places.local_rank)]  # fmt: skip
+            starts = np.cumsum([0, *sizes]).tolist()
+            portions = [work[a:b] for a, b in itertools.pairwise(starts)]
+            reduced = target if complete else portions[places.host]
+            ring.reduce_scatter(portions, reduced, 1.0, ufunc)
+            work = reduced
+        if not complete:
+            self._hand_over(work, target, edges)
+
+    def _hand_over(self, reduced: Array, target: Array, edges: list[int]) -> None:
+        """Gives the shards of local ranks without a ring to them.
+
+        Args:
+            reduced: The shards of this host's ranks that this rank's ring has carried.
+            target: This rank's shard.
+            edges: Of all shards.
+        """
+        places, rings = self._places, self._places.num_rings
+        sizes = [(edges[r + 1] - edges[r]) * target.itemsize for r in places.local]
+        none = np.empty(0, np.uint8)
+        parts, result = [none] * len(sizes), [none] * len(sizes)
+        if places.local_rank < rings:
+            rest = reduced.view(np.uint8)
+            for i in range(places.local_rank, len(sizes), rings):
+                parts[i], rest = rest[: sizes[i]], rest[sizes[i] :]
+            np.copyto(target, parts[places.local_rank].view(target.dtype))
+        else:
+            result[places.local_rank % rings] = target.view(np.uint8)
+        if self._shared is not None:
+            self._shared.all_to_all(parts, result, max(sizes[rings:]))
 
     def _all_gather(self, source: Array) -> list[Array]:
         small = source.nbytes <= self._small_bytes

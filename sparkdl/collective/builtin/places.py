@@ -76,6 +76,19 @@ class Places:
         """All ranks, host by host."""
         return [r for ranks in self.hosts for r in ranks]
 
+    def carried(self, local_rank: int) -> list[tuple[int, ...]]:
+        """The ranks of each host whose shards a rank of this host takes around its ring.
+
+        Ring ``i`` carries the shards of the local ranks ``i``, and those of local ranks without a
+        ring in turn.
+
+        >>> Places.of(['a', 'a', 'a', 'b', 'b'], 0).carried(0)
+        [(0, 2), (3,)]
+        """
+        if local_rank >= self.num_rings:
+            return []
+        return [ranks[local_rank :: self.num_rings] for ranks in self.hosts]
+
     def edges(self, size: int) -> list[int]:
         """Edges of the portions that this host's ranks reduce: one for each ring."""
         count = self.num_rings or len(self.local)

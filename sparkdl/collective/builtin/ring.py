@@ -15,6 +15,7 @@ import select
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -30,6 +31,11 @@ _NOT_NOW = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
 """Bytes received before they are reduced and sent on: with fewer the next rank begins sooner, with
 more there are fewer calls."""
+_WAKE_BYTES = 64 << 10
+"""Bytes of a large array that have come before a rank which sleeps is woken: on a slow link it
+would else wake for every few packets, and take a core from those who compute."""
+_VAIN_SPINS = 3
+"""After so much more looks in vain than others a rank sleeps at once when it waits."""
 
 
 @dataclasses.dataclass
@@ -67,6 +73,8 @@ class Ring:
         self._encrypted = isinstance(from_previous, ssl.SSLSocket)
         self._watch = watch
         self._scratch = bytearray(_MOST_CHUNK_BYTES)
+        self._vain = 0  # looks in vain, less those that were not
+        self._wakes_at = 1  # bytes that have come
         for connection in (to_next, from_previous):
             tune(connection, silence_ms=0)  # a rank that compiles takes no bytes
 
@@ -133,8 +141,6 @@ class Ring:
         edges: Sequence[int],
         factor: float,
         ufunc: np.ufunc,
-        *,
-        gather: bool = True,
     ) -> None:
         """Reduces ``source`` into ``target``; rank ``i`` reduces ``[edges[i], edges[i + 1])``.
 
@@ -144,7 +150,6 @@ class Ring:
             edges: ``count + 1`` rising edges of the portions.
             factor: What this rank's contribution is multiplied by.
             ufunc: How contributions are joined.
-            gather: False: afterwards only this rank's own portion of ``target`` is right.
         """
 
         def portion(array: Array, i: int) -> Array:
@@ -166,12 +171,48 @@ class Ring:
                 )
             )
             sends.append(portion(target, i))
-        if gather:
-            for s in range(self.count - 1):
-                i = self.index - 1 - s
-                steps.append(_Step(portion(target, i)))
-                sends.append(portion(target, i))
+        for s in range(self.count - 1):
+            i = self.index - 1 - s
+            steps.append(_Step(portion(target, i)))
+            sends.append(portion(target, i))
         self._stream(sends[: len(steps)], steps)
+
+    def reduce_scatter(
+        self, portions: Sequence[Array], target: Array, factor: float, ufunc: np.ufunc
+    ) -> None:
+        """Reduces the portions of all ranks; ``target`` is that of this rank, and no more.
+
+        Each rank sends all portions but its own, once. The sums have the order that they have in
+        :meth:`all_reduce`: the contribution of the rank behind a portion's own comes first. Two
+        portions of scratch memory are enough.
+
+        Args:
+            portions: This rank's contribution to the portion of each place of the ring, flat.
+            target: May be this rank's own portion.
+            factor: What this rank's contribution is multiplied by.
+            ufunc: How contributions are joined.
+        """
+        own, last = self.index, self.count - 2
+        longest = max(portion.size for portion in portions)
+        scratch: dict[int, Array] = {}
+
+        def room(number: int, size: int) -> Array:
+            if number not in scratch:
+                scratch[number] = np.empty(longest, target.dtype)
+            return scratch[number][:size]
+
+        first = portions[(own - 1) % self.count]
+        if factor != 1.0:
+            scaled = room(1, first.size)
+            put_scaled(first, factor, scaled)
+            first = scaled
+        sends, steps = [first], []
+        for s in range(self.count - 1):
+            mine = portions[(own - 2 - s) % self.count]
+            result = target if s == last else room(s % 2, mine.size)
+            steps.append(_Step(result, _joiner(mine, result, factor, ufunc)))
+            sends.append(result)
+        self._stream(sends[:-1], steps, reuses=True)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
@@ -221,8 +262,12 @@ class Ring:
         else:
             self._stream([target[:0], target], [_Step(target)])
 
-    def _stream(self, sends: Sequence[Array], steps: Sequence[_Step]) -> None:
-        """Sends portion ``s + 1`` as step ``s`` comes in; portion 0 is there from the start."""
+    def _stream(self, sends: Sequence[Array], steps: Sequence[_Step], reuses: bool = False) -> None:
+        """Sends portion ``s + 1`` as step ``s`` comes in; portion 0 is there from the start.
+
+        With ``reuses`` a step takes the memory of the one two before it, whose portion must have
+        left. Of all ranks the one that has sent least can always go on, so none waits for ever.
+        """
         outgoing = [_as_bytes(a) for a in sends]
         incoming = [_as_bytes(s.target) for s in steps]
         came = [0] * len(steps)  # bytes of each step that are in place
@@ -243,7 +288,8 @@ class Ring:
                     moved = count > 0
             while r < len(incoming) and came[r] == len(incoming[r]):
                 r += 1
-            if r < len(incoming):
+            wants = r < len(incoming) and (not reuses or r <= s)
+            if wants:
                 end = min(len(incoming[r]), came[r] + chunk)
                 join = steps[r].join
                 if join is None:
@@ -258,13 +304,14 @@ class Ring:
                         join(came[r] // item, end // item, piece)
                         came[r], filled = end, 0
                 moved = moved or count > 0
-            elif s == len(outgoing):
+            elif r == len(incoming) and s == len(outgoing):
                 return
             if not moved:
                 can_send = s < len(outgoing) and sent < (
                     len(outgoing[0]) if s == 0 else came[s - 1]
                 )
-                self._pause([self._previous_rank], r < len(incoming), can_send)
+                rest = end - came[r] - filled if wants else 1
+                self._pause([self._previous_rank], wants, can_send, rest)
 
     # -- sockets -----------------------------------------------------------------------------
 
@@ -309,17 +356,38 @@ class Ring:
         part = memoryview(self._scratch)[:size]
         return bytes(part[: self._receive_into(part)])
 
-    def _pause(self, missing: list[int], receiving: bool, sending: bool) -> None:
-        """Waits until a socket is ready: looks for a short time, then sleeps."""
+    def _pause(self, missing: list[int], receiving: bool, sending: bool, wants: int = 1) -> None:
+        """Waits until a socket is ready: looks for a short time, then sleeps.
+
+        Args:
+            missing: The ranks waited for.
+            receiving: Whether bytes are waited for.
+            sending: Whether room for bytes is waited for.
+            wants: Bytes that can be used at once; a sleep may last until as many have come.
+        """
         poll = select.poll()
         if receiving:
             poll.register(self._previous, select.POLLIN)
         if sending:
             poll.register(self._next, select.POLLOUT)
-        if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
-            return
+        waits_for_more = receiving and self._vain == _VAIN_SPINS
+        self._wake_at(min(wants, _WAKE_BYTES) if waits_for_more else 1)
+        if self._vain < _VAIN_SPINS:
+            if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
+                self._vain = max(0, self._vain - 1)
+                return
+            self._vain += 1
+        started = time.perf_counter()
         while not poll.poll(SLICE_MS):
             self._watch.look(missing)
+        if time.perf_counter() - started < SPIN_S:
+            self._vain -= 1  # to look would have been enough
+
+    def _wake_at(self, size: int) -> None:
+        """Sets how many bytes must have come for a wait to end (TLS' records are no such bytes)."""
+        if size != self._wakes_at and not self._encrypted:
+            self._wakes_at = size
+            self._previous.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
 
 def _joiner(

@@ -346,8 +346,54 @@ class SharedMemory:
             ufunc: How contributions are joined.
             gather: False: only this rank's own portion of ``target`` is written.
         """
+        parts = _PortionPieces(_spans(edges), self._piece // source.itemsize)
+
+        def place(k: int) -> Array:
+            a, b = parts.range(self.index, k)
+            return target[a:b]
+
+        take = self._taking(target, parts) if gather else None
+        self._reduce(source, parts, place, factor, ufunc, take)
+
+    def reduce_scatter(
+        self,
+        source: Array,
+        target: Array,
+        portions: Sequence[Sequence[tuple[int, int]]],
+        factor: float,
+        ufunc: np.ufunc,
+    ) -> None:
+        """Reduces ``source``; ``target`` is this rank's portion of the result, and no more.
+
+        Args:
+            source: Flat, of equal size on all ranks.
+            target: Flat; the spans of this rank's portion, one after the other. May be that portion
+                of ``source``, if it has one span.
+            portions: For each rank of the host the spans (start, stop) that it reduces, the same on
+                all ranks; a rank may have none.
+            factor: What this rank's contribution is multiplied by.
+            ufunc: How contributions are joined.
+        """
+        parts = _PortionPieces(portions, self._piece // source.itemsize)
+        starts = parts.starts(self.index)
+
+        def place(k: int) -> Array:
+            a, b = parts.range(self.index, k)
+            return target[starts[k] : starts[k] + b - a] if a < b else target[:0]
+
+        self._reduce(source, parts, place, factor, ufunc, None)
+
+    def _reduce(
+        self,
+        source: Array,
+        parts: _PortionPieces,
+        place: Callable[[int], Array],
+        factor: float,
+        ufunc: np.ufunc,
+        take: Callable[[int, int], None] | None,
+    ) -> None:
+        """Reduces this rank's piece of round ``k`` into ``place(k)``; ``take`` gets the others'."""
         own = self.index
-        parts = _PortionPieces(edges, self._piece // source.itemsize)
         pieces = self._typed(source.dtype)
 
         def write(k: int, slot: int) -> None:
@@ -360,7 +406,7 @@ class SharedMemory:
             a, b = parts.range(own, k)
             if a >= b:
                 return
-            result = target[a:b]
+            result = place(k)
             # in rank order, so that the bits do not depend on who reduces
             if own == 0:
                 put_scaled(source[a:b], factor, result)
@@ -374,15 +420,15 @@ class SharedMemory:
                     join_scaled(first, source[a:b], factor, ufunc, result)
             for j in range(own + 1, self.count):
                 ufunc(result, pieces[j][slot][own][: b - a], out=result)
-            if gather:
+            if take is not None:
                 np.copyto(pieces[own][slot][own][: b - a], result)
 
-        self._pipeline(parts.rounds, write, reduce, self._taking(target, parts) if gather else None)
+        self._pipeline(parts.rounds, write, reduce, take)
 
     def all_gather(self, target: Array, edges: Sequence[int]) -> None:
         """Makes ``target`` whole on all ranks; rank ``i`` has ``[edges[i], edges[i + 1])``."""
         own = self.index
-        parts = _PortionPieces(edges, self._piece // target.itemsize)
+        parts = _PortionPieces(_spans(edges), self._piece // target.itemsize)
         pieces = self._typed(target.dtype)
 
         def publish(k: int, slot: int) -> None:
@@ -485,14 +531,31 @@ class SharedMemory:
         return self._pieces[dtype]
 
 
-class _PortionPieces:
-    """Portions cut into rounds of pieces."""
+def _spans(edges: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Portions of one span each."""
+    return [[pair] for pair in itertools.pairwise(edges)]
 
-    def __init__(self, edges: Sequence[int], piece: int) -> None:
-        self.edges, self.piece = edges, piece
-        longest = max(b - a for a, b in itertools.pairwise(edges))
-        self.rounds = -(-longest // piece)
+
+class _PortionPieces:
+    """Portions cut into rounds of pieces.
+
+    Args:
+        portions: Spans (start, stop) of each portion.
+        piece: Elements of a piece at most; none reaches from one span into the next.
+    """
+
+    def __init__(self, portions: Sequence[Sequence[tuple[int, int]]], piece: int) -> None:
+        self._pieces = [
+            [(a, min(a + piece, b)) for start, b in spans for a in range(start, b, piece)]
+            for spans in portions
+        ]
+        self.rounds = max(map(len, self._pieces))
 
     def range(self, portion: int, k: int) -> tuple[int, int]:
-        start = self.edges[portion] + k * self.piece
-        return start, min(start + self.piece, self.edges[portion + 1])
+        """Start and stop of a portion's piece of round ``k``; (0, 0) if it has none."""
+        pieces = self._pieces[portion]
+        return pieces[k] if k < len(pieces) else (0, 0)
+
+    def starts(self, portion: int) -> list[int]:
+        """The start of each piece of a portion in an array of this portion alone."""
+        return [0, *itertools.accumulate(b - a for a, b in self._pieces[portion])]

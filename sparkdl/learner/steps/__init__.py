@@ -2,7 +2,8 @@
 
 - ``keras_learner``: the shared half. ``tensorflow``, ``jax``, ``torch``: one backend each.
 - ``tensorflow_calls``: compiled TensorFlow functions, found by shape. ``tensorflow_exchange``:
-  gradients that are joined inside a compiled step.
+  gradients that are joined inside a compiled step. ``torch_parts``: parts of a gradient that leave
+  during PyTorch's backward pass.
 - ``denominators``, ``repeated_rows``: by what a loss divides. ``captured_gradients``: those of a
   ``train_step`` of the user's own. ``step_logs``: the loss that such a step returns.
 """

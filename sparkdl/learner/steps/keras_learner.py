@@ -70,6 +70,7 @@ class KerasLearner(ABC):
         self._looked_at_sums = False
         # Those whose gradients are slices (only TensorFlow has any); None: not known yet.
         self._sliced: tuple[int, ...] | None = None
+        self._begun = 0  # parts of the present gradient that have left while it was computed
 
     @property
     def layout(self) -> Layout:
@@ -161,7 +162,7 @@ class KerasLearner(ABC):
             else:
                 self._gradients_for(batch, reducer)
             self._agree_with(reducer)
-            for part in range(len(reducer.parts)):
+            for part in range(self._begun, len(reducer.parts)):
                 reducer.begin(part)
             if reducer.finish() or not reducer.skips:
                 self._apply_joined(reducer)

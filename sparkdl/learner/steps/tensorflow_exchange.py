@@ -18,6 +18,7 @@ import tensorflow as tf
 from sparkdl.failures import carried
 from sparkdl.learner.steps.denominators import factors
 from sparkdl.training.learning import Reducer
+from sparkdl.training.parts import Leaving, fill_part, leaving
 from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray, Layout, Slot
 
@@ -262,11 +263,10 @@ class NumpyExchange:
             found = tf.numpy_function(carried(self._join), [*dense, *rows], [tf.float32, *kinds])
             return Joined(self._joined_values(found[0], found[1:]), weight, none, none, none)
         last: list[Any] = []
-        for index, part in enumerate(self._parts):
-            chosen = [i for i, s in enumerate(slots) if part.start <= s.offset < part.stop]
-            piece = [dense[i] for i in chosen]
+        for group in leaving(self._parts, slots):
+            given = [dense[i] for i in group.variables]
             with tf.control_dependencies(last):
-                last = [tf.numpy_function(carried(self._begin(index, chosen)), piece, tf.float32)]
+                last = [tf.numpy_function(carried(self._begin(group)), given, tf.float32)]
         with tf.control_dependencies(last):
             kinds = [tf.float32] * len(slots) + kinds
             joined = tf.numpy_function(carried(self._finish_slots), rows, kinds)
@@ -304,15 +304,17 @@ class NumpyExchange:
         """Never called: a step without a batch calls the reducer itself."""
         raise NotImplementedError
 
-    def _begin(self, index: int, chosen: list[int]) -> Callable[..., Any]:
-        slots = [self._layout.slots[i] for i in chosen]
+    def _begin(self, group: Leaving) -> Callable[..., Any]:
+        slots = [self._layout.slots[i] for i in group.variables]
+        places = [self._parts[number] for number in group.parts]
 
         def begin(*values: FloatArray) -> Any:
             reducer = self._reducer()
-            if index == 0:
+            if group.parts[0] == 0:
                 self._agree()
-            copy_slots(values, slots, reducer.buffer)
-            reducer.begin(index)
+            for number, place in zip(group.parts, places, strict=True):
+                fill_part(place, slots, values, reducer.buffer)
+                reducer.begin(number)
             return np.float32(0)
 
         return begin

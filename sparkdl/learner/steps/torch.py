@@ -3,12 +3,17 @@
 PyTorch has no loop inside a graph, so Python loops over the batches of a stack and calls the
 model's own ``train_step`` for each. The batches are views of one tensor: on a CPU it is the NumPy
 memory itself, to a GPU it is copied once per stack.
+
+On a CPU, parts of a large gradient leave while the backward pass computes the next (see
+:mod:`sparkdl.learner.steps.torch_parts`). On a GPU they leave when all of it is there: to copy a
+part earlier would make Python wait for the GPU in the middle of the pass.
 """
 
 from __future__ import annotations
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
@@ -18,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sparkdl.learner.signature import has_own
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
@@ -27,6 +33,7 @@ from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.step_logs import logged_step
+from sparkdl.learner.steps.torch_parts import BackwardPass
 from sparkdl.learner.structure import map_arrays, pack_batch
 from sparkdl.training.learning import BatchStack, Reducer
 from sparkdl.weights import FloatArray
@@ -46,6 +53,10 @@ class TorchLearner(KerasLearner):
         super().__init__(model)
         self._device = model.variables[0].value.device
         self._has_gradient: list[bool] = [True] * len(self.trained)
+        self._pass: BackwardPass | None = None  # the one that is watched
+        # Whether parts may leave early; None: no pass has been watched yet.
+        self._sends_early = False if has_own(model, "train_step") else None
+        self._agreed_with: weakref.ref[Reducer] | None = None
         self._logged_step = logged_step(model, "train_step")
         self._train_step = self._compile(self._logged_step)
         self._test_step = self._compile(logged_step(model, "test_step"))
@@ -188,7 +199,8 @@ class TorchLearner(KerasLearner):
             of_all.append(float(total[1]))
             return factors([denominator is not None], numbers, total)[0]
 
-        self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums))
+        with self._watched(reducer):
+            self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums))
         return np.array(mine), np.array(of_all)
 
     def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
@@ -200,6 +212,42 @@ class TorchLearner(KerasLearner):
     ) -> None:
         self._compute_gradients(stack, out, Terms.with_factors(factors, sums=self._sums))
 
+    def _gradients_for(
+        self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
+    ) -> None:
+        with self._watched(reducer):
+            super()._gradients_for(batch, reducer, factors)
+
+    @contextlib.contextmanager
+    def _watched(self, reducer: Reducer) -> Iterator[None]:
+        """Within, parts of the gradient leave as soon as they are there, if they can.
+
+        The first pass of a model only shows whether they can, and so does the first with a reducer:
+        behind it the workers tell each other which variables have a gradient.
+        """
+        self._begun = 0
+        several = len(reducer.parts) > 1 and not reducer.skips and self._device.type == "cpu"
+        if not several or self._sends_early is False:
+            yield
+            return
+        agreed = self._agreed_with is not None and self._agreed_with() is reducer
+        slots, sends = self._layout.slots, bool(self._sends_early) and agreed
+        with BackwardPass(reducer, slots, self.trained, self.averaged, sends=sends) as watched:
+            self._pass = watched
+            try:
+                yield
+            finally:
+                self._pass = None
+        self._begun = watched.begun
+
+    def _agree_with(self, reducer: Reducer) -> None:
+        super()._agree_with(reducer)
+        self._agreed_with = weakref.ref(reducer)
+
+    def _learn_from(self, reducer: Reducer) -> None:
+        super()._learn_from(reducer)
+        self._agreed_with = weakref.ref(reducer)
+
     def _compute_gradients(self, stack: BatchStack, out: FloatArray, terms: Terms) -> None:
         require_one_batch(stack)
         self._layout.check(out)
@@ -210,6 +258,13 @@ class TorchLearner(KerasLearner):
             self._logged_step(batch)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
+        if self._pass is not None:
+            self._sends_early = self._pass.ended_as_seen(gradients)
+            if self._pass.begun:
+                if not self._sends_early:
+                    raise self._pass.refuse(self.model.name)
+                self._pass.fill_rest()
+                return
         with torch.no_grad():
             parts = [
                 torch.zeros_like(v.value) if g is None else g
