@@ -5,9 +5,10 @@
 
 One worker against real servers, over the framed socket of the loopback. Ids are drawn from a
 Zipf-like law, so that a batch of 4,096 x 26 has about 32,000 distinct ones. Printed are medians,
-and the rows that servers pull and push in a second of their processors. Then the servers write a
-table of ``--saved`` rows, and the worker goes on meanwhile: its steps per second beside those
-before.
+and the rows that servers pull and push in a second of their processors. With ``--compute`` ms of
+computing in each step the waits for rows are given with and without rows that are pulled ahead, by
+turns; ids repeat from batch to batch as the law has it. Then the servers write a table of
+``--saved`` rows, and the worker goes on meanwhile: its steps per second beside those before.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def measure(servers: int, args: argparse.Namespace) -> str:
             connect_shards(session, [s.endpoint for s in shards], LAYOUT, config.rule)
         )
         rows = client.open_rows([spec])
+        assert isinstance(rows, ServedRows)
         for number, ids in enumerate(given):  # makes the rows
             step(rows, ids, gradients[number], number + 1)
         pulls: list[float] = []
@@ -91,13 +93,44 @@ def measure(servers: int, args: argparse.Namespace) -> str:
             pushes.append(pushed)
             count += len(given[place])
         used += sum(cpu_s(s.pid) for s in shards)
+        waits: dict[bool, list[float]] = {False: [], True: []}
+        before, number = rows._ahead, args.repeats + 10
+        for ahead in (False, True) * 3:
+            rows._ahead = before if ahead else None
+            for _ in range(12):
+                waits[ahead].append(waited(rows, given, gradients, number, args.compute / 1e3))
+                number += 1
         rate = while_saving(rows, shards, given, gradients, args) if args.saved else math.nan
     both = [a + b for a, b in zip(pulls, pushes, strict=True)]
     return (
         f"| {servers} | {count // args.repeats:,} | {1e3 * statistics.median(pulls):.1f} "
         f"| {1e3 * statistics.median(pushes):.1f} | {1e3 * statistics.median(both):.1f} "
-        f"| {count / used / 1e6:.2f} M | {rate:.2f} |"
+        f"| {count / used / 1e6:.2f} M | {1e3 * statistics.median(waits[False]):.1f} "
+        f"| {1e3 * statistics.median(waits[True]):.1f} | {rate:.2f} |"
     )
+
+
+def waited(
+    rows: ServedRows,
+    given: list[np.ndarray],
+    gradients: list[np.ndarray],
+    number: int,
+    compute_s: float,
+) -> float:
+    """Seconds of a step beside its computing."""
+    place = number % len(given)
+    ids, following = given[place], given[(number + 1) % len(given)]
+    matrix = np.ones((400, 400), np.float32)
+    began = time.perf_counter()
+    rows.begin_batch(lambda: [("ads", following)])
+    _, pulled = rows.pull("ads", ids, training=True)
+    before = time.perf_counter()
+    while time.perf_counter() < before + compute_s:
+        matrix @ matrix
+    rows.push(pulled, gradients[place], np.ones(len(ids), np.int64))
+    again = time.perf_counter()
+    rows.end_step(0, number, 0.1)
+    return before - began + time.perf_counter() - again
 
 
 def while_saving(
@@ -111,13 +144,13 @@ def while_saving(
     made = 200_000
     for start in range(0, args.saved, made):
         ids = mix64(np.arange(start, start + made)).view(np.int64)
-        step(rows, ids, np.zeros((made, args.dim), np.float32), 100 + start)
+        step(rows, ids, np.zeros((made, args.dim), np.float32), 20_000 + start)
 
     def steps_for(until: Callable[[], bool]) -> float:
         began, count = time.perf_counter(), 0
         while not until():
             place = count % len(given)
-            step(rows, given[place], gradients[place], args.saved + 1000 + count)
+            step(rows, given[place], gradients[place], args.saved + 100_000 + count)
             count += 1
         return count / (time.perf_counter() - began)
 
@@ -155,13 +188,15 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--table", type=int, default=1_000_000)
     parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--compute", type=float, default=40.0)
     parser.add_argument("--saved", type=int, default=4_000_000)
     args = parser.parse_args()
     print(
         "| servers | distinct ids | pull, ms | push, ms | both, ms | rows pulled and pushed per "
-        "CPU s | steps while writing |"
+        f"CPU s | waits beside {args.compute:g} ms of computing, ms | rows ahead, ms | steps while "
+        "writing |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|")
     for servers in args.servers:
         print(measure(servers, args), flush=True)
 
