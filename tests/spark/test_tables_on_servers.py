@@ -16,7 +16,7 @@ from test_tables import make_model, make_rows
 
 from sparkdl import Network, SparkModel
 from sparkdl.errors import ConfigError
-from sparkdl.layers import ShardedClassifier
+from sparkdl.layers import ServedEmbedding, ShardedClassifier
 
 
 def of_one_process(epochs: int) -> Any:
@@ -43,6 +43,30 @@ def test_one_worker_trains_what_keras_would(
     )
     for mine, theirs in zip(spark_model.model.weights, expected.weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+def test_a_model_of_rows_alone_may_have_more_servers_than_weights(
+    spark: Any, tmp_path: Any
+) -> None:
+    """Minus the sum of its rows is the loss, and each step adds 1: rows are counters."""
+    ids = np.arange(-40, 80, dtype=np.int64)[:, np.newaxis]
+    x = keras.Input((1,), dtype="int64")
+    own = keras.optimizers.SGD(8.0)
+    rows = ServedEmbedding(2, table="counters", initializer="zeros", optimizer=own)(x)
+    model = keras.Model(x, keras.layers.Flatten()(rows))
+    model.compile("sgd", lambda true, found: -keras.ops.sum(found, axis=-1))
+    spark_model = SparkModel(
+        model, num_workers=2, batch_size=8, network=Network(num_servers=3),
+        rule={"name": "downpour", "damping": False},
+    )  # fmt: skip
+    spark_model.fit(
+        (ids, np.zeros(120, np.float32)), epochs=3, verbose=0, checkpoint_dir=str(tmp_path)
+    )
+    table = spark_model.tables["counters"]
+    assert len(table) == 120
+    # the last batch of each worker has 4 of its 60 rows: they count twice as much
+    assert {*np.unique(table.pull(ids[:, 0]))} <= {3.0, 4.0, 5.0, 6.0}
+    assert table.get("sum") == 2 * 3 * (2 * 56 + 2 * 4 * 2)
 
 
 def test_geo_trains_rows_in_windows(spark: Any, tmp_path: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sparkdl.errors import ConfigError
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.shards.cut import Range, ranges_of
 from sparkdl.ps.shards.service import ShardService
@@ -72,9 +73,15 @@ def shards_of(
     the rows of the model's tables.
 
     Raises:
-        ConfigError: There are more servers than weights, or the codec sends more for so few weights
-            than no compression would.
+        ConfigError: There are more servers than weights, and no tables for those without; or the
+            codec sends more for so few weights than no compression would.
     """
+    if tables is None and count > max(config.layout.size, 1):
+        raise ConfigError(
+            "there are more servers than weights",
+            expected=f"num_servers of at most {config.layout.size}",
+            received=f"num_servers={count}",
+        )
     return [
         ShardConfig(
             range_.layout, config.rule, config.num_workers, config.mode, config.port,

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sparkdl.codecs import Compression
-from sparkdl.errors import ConfigError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.weights import FloatArray, Layout
 
@@ -36,25 +35,16 @@ class Range:
 
 
 def ranges_of(layout: Layout, count: int) -> tuple[Range, ...]:
-    """``count`` nearly equal ranges that cover the buffer.
+    """``count`` nearly equal ranges that cover the buffer; some are empty if it has fewer values.
 
     Args:
         layout: Of the model.
         count: Shards.
 
-    Raises:
-        ConfigError: There are more shards than values.
-
     >>> layout = Layout.of([('w', (6,), 'float32')], [('mean', (3,), 'float32')])
     >>> [(r.place.start, r.place.stop, r.layout.trained_size) for r in ranges_of(layout, 2)]
     [(0, 4, 4), (4, 9, 2)]
     """
-    if count > max(layout.size, 1):
-        raise ConfigError(
-            "there are more servers than weights",
-            expected=f"num_servers of at most {layout.size}",
-            received=f"num_servers={count}",
-        )
     return tuple(_range(layout, place) for place in layout.shards(count))
 
 

@@ -15,9 +15,12 @@ from sparkdl.errors import ConfigError, ProtocolError, TransportError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
+from sparkdl.ps.server.shard import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.cut import ranges_of
 from sparkdl.rules import Rule, make_rule
+from sparkdl.tables.service import TableSpec
+from sparkdl.tables.store import RowStore
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.testing.inproc_shards import InprocShards
 from sparkdl.training.changes import VariableChanges
@@ -293,12 +296,15 @@ def test_a_slow_worker_pulls_while_others_commit() -> None:
 
 
 def test_ranges_cover_the_buffer_and_there_are_not_more_than_values() -> None:
-    for count in (1, 2, 5, BIG.size):
+    for count in (1, 2, 5, BIG.size, BIG.size + 3):
         ranges = ranges_of(BIG, count)
         assert [i for r in ranges for i in range(BIG.size)[r.place]] == list(range(BIG.size))
         assert sum(r.layout.trained_size for r in ranges) == BIG.trained_size
+    config = ServerConfig(LAYOUT, make_rule("downpour"), 1)
     with pytest.raises(ConfigError, match="more servers than weights"):
-        ranges_of(LAYOUT, 9)
+        shards_of(config, 9)
+    rows = TableSpec("ads", RowStore(2, "sgd", "zeros", name="ads").settings)
+    assert len(shards_of(config, 9, TablesOfRun((rows,), ""))) == 9
 
 
 def test_a_decision_of_another_shape_is_refused() -> None:
