@@ -91,11 +91,10 @@ PROMISES = {
     ),
     "stop-shard": Promise(STOPPED, ("mid",), modes=SERVED),
     "kill-shard-tables": Promise(
-        "Rows of tables on two servers: as without tables", ("mid",), modes=SERVED[:2]
+        "Rows of tables on two servers: as without tables", ("mid",), modes=SERVED
     ),
     "kill-worker-tables": Promise(
         "Rows of tables, on two servers or over the workers: the right model", ("exchange", "mid"),
-        modes=(*SERVED[:2], "allreduce"),
     ),
     "kill-driver": Promise(
         "Nothing stays behind; a new driver with `resume=True` gets the right model",

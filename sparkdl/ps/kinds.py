@@ -32,13 +32,20 @@ class StoreKind(FrameKind):
     ROWS_PUSH = 51, Body.CHUNK  # to a shard: a step of rows, by their gradients
     ROWS_CLOCKS = 52  # to a shard: the steps that its tables have had
     ROWS_SAVE = 53  # to a shard: write the rows to files
+    ROWS_STAGE = 55, Body.CHUNK  # to a shard: a part of a round's step of rows, put aside
     TELL = 54  # to a shard: its numbers, as /metrics has them, and its memory
     WEIGHTS = 65, Body.DENSE  # a reply
 
 
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
 ROWS = frozenset(
-    {StoreKind.ROWS_PULL, StoreKind.ROWS_PUSH, StoreKind.ROWS_CLOCKS, StoreKind.ROWS_SAVE}
+    {
+        StoreKind.ROWS_PULL,
+        StoreKind.ROWS_PUSH,
+        StoreKind.ROWS_STAGE,
+        StoreKind.ROWS_CLOCKS,
+        StoreKind.ROWS_SAVE,
+    }
 )
 """The requests about rows of tables."""
 ENCODABLE = COMMITS | {StoreKind.STAGE}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.ps.client import Client, Progress
+from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.unwrapping import Unwrapping
 from sparkdl.ps.way import Way
 from sparkdl.training.changes import VariableChanges
@@ -37,6 +38,7 @@ class RoundSynchronizer(Way):
         layout: Of the flat buffer ``[gradient | statistics]``.
         check: Looks at the gradients before they are sent; None: nobody does.
         takes_slices: Whether gradients of embeddings may travel as slices.
+        with_tables: Whether layers of the model have rows in tables on the servers.
     """
 
     in_graph: InGraph | None = None
@@ -49,7 +51,9 @@ class RoundSynchronizer(Way):
         check: FiniteCheck | None = None,
         *,
         takes_slices: bool = True,
+        with_tables: bool = False,
     ) -> None:
+        self._with_tables = with_tables
         self._client = client
         self._clock = current_clock()
         self._layout = layout
@@ -82,6 +86,9 @@ class RoundSynchronizer(Way):
         Returns:
             Whether it has the optimizer state of that moment, too.
         """
+        if self._with_tables:
+            assert isinstance(self._client, ShardedClient)
+            learner.tables.serve_from(self._client.open_rows(learner.tables.specs))
         source, with_optimizer = self._client.source, True
         if source == "state":
             RunState.from_bytes(self._client.get_state()).load_into(learner)
@@ -187,6 +194,9 @@ class RoundSynchronizer(Way):
         with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
+            elif self._with_tables:
+                for batch in stack.single_batches():
+                    learner.train_reducing(batch, self)
             else:
                 learner.train_reducing(stack, self)
         self._check.settle()

@@ -127,7 +127,9 @@ def way_of(
         )  # fmt: skip
     if rule.blocking:
         # A rule of a user's own sees the whole gradient.
-        return RoundSynchronizer(client, layout, check, takes_slices=rule.replies_mean)
+        return RoundSynchronizer(
+            client, layout, check, takes_slices=rule.replies_mean, with_tables=with_tables
+        )
     return ServerGradientSynchronizer(client, layout, check)
 
 

@@ -119,6 +119,11 @@ def test_a_malformed_frame_is_answered_and_closed(server: ServerProcess, frame: 
         (StoreKind.SNAPSHOT, {}),
         (StoreKind.ROWS_PULL, {"table": "others"}),
         (StoreKind.ROWS_PUSH, {"parts": [["ads", 10**9, True]]}),
+        (StoreKind.ROWS_PUSH, {"parts": [["ads", 10**9, True, True, 0]]}),
+        (StoreKind.ROWS_PUSH, {"parts": [["ads", 0, False, False, "now"]], "changes": True}),
+        (StoreKind.ROWS_STAGE, {"parts": [["ads", 10**9, True, False, 0]], "piece": [0, 1]}),
+        (StoreKind.ROWS_STAGE, {"parts": [], "piece": "all"}),
+        (StoreKind.ROWS_STAGE, {"parts": [], "piece": [0, 1], "decision": [9, [0, 0], []]}),
         (StoreKind.ROWS_SAVE, {"reference": "[1]", "clocks": {"ads": 0}}),
         (StoreKind.ROWS_SAVE, {}),
         (

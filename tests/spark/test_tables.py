@@ -282,7 +282,7 @@ def test_a_worker_that_is_killed_costs_no_step(frame: Any, tmp_path: Any) -> Non
     ("settings", "call", "said"),
     [
         ({"mode": "asynchronous", "rule": "adam"}, {}, "a rule on weight changes"),
-        ({"mode": "synchronous"}, {}, "mode='allreduce'"),
+        ({"mode": "synchronous", "rule": "averaging"}, {}, "mode='allreduce'"),
         ({"mode": "allreduce", "rule": "local_sgd"}, {}, "mean of the gradients"),
         ({"mode": "allreduce", "on_nan": "skip"}, {}, "on_nan"),
         ({"mode": "allreduce"}, {"checkpoint_dir": None}, "checkpoint_dir"),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from faulty import AtEpoch
+from faulty import AtEpoch, python_workers
 from test_several_servers import servers_of
 from test_tables import frame as frame
 from test_tables import make_model, make_rows
@@ -43,6 +44,75 @@ def test_one_worker_trains_what_keras_would(
     )
     for mine, theirs in zip(spark_model.model.weights, expected.weights, strict=True):
         np.testing.assert_allclose(mine, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+def test_rounds_step_rows_as_one_process_does(servers: int, spark: Any, tmp_path: Any) -> None:
+    """Two workers: weights and rows are those of all-reduce, which are those of one process."""
+    ids, labels = make_rows()
+    ids, labels = ids[:220], labels[:220]  # the last batches differ
+    found = []
+    for mode in ("allreduce", "synchronous"):
+        network = Network() if mode == "allreduce" else Network(num_servers=servers)
+        spark_model = SparkModel(
+            make_model(tracks=True), mode, num_workers=2, batch_size=16, network=network
+        )
+        spark_model.fit(
+            (ids, labels), epochs=3, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path / mode)
+        )
+        rows = spark_model.tables["ads"].to_dataframe().orderBy("id").collect()
+        found.append((spark_model, rows))
+    (one, one_rows), (two, two_rows) = found
+    for mine, theirs in zip(two.model.weights, one.model.weights, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert [r["id"] for r in two_rows] == [r["id"] for r in one_rows]
+    assert [(r["seen"], r["step"]) for r in two_rows] == [(r["seen"], r["step"]) for r in one_rows]
+    np.testing.assert_allclose(
+        [r["row"] for r in two_rows], [r["row"] for r in one_rows], atol=1e-5
+    )
+
+
+def test_a_worker_that_is_killed_costs_a_round_nothing(spark: Any, tmp_path: Any) -> None:
+    """A round waits for the next attempt, which takes weights of the other worker, and the rows
+    of the servers as they are."""
+    ids, labels = (np.tile(array, (20,) + (1,) * (array.ndim - 1)) for array in make_rows())
+    killed: list[int] = []
+
+    def kill_later() -> None:
+        def kill() -> None:
+            victim = python_workers()[-1]
+            killed.append(victim.pid)
+            victim.kill()
+
+        if not killed:
+            threading.Timer(0.2, kill).start()
+
+    models = []
+    for mode in ("allreduce", "synchronous"):
+        network = Network() if mode == "allreduce" else Network(num_servers=2)
+        callbacks = [AtEpoch(1, kill_later)] if mode == "synchronous" else []
+        spark_model = SparkModel(make_model(), mode, num_workers=2, batch_size=16, network=network)
+        spark_model.fit(
+            (ids, labels), epochs=4, shuffle=False, verbose=0, callbacks=callbacks,
+            checkpoint_dir=str(tmp_path / mode),
+        )  # fmt: skip
+        models.append(spark_model)
+    assert killed
+    few = ids[:240]
+    alone, together = (m.model.predict(few, verbose=0) for m in models)
+    np.testing.assert_allclose(together, alone, atol=1e-4)
+    sums = [m.tables["ads"].get("sum") for m in models]
+    assert sums[1] == pytest.approx(sums[0], rel=1e-4)
+
+
+def test_one_worker_in_rounds_trains_what_keras_would(spark: Any, tmp_path: Any) -> None:
+    ids, labels = make_rows()
+    spark_model = SparkModel(make_model(), "synchronous", num_workers=1, batch_size=16)
+    spark_model.fit((ids, labels), epochs=2, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path))
+    np.testing.assert_allclose(
+        spark_model.model.predict(ids, verbose=0), of_one_process(2).predict(ids, verbose=0),
+        atol=1e-5,
+    )  # fmt: skip
 
 
 def test_a_model_of_rows_alone_may_have_more_servers_than_weights(
@@ -162,7 +232,7 @@ def test_a_killed_server_takes_rows_and_weights_back_to_the_checkpoint(
 
 def test_what_servers_cannot_train_is_refused(frame: Any, tmp_path: Any) -> None:
     options = {"verbose": 0, "checkpoint_dir": str(tmp_path)}
-    for settings in ({"mode": "synchronous"}, {"rule": "sgd"}):
+    for settings in ({"mode": "synchronous", "rule": "averaging"}, {"rule": "sgd"}):
         with pytest.raises(ConfigError, match="this fit cannot train"):
             SparkModel(make_model(), num_workers=1, **settings).fit(frame, **options)
     with pytest.raises(ConfigError, match="checkpoint_dir"):

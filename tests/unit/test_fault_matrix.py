@@ -27,8 +27,8 @@ WANTED = {
     "kill-server": (KILLS, SERVED),
     "kill-shard": (KILLS, SERVED),
     "stop-shard": (("mid",), SERVED),
-    "kill-shard-tables": (("mid",), SERVED[:2]),
-    "kill-worker-tables": (("exchange", "mid"), (*SERVED[:2], "allreduce")),
+    "kill-shard-tables": (("mid",), SERVED),
+    "kill-worker-tables": (("exchange", "mid"), EVERY),
     "kill-driver": (KILLS, EVERY),
     "kill-jvm": (KILLS, EVERY),
     "stop-worker": (("mid",), EVERY),
@@ -79,7 +79,7 @@ def test_the_matrix(faults: Any) -> None:
         for moment in moments
         for mode in modes
     }
-    assert len(wanted) == 182
+    assert len(wanted) == 185
     assert wanted - {*cells} == set()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.shards.ahead import RowsAhead
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
+from sparkdl.ps.shards.row_rounds import RoundRows
 from sparkdl.ps.shards.row_windows import WindowRows
 from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
 from sparkdl.rules.rule import Rule
@@ -200,12 +202,16 @@ class ShardedClient(Client):
     ) -> RowsOfWorker:
         """The rows of a model's tables, by connections of their own; closed with this client.
 
+        Where the rule waits for all workers, they step together: :class:`RoundRows`.
+
         Args:
             tables: All tables of the model.
             windows: Whether they are exchanged with the model's weights; else at each batch.
             ahead: Whether the next batch's rows are pulled ahead, where they are not in windows.
         """
-        if windows:
+        if self._rule.blocking:
+            self._rows = RoundRows(self._open_link(tables), tables)
+        elif windows:
             self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
         else:
             before = RowsAhead(self._open_link(tables)) if ahead else None
@@ -216,7 +222,12 @@ class ShardedClient(Client):
         limits = [shard.limits for shard in self._shards]
         connections = [shard.open_another() for shard in self._shards]
         dims = {spec.name: spec.store().dim for spec in tables}
-        return RowLink(connections, limits, dims, self.session.rank, self.session.attempt)
+        decided = self._decision_now if self._rule.blocking else None
+        session = self.session
+        return RowLink(connections, limits, dims, session.rank, session.attempt, decided)
+
+    def _decision_now(self) -> list[Any]:
+        return self._decision.to_wire()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -315,6 +326,8 @@ class ShardedClient(Client):
 
     def _send_aside(self, progress: Progress) -> None:
         """The first of the two steps of a round's commit."""
+        if isinstance(self._rows, RoundRows):
+            self._rows.put_aside(progress, self.session.sequence + 1)
         self._send(StoreKind.STAGE, progress)
 
     def _send(self, kind: StoreKind, progress: Progress) -> None:

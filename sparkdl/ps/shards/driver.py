@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
@@ -37,6 +38,7 @@ class ShardsDriver(Closing):
         self._endpoints = endpoints
         self._layout, self._ranges = layout, ranges_of(layout, len(endpoints))
         self._connections: list[Connection] = []
+        self._decided: dict[str, Any] = {}
         timeouts = Timeouts()
         try:
             for number, endpoint in enumerate(endpoints):
@@ -57,6 +59,7 @@ class ShardsDriver(Closing):
         """A copy of the center as the coordinator has decided it."""
         reply = coordinator.request(Message(StoreKind.PULL))
         meta = {DECISION: reply.meta[DECISION]} if DECISION in reply.meta else {}
+        self._decided = meta
         center = np.empty(self._layout.size, np.float32)
         for connection, range_ in zip(self._connections, self._ranges, strict=True):
             connection.request(Message(StoreKind.PULL, meta=dict(meta)))
@@ -90,11 +93,14 @@ class ShardsDriver(Closing):
     def save_rows(self, reference: TableReference) -> None:
         """Has all shards write the rows of the tables; training goes on meanwhile.
 
+        In rounds they are those of the round of the last :meth:`pull`.
+
         Raises:
             ResourceError: The files cannot be written.
         """
         asked = [
-            c.request(Message(StoreKind.ROWS_CLOCKS)).meta["clocks"] for c in self._connections
+            c.request(Message(StoreKind.ROWS_CLOCKS, meta=dict(self._decided))).meta["clocks"]
+            for c in self._connections
         ]
         # Deltas from the earliest clock on miss nothing that a shard with a later one has changed.
         clocks = {name: min(found[name] for found in asked) for name in reference.tables}

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.process.closing import Closing
-from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.client import Progress
+from sparkdl.ps.kinds import DECISION, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
     PushPart,
@@ -89,6 +91,8 @@ class RowLink(Closing):
         limits: Of their frames.
         dims: Table -> numbers of a row.
         rank, attempt: Of the worker.
+        decided: The coordinator's last decision, as requests carry it; None where rows have no
+            rounds.
     """
 
     def __init__(
@@ -98,8 +102,10 @@ class RowLink(Closing):
         dims: Mapping[str, int],
         rank: int,
         attempt: int,
+        decided: Callable[[], list[Any]] | None = None,
     ) -> None:
         self._connections, self._limits, self._dims = connections, limits, dims
+        self._decided = decided
         self._rank, self._attempt = rank, attempt
         self._sequence = 0
         self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix="sparkdl-rows")
@@ -156,23 +162,7 @@ class RowLink(Closing):
             changes: The values are added to the rows, instead of being gradients of a step, and
                 rows that others have changed since ``clocks`` come back.
         """
-        parts: list[list[PushPart]] = [[] for _ in self._connections]
-        places: list[list[npt.NDArray[np.intp]]] = [[] for _ in pushes]
-        for number, push in enumerate(pushes):
-            order, edges = by_owner(push.ids, self.num_shards)
-            for shard, edge in enumerate(edges):
-                mine = order[edge]
-                places[number].append(mine)
-                parts[shard].append(
-                    PushPart(
-                        push.table,
-                        push.ids[mine],
-                        push.values[mine],
-                        None if push.counts is None else push.counts[mine],
-                        None if push.wanted is None else push.wanted[mine],
-                        push.clocks[shard],
-                    )
-                )
+        parts, places = self._parts(pushes)
         back: list[list[list[PushReply]]] = [[[] for _ in pushes] for _ in parts]
         again = [False] * len(parts)
         sequences = [self._sequence] * len(parts)
@@ -210,6 +200,53 @@ class RowLink(Closing):
                 )
             )
         return results
+
+    def put_aside(self, pushes: Sequence[RowPush], progress: Progress, sequence: int) -> None:
+        """Sends this worker's part of a round to all shards, which apply it when it is decided.
+
+        Args:
+            pushes: One for each table, of gradients; none where the worker has no rows.
+            progress: After the round.
+            sequence: Of the commit to the coordinator that follows.
+        """
+        parts, _ = self._parts(pushes)
+
+        def send(shard: int) -> None:
+            pieces = self._split(parts[shard], shard)
+            for number, piece in enumerate(pieces):
+                told, body = pack_push([part for _, part in piece])
+                message = Message(
+                    StoreKind.ROWS_STAGE, sequence=sequence, epoch=progress.epoch,
+                    batch=progress.batch, rows=progress.rows,
+                    learning_rate=progress.learning_rate, total=body.size,
+                    meta={"parts": told, "piece": [number, len(pieces)]},
+                )  # fmt: skip
+                self._request(shard, message, body)
+
+        self._on_all(send)
+
+    def _parts(
+        self, pushes: Sequence[RowPush]
+    ) -> tuple[list[list[PushPart]], list[list[npt.NDArray[np.intp]]]]:
+        """The pushes shard by shard; and for each push, and each shard, the places of its ids."""
+        parts: list[list[PushPart]] = [[] for _ in self._connections]
+        places: list[list[npt.NDArray[np.intp]]] = [[] for _ in pushes]
+        for number, push in enumerate(pushes):
+            order, edges = by_owner(push.ids, self.num_shards)
+            for shard, edge in enumerate(edges):
+                mine = order[edge]
+                places[number].append(mine)
+                parts[shard].append(
+                    PushPart(
+                        push.table,
+                        push.ids[mine],
+                        push.values[mine],
+                        None if push.counts is None else push.counts[mine],
+                        None if push.wanted is None else push.wanted[mine],
+                        push.clocks[shard],
+                    )
+                )
+        return parts, places
 
     def give_up(self) -> None:
         """Ends requests that wait in other threads."""
@@ -252,6 +289,8 @@ class RowLink(Closing):
 
     def _request(self, shard: int, message: Message, body: npt.NDArray[np.uint8]) -> Message:
         message.rank, message.attempt = self._rank, self._attempt
+        if self._decided is not None:
+            message.meta[DECISION] = self._decided()
         return self._connections[shard].request(message, body)
 
     def _on_all(self, do: Callable[[int], None]) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.kinds import StoreKind
+from sparkdl.ps.decision import Decision, Member
+from sparkdl.ps.kinds import DECISION, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
     Mask,
@@ -26,7 +28,7 @@ from sparkdl.tables.files import write_part
 from sparkdl.tables.hashing import Hashes, Ids
 from sparkdl.tables.index import Slots
 from sparkdl.tables.service import TableSpec
-from sparkdl.tables.store import RowStore, TableRows
+from sparkdl.tables.store import RowStore, TableRows, merged
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
 
@@ -86,6 +88,30 @@ class _Changed:
         self._clocks[slots] = clock
 
 
+@dataclass
+class _StagedRows:
+    """A worker's part of a round.
+
+    Args:
+        position: After the round.
+        rows: Of the worker's batch.
+        learning_rate: Of the step.
+        count: Pieces in which it comes.
+        pieces: Those that are here.
+    """
+
+    position: tuple[int, int]
+    rows: int
+    learning_rate: float
+    count: int
+    pieces: dict[int, list[PushPart]] = field(default_factory=dict)
+
+    def parts_of(self, table: str) -> list[PushPart]:
+        """Those of one table that have rows."""
+        pieces = [self.pieces[number] for number in sorted(self.pieces)]
+        return [p for piece in pieces for p in piece if p.table == table and len(p.ids)]
+
+
 class TableService:
     """Answers pulls of rows, applies pushes, writes its rows to files.
 
@@ -120,6 +146,8 @@ class TableService:
         self._workers: dict[int, Worker] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
         self._lock = threading.Lock()
+        self._staged: dict[Member, _StagedRows] = {}
+        self._round, self._position = 0, (0, 0)
         self._changed = {name: _Changed() for name in self.stores}
         self.pulled = self.pushed = 0
         self._known_pushes = self._stale_steps = self._most_stale = 0
@@ -136,6 +164,10 @@ class TableService:
             ModelError: A gradient is not finite.
             ResourceError: The rows cannot be written.
         """
+        if DECISION in message.meta:
+            self._follow(Decision.in_meta(message.meta, DECISION), message.rank)
+        if message.kind is StoreKind.ROWS_STAGE:
+            return self._stage(message)
         if message.kind is StoreKind.ROWS_PULL:
             return self._pull(message)
         if message.kind is StoreKind.ROWS_PUSH:
@@ -238,6 +270,92 @@ class TableService:
             values = np.empty((0, store.dim), np.float32)
             return PushReply(store.clock, np.zeros(len(part.ids), bool), values)
         return PushReply(store.clock, rows, store.pull(part.ids[rows]))
+
+    def _stage(self, message: Message) -> Message:
+        """Puts a part of a round aside until a decision names it."""
+        body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
+        parts = unpack_push(message.meta.get("parts"), body, self._dims)
+        piece = message.meta.get("piece")
+        if not (isinstance(piece, list) and len(piece) == 2 and all(type(n) is int for n in piece)):
+            raise ProtocolError(
+                "a part of a round's step of rows is malformed",
+                expected="its number, and the number of parts",
+                received=repr(piece)[:100],
+            )
+        position = message.epoch, message.batch
+        with self._lock:
+            self._identify(message)
+            if position <= self._position:
+                raise ProtocolError(
+                    "the rows of tables are ahead of the weights",
+                    expected=f"a round after epoch {self._position[0]}, batch {self._position[1]}",
+                    received=f"epoch {position[0]}, batch {position[1]}",
+                    hint="all workers were lost amid an epoch: fit(..., resume=True) goes on from "
+                    "the last checkpoint, rows and weights together",
+                )
+            key = message.rank, message.attempt, message.sequence
+            others = [k for k in self._staged if k[:2] == key[:2] and k != key]
+            for former in others:  # a commit that no decision can name any more
+                del self._staged[former]
+            staged = self._staged.setdefault(
+                key, _StagedRows(position, message.rows, message.learning_rate, piece[1])
+            )
+            staged.pieces[piece[0]] = parts
+        return Message(Kind.OK, sequence=message.sequence)
+
+    def _follow(self, decision: Decision, rank: int) -> None:
+        """Takes the step of the round that is decided, unless this shard has.
+
+        Raises:
+            ProtocolError: A part of it is not here, or it is not the next one.
+        """
+        with self._lock:
+            driver_is_late = rank < 0 and decision.round < self._round
+            if decision.round == self._round or driver_is_late:
+                return
+            if decision.round != self._round + 1:
+                raise ProtocolError(
+                    "a shard is asked for rows of a round that is not the next one",
+                    expected=f"round {self._round} or {self._round + 1}",
+                    received=f"round {decision.round}",
+                    hint="a worker that was silent while the others went on; its task is retried",
+                )
+            found = [self._staged.get(member) for member in decision.members]
+            whole = [s for s in found if s is not None and len(s.pieces) == s.count]
+            if len(whole) < len(found):
+                raise ProtocolError(
+                    "a worker's rows of a round are not on this shard",
+                    expected=f"those of the commits {list(decision.members)}",
+                    received=f"those of {sorted(self._staged)}",
+                )
+            self._take_round(whole)
+            self._round += 1
+            self._staged.clear()
+
+    def _take_round(self, members: list[_StagedRows]) -> None:
+        """One step of each row, by the mean of the members' gradients, weighed by their rows."""
+        self._position = max([self._position, *(m.position for m in members)])
+        total = sum(member.rows for member in members)
+        for name, store in self.stores.items():
+            given = [
+                (part, np.float32(member.rows / total))
+                for member in members
+                if member.rows
+                for part in member.parts_of(name)
+            ]
+            if not given:
+                continue
+            ids = np.concatenate([part.ids for part, _ in given])
+            values = np.concatenate([part.values * share for part, share in given])
+            counts = None
+            if all(part.counts is not None for part, _ in given):
+                counts = np.concatenate([np.asarray(part.counts) for part, _ in given])
+            ids, values, seen = merged(ids, values, counts)
+            own = self._rates[name]
+            rate = members[0].learning_rate if own is None else own
+            with self._locks[name]:
+                store.push(ids, values, rate, seen)
+            self.pushed += len(ids)
 
     def _identify(self, message: Message) -> Worker:
         """The rank that sent a push, over all its attempts."""

@@ -51,7 +51,7 @@ from sparkdl.spark.fit.plan import (
     waits_for_callbacks,
 )
 from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.tables import check_tables, tables_folder, tables_of_run
+from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
 from sparkdl.spark.fit.telling import (
     describe_run,
     facts_of,
@@ -144,7 +144,8 @@ class FitCall:
             return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
         warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
         waits = waits_for_callbacks(
-            exchange, num_workers, at_once, any_given=bool(callbacks),
+            exchange, num_workers, at_once,
+            any_given=bool(callbacks) or rows_on_servers(trained.model, exchange),
             any_acts=any(map(may_act, callbacks)),
         )  # fmt: skip
         keras_callbacks = CallbackSink(

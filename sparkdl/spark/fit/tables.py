@@ -28,6 +28,11 @@ def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
     return f"{checkpoints.folder if here is None else os.path.abspath(here)}/tables"
 
 
+def rows_on_servers(model: Any, exchange: ChosenExchange) -> bool:
+    """Whether servers hold rows of tables: in rounds all workers wait while they are written."""
+    return isinstance(exchange, ServerExchange) and bool(ModelTables(model).layers)
+
+
 def check_tables(
     model: Any,
     config: FitConfig,
@@ -43,8 +48,9 @@ def check_tables(
     names = ", ".join(repr(spec.name) for spec in tables.specs)
     what = f"the model has rows in tables ({names}), which this fit cannot train"
     if isinstance(exchange, ServerExchange):
-        served = not (exchange.in_step or exchange.independent)
-        served = served and exchange.rule.payload == "delta" and exchange.rule.splits
+        rounds = exchange.rule.replies_mean and tables.loss_scale is None
+        served = rounds if exchange.in_step else exchange.rule.payload == "delta"
+        served = served and exchange.rule.splits and not exchange.independent
         served = served and all(spec.classes is None for spec in tables.specs)
     else:
         served = type(exchange.rule) is Mean and exchange.window == 1
@@ -52,7 +58,8 @@ def check_tables(
         raise ConfigError(
             what,
             expected="mode='allreduce' with the mean of the gradients at each step, or, without a "
-            "ShardedClassifier, 'asynchronous' or 'hogwild' with a rule on weight changes",
+            "ShardedClassifier, 'synchronous' with it and an unscaled loss, 'asynchronous' or "
+            "'hogwild' with a rule on weight changes",
             received=f"mode={config.mode!r}, rule={exchange.rule.name!r}",
         )
     if isinstance(exchange, ServerExchange) and exchange.rule.rows_in_windows:
