@@ -119,6 +119,11 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         return cls(keras.saving.deserialize_keras_object(config.pop("block")), **config)
 
 
+@keras.saving.register_keras_serializable(package="sparkdl")
+class NamedOutput(keras.layers.Identity):  # type: ignore[misc]
+    """An output that a segment makes, under the name of the layer that makes it there."""
+
+
 def recompute_segments(model: Any, segments: int | None = None) -> Any:
     """The same layers, of which a training step keeps the tensors between segments alone.
 
@@ -159,7 +164,26 @@ def recompute_segments(model: Any, segments: int | None = None) -> Any:
         else:
             leaving = block.call(_one(entering))
         made.update(zip(map(id, span.outputs), keras.tree.flatten(leaving), strict=True))
+    name_outputs(graph_of(model).outputs, made)
     return _model_of(model, made)
+
+
+def name_outputs(outputs: Sequence[Any], made: dict[int, Any]) -> None:
+    """Gives outputs that segments make the names that they have in the model.
+
+    Keras calls an output as the layer that makes it: losses, labels and metrics go by that name.
+
+    Args:
+        outputs: Tensors of the model.
+        made: Number of a tensor -> the tensor that stands for it; changed for outputs.
+    """
+    taken: set[str] = set()
+    for tensor in outputs:
+        found, name = made[id(tensor)], tensor._keras_history[0].name
+        maker = found._keras_history[0]
+        if isinstance(maker, RecomputedSegment) and name not in taken:
+            made[id(tensor)] = NamedOutput(name=name)(found)
+        taken.add(name)
 
 
 def inlined(model: Any) -> Any:
@@ -178,6 +202,8 @@ def inlined(model: Any) -> Any:
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, RecomputedSegment):
             return operation.block.call(args[0])
+        if isinstance(operation, NamedOutput):
+            return args[0]
         return operation(*args, **kwargs)
 
     graph = graph_of(model)

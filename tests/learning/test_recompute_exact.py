@@ -21,7 +21,9 @@ from sparkdl.layers import (
     to_plain_model,
 )
 from sparkdl.layers.cuts import spans_of
+from sparkdl.layers.recompute import inlined
 from sparkdl.learner.archives.archive import decode_model, encode_model
+from sparkdl.learner.signature import model_signature
 
 layers = keras.layers
 BACKEND = keras.backend.backend()
@@ -312,3 +314,27 @@ def test_what_cannot_be_cut_is_refused() -> None:
         model = deep()
     with pytest.raises(ModelError, match="is recomputed by itself"):
         recompute_segments(model)
+
+
+def test_outputs_keep_their_names_by_which_losses_and_labels_go() -> None:
+    given = keras.Input((5, 4))
+    x = layers.GlobalAveragePooling1D()(layers.TimeDistributed(layers.Dense(6, "relu"))(given))
+    heads = [layers.Dense(1, "tanh", name="signs")(x), layers.Dense(3, name="bits")(x)]
+    model = keras.Model(given, heads)
+    losses = {"signs": "squared_hinge", "bits": keras.losses.BinaryCrossentropy(from_logits=True)}
+    model.compile("sgd", losses, metrics={"bits": ["binary_accuracy"]})
+    cut = recompute_segments(model, 2)
+    assert cut.output_names == ["signs", "bits"]
+    assert list(model_signature(cut).outputs) == ["signs", "bits"]
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(8, 5, 4)).astype("float32")
+    labels = [np.sign(rng.normal(size=(8, 1))), (rng.random((8, 3)) > 0.5).astype("float32")]
+    wanted = model.evaluate(rows, labels, verbose=0, return_dict=True)
+    assert cut.evaluate(rows, labels, verbose=0, return_dict=True) == pytest.approx(
+        wanted, rel=1e-5
+    )
+    loaded = keras.models.clone_model(cut)
+    assert loaded.output_names == ["signs", "bits"]
+    plain = inlined(cut)
+    assert plain.output_names == ["signs", "bits"]
+    assert len(plain.layers) == len(model.layers)
