@@ -123,6 +123,8 @@ def test_a_malformed_frame_is_answered_and_closed(server: ServerProcess, frame: 
         (StoreKind.ROWS_PUSH, {"parts": [["ads", 0, False, False, "now"]], "changes": True}),
         (StoreKind.ROWS_STAGE, {"parts": [["ads", 10**9, True, False, 0]], "piece": [0, 1]}),
         (StoreKind.ROWS_STAGE, {"parts": [], "piece": "all"}),
+        (StoreKind.ROWS_STAGE, {"parts": [], "piece": [1, 1]}),
+        (StoreKind.ROWS_STAGE, {"parts": [], "piece": [0, 2**40]}),
         (StoreKind.ROWS_STAGE, {"parts": [], "piece": [0, 1], "decision": [9, [0, 0], []]}),
         (StoreKind.ROWS_SAVE, {"reference": "[1]", "clocks": {"ads": 0}}),
         (StoreKind.ROWS_SAVE, {}),

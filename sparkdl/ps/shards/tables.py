@@ -32,6 +32,9 @@ from sparkdl.tables.store import RowStore, TableRows, merged
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
 
+_MOST_PIECES = 1 << 14
+"""Frames in which a worker's part of a round may come."""
+
 
 class _Guarded:
     """A store that is written to files while others push: a block at a time is copied.
@@ -276,10 +279,13 @@ class TableService:
         body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
         parts = unpack_push(message.meta.get("parts"), body, self._dims)
         piece = message.meta.get("piece")
-        if not (isinstance(piece, list) and len(piece) == 2 and all(type(n) is int for n in piece)):
+        number = count = 0
+        if isinstance(piece, list) and len(piece) == 2 and all(type(n) is int for n in piece):
+            number, count = piece
+        if not 0 <= number < count <= _MOST_PIECES:
             raise ProtocolError(
                 "a part of a round's step of rows is malformed",
-                expected="its number, and the number of parts",
+                expected=f"its number, and the number of parts, at most {_MOST_PIECES}",
                 received=repr(piece)[:100],
             )
         position = message.epoch, message.batch
@@ -298,9 +304,9 @@ class TableService:
             for former in others:  # a commit that no decision can name any more
                 del self._staged[former]
             staged = self._staged.setdefault(
-                key, _StagedRows(position, message.rows, message.learning_rate, piece[1])
+                key, _StagedRows(position, message.rows, message.learning_rate, count)
             )
-            staged.pieces[piece[0]] = parts
+            staged.pieces[number] = parts
         return Message(Kind.OK, sequence=message.sequence)
 
     def _follow(self, decision: Decision, rank: int) -> None:
