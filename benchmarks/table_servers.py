@@ -94,11 +94,11 @@ def measure(servers: int, args: argparse.Namespace) -> str:
             count += len(given[place])
         used += sum(cpu_s(s.pid) for s in shards)
         waits: dict[bool, list[float]] = {False: [], True: []}
-        before, number = rows._ahead, args.repeats + 10
+        number = args.repeats + 10
         for ahead in (False, True) * 3:
-            rows._ahead = before if ahead else None
             for _ in range(12):
-                waits[ahead].append(waited(rows, given, gradients, number, args.compute / 1e3))
+                seconds = waited(rows, given, gradients, number, args.compute / 1e3, ahead=ahead)
+                waits[ahead].append(seconds)
                 number += 1
         rate = while_saving(rows, shards, given, gradients, args) if args.saved else math.nan
     both = [a + b for a, b in zip(pulls, pushes, strict=True)]
@@ -116,13 +116,15 @@ def waited(
     gradients: list[np.ndarray],
     number: int,
     compute_s: float,
+    *,
+    ahead: bool,
 ) -> float:
     """Seconds of a step beside its computing."""
     place = number % len(given)
     ids, following = given[place], given[(number + 1) % len(given)]
     matrix = np.ones((400, 400), np.float32)
     began = time.perf_counter()
-    rows.begin_batch(lambda: [("ads", following)])
+    rows.begin_batch((lambda: [("ads", following)]) if ahead else None)
     _, pulled = rows.pull("ads", ids, training=True)
     before = time.perf_counter()
     while time.perf_counter() < before + compute_s:

@@ -33,6 +33,21 @@ class Decision:
     members: Sequence[Member] = ()
     position: tuple[int, int] = (0, 0)
 
+    def follows(self, applied: int) -> bool:
+        """Whether the round is to be applied after ``applied`` rounds; False if it was the last.
+
+        Raises:
+            ProtocolError: It is neither that one nor the next.
+        """
+        if self.round not in (applied, applied + 1):
+            raise ProtocolError(
+                "a shard is asked for a round that is not the next one",
+                expected=f"round {applied} or {applied + 1}",
+                received=f"round {self.round}",
+                hint="a worker that was silent while the others went on; its task is retried",
+            )
+        return self.round > applied
+
     def to_wire(self) -> list[Any]:
         """As a list that JSON can hold."""
         return [self.round, list(self.position), [list(member) for member in self.members]]

@@ -130,8 +130,7 @@ class WindowSynchronizer(Way):
         """Takes the center as the weights to start from."""
         if self._with_tables:
             assert isinstance(self._client, ShardedClient)
-            specs = learner.tables.specs
-            rows = self._client.open_rows(specs, windows=self._rule.rows_in_windows)
+            rows = self._client.open_rows(learner.tables.specs)
             learner.tables.serve_from(rows)
             self._tables = TableBatches(rows, learner)
         together = self._at_once or self._client.num_workers

@@ -55,7 +55,6 @@ class RowsAhead(Closing):
         self._now: list[_Coming] = []
         self._next: Future[list[_Coming]] | None = None
         self._off = False
-        self.hits = 0
 
     def begin_batch(self, wanted: Wanted | None) -> None:
         """A batch begins: what was pulled ahead is for it.
@@ -73,7 +72,6 @@ class RowsAhead(Closing):
         for number, coming in enumerate(self._now):
             if coming.table == table and np.array_equal(coming.ids, ids):
                 del self._now[number]
-                self.hits += 1
                 return coming.taken()
         return None
 

@@ -197,25 +197,22 @@ class ShardedClient(Client):
             self._decision = Decision.from_wire(welcome.decision)
         return welcome
 
-    def open_rows(
-        self, tables: Sequence[TableSpec], *, windows: bool = False, ahead: bool = True
-    ) -> RowsOfWorker:
+    def open_rows(self, tables: Sequence[TableSpec]) -> RowsOfWorker:
         """The rows of a model's tables, by connections of their own; closed with this client.
 
-        Where the rule waits for all workers, they step together: :class:`RoundRows`.
+        Where the rule waits for all workers, they step together; where it exchanges rows in
+        windows, with the weights; else at each batch, and the next batch's rows are pulled ahead.
 
         Args:
             tables: All tables of the model.
-            windows: Whether they are exchanged with the model's weights; else at each batch.
-            ahead: Whether the next batch's rows are pulled ahead, where they are not in windows.
         """
         if self._rule.blocking:
             self._rows = RoundRows(self._open_link(tables), tables)
-        elif windows:
+        elif self._rule.rows_in_windows:
             self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
         else:
-            before = RowsAhead(self._open_link(tables)) if ahead else None
-            self._rows = ServedRows(self._open_link(tables), tables, before)
+            ahead = RowsAhead(self._open_link(tables))
+            self._rows = ServedRows(self._open_link(tables), tables, ahead)
         return self._rows
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:

@@ -170,26 +170,23 @@ class ServedRows(RowsOfWorker):
     Args:
         link: To the shards; closed with this object.
         tables: All tables of the model.
-        ahead: Pulls rows of the next batch; closed with this object. None: nobody does.
+        ahead: Pulls rows of the next batch; closed with this object.
     """
 
-    def __init__(
-        self, link: RowLink, tables: Sequence[TableSpec], ahead: RowsAhead | None = None
-    ) -> None:
+    def __init__(self, link: RowLink, tables: Sequence[TableSpec], ahead: RowsAhead) -> None:
         super().__init__(tables)
         self._link, self._ahead = link, ahead
         self._own: dict[str, list[list[int]]] = {}  # the clocks after this worker's last pushes
 
     def begin_batch(self, wanted: Wanted | None) -> None:
         """See :class:`RowsOfWorker`."""
-        if self._ahead is not None:
-            self._ahead.begin_batch(wanted)
+        self._ahead.begin_batch(wanted)
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`."""
         self._begin_pull(training=training)
         ids = np.ascontiguousarray(ids, np.int64)
-        found = self._ahead.take(table, ids) if training and self._ahead is not None else None
+        found = self._ahead.take(table, ids) if training else None
         if found is None:
             found = self._link.fetch(table, ids, training=training)
         return found.rows, self._noted(table, ids, found.clocks, training=training)
@@ -201,12 +198,11 @@ class ServedRows(RowsOfWorker):
         steps = self._take_step(loss_scale)
         if not steps:
             return
-        ahead = self._ahead
         pushes = [
             RowPush(
                 step.table, step.ids, step.gradients,
                 step.counts if step.table in self._counted else None,
-                None if ahead is None else ahead.shared(step.table, step.ids),
+                self._ahead.shared(step.table, step.ids),
                 self._clocks_with_own(step),
             )
             for step in steps
@@ -215,21 +211,19 @@ class ServedRows(RowsOfWorker):
             steps, self._link.push(pushes, epoch, batch, learning_rate), strict=True
         ):
             self._own[step.table] = [*self._own.get(step.table, [])[-1:], done.clocks]
-            if ahead is not None:
-                order = np.argsort(done.places)
-                ahead.renew(step.table, step.ids[done.places[order]], done.values[order])
+            order = np.argsort(done.places)
+            self._ahead.renew(step.table, step.ids[done.places[order]], done.values[order])
 
     def close(self) -> None:
         """Closes the connections."""
-        if self._ahead is not None:
-            self._ahead.close()
+        self._ahead.close()
         self._link.close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """See :class:`RowsOfWorker`."""
         sent, received = self._link.bytes_moved
-        more = (0, 0) if self._ahead is None else self._ahead.bytes_moved
+        more = self._ahead.bytes_moved
         return sent + more[0], received + more[1]
 
     def _clocks_with_own(self, step: StepOfTable) -> list[int]:

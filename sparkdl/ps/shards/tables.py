@@ -317,15 +317,8 @@ class TableService:
         """
         with self._lock:
             driver_is_late = rank < 0 and decision.round < self._round
-            if decision.round == self._round or driver_is_late:
+            if driver_is_late or not decision.follows(self._round):
                 return
-            if decision.round != self._round + 1:
-                raise ProtocolError(
-                    "a shard is asked for rows of a round that is not the next one",
-                    expected=f"round {self._round} or {self._round + 1}",
-                    received=f"round {decision.round}",
-                    hint="a worker that was silent while the others went on; its task is retried",
-                )
             found = [self._staged.get(member) for member in decision.members]
             whole = [s for s in found if s is not None and len(s.pieces) == s.count]
             if len(whole) < len(found):

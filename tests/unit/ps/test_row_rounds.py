@@ -90,9 +90,11 @@ def test_pieces_make_one_step_and_one_that_is_sent_again_counts_once() -> None:
 def test_parts_that_are_not_here_and_rounds_that_are_not_next_are_refused() -> None:
     shard = service()
     stage(shard, 0, [1], -1.0, rows=1, piece=(0, 2))
-    for decision in (Decision(1, [(0, 0, 1)]), Decision(1, [(1, 0, 1)]), Decision(2, [])):
-        with pytest.raises(ProtocolError, match="of a round"):
+    for decision in (Decision(1, [(0, 0, 1)]), Decision(1, [(1, 0, 1)])):
+        with pytest.raises(ProtocolError, match="of a round are not on this shard"):
             rows(shard, [1], decision)
+    with pytest.raises(ProtocolError, match="not the next one"):
+        rows(shard, [1], Decision(2, []))
     with pytest.raises(ProtocolError, match="malformed"):
         stage(shard, 0, [1], -1.0, rows=1, piece=(0,))  # type: ignore[arg-type]
     assert len(shard.stores["ads"]) == 0
