@@ -5,13 +5,15 @@
 The loss is minus the sum of the rows of a batch, and the rate makes each step add 1: so after the
 fit each number of a row says how often its id was trained. After an epoch, and a time of its own,
 one of the servers is killed; the fit goes back to its last checkpoint. Printed are the seconds from
-each kill to the first batches that are trained after it, and whether all rows count as if nothing
+each kill to the first batches beyond those that were trained before it (a part of an epoch is
+trained again within them), and whether all rows count as if nothing
 had happened. The servers share this machine's processors with the workers.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import signal
@@ -55,10 +57,11 @@ class Killer(keras.callbacks.Callback):
             timer.start()
 
     def kill(self) -> None:
-        servers = [
-            p for p in psutil.Process().children(recursive=True)
-            if "sparkdl.ps.server" in " ".join(p.cmdline())
-        ]  # fmt: skip
+        servers = []
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+                if "sparkdl.ps.server" in " ".join(process.cmdline()):
+                    servers.append(process)
         shards = sorted(servers, key=lambda p: p.pid)[:-1]  # the last one is the coordinator
         if not shards:
             return
