@@ -17,7 +17,7 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl import SparkModel
-from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
+from sparkdl.compat.elephas.adapters import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
 from sparkdl.learner.archives.archive import making_models
