@@ -19,6 +19,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from sparkdl.settings.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
-    from sparkdl.spark.horovod_runner import HorovodRunner as HorovodRunner
     from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
+    from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.runs.feeding import Feeding as Feeding
     from sparkdl.spark.spark_model import SparkModel as SparkModel
@@ -92,7 +93,7 @@ _HOMES = {
     "write_tfrecords": "sparkdl.spark.tfrecord.functions",
     "register_tfrecord": "sparkdl.spark.tfrecord.functions",
     "dashboard": "sparkdl.tracking.page.dashboard",
-    "HorovodRunner": "sparkdl.spark.horovod_runner",
+    "HorovodRunner": "sparkdl.spark.run",
     "describe": "sparkdl.learner.description",
     "doctor": "sparkdl.spark.doctor.examination",
     "environment": "sparkdl.spark.doctor.examination",
@@ -196,7 +197,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
 """Module paths of Databricks' and Elephas' libraries: where their names are here, and the names."""
 
 
-class _Paths:
+class _Paths(Loader):
     """Finds and makes the modules of ``_PATHS``."""
 
     def find_spec(
@@ -206,9 +207,6 @@ class _Paths:
             return None
         holds_others = any(other.startswith(f"{fullname}.") for other in _PATHS)
         return ModuleSpec(fullname, self, is_package=holds_others)
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        """None: the import system makes the module."""
 
     def exec_module(self, module: ModuleType) -> None:
         home, names = _PATHS[module.__name__]

@@ -11,7 +11,7 @@ from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import UserSettings, declared
 
-_RUNS = "sparkdl.cli.runs"
+_RUNS = "sparkdl.cli.models"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

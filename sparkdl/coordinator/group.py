@@ -19,8 +19,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.failures import Failure
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message, error_to_meta
 from sparkdl.transport.service import Replies
 
 

@@ -10,10 +10,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from sparkdl.launch.child import Child
-from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import Launcher, RankContext, Ranks, Task
-from sparkdl.launch.threads import LocalRanks
+from sparkdl.launch.threads import LocalRanks, RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import show
 

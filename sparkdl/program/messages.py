@@ -26,8 +26,7 @@ from typing import Any, Protocol, Self
 import cloudpickle
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.wire.exact import Stream, receive_exactly
-from sparkdl.wire.listening import tune
+from sparkdl.wire.listening import Stream, receive_exactly, tune
 from sparkdl.wire.proving import prove
 from sparkdl.wire.tls import Certificate, require_name
 

@@ -22,9 +22,9 @@ from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
+from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through
 from sparkdl.program.calls import LOOPBACK, CallAddress, CallClient

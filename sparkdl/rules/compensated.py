@@ -9,10 +9,41 @@ import numpy as np
 
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.settings.values import require_fraction, require_not_negative, require_positive
 from sparkdl.weights import FloatArray
+
+
+class Backups:
+    """One backup per worker in a rule's state, under ``'backup/<rank>'``.
+
+    Before its first pull a worker has the initial center. A commit counts as the first half of a
+    ``push_pull``, after which the worker has the center just written. (If it pulls later instead,
+    ``Rule.pulled`` corrects that.)
+    """
+
+    @staticmethod
+    def init(center: FloatArray) -> State:
+        """The state at the start: the initial center alone."""
+        return {"initial": center.copy()}
+
+    @staticmethod
+    def of(state: State, worker: int) -> FloatArray:
+        """The worker's backup, to read and to write; made when first asked for."""
+        key = f"backup/{worker}"
+        if key not in state:
+            state[key] = state["initial"].copy()
+        backup: FloatArray = state[key]
+        return backup
+
+    @staticmethod
+    def save(state: State, worker: int, center: FloatArray) -> None:
+        """Keeps ``center`` as what ``worker`` has now."""
+        key = f"backup/{worker}"
+        if key in state:
+            np.copyto(state[key], center)
+        else:
+            state[key] = center.copy()
 
 
 def _scales(rule: DCASGD | GapAware, commit: Commit) -> tuple[float, float]:

@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.rules.backup import Backups
+from sparkdl.rules.compensated import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of
 from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray

@@ -13,7 +13,7 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
-from sparkdl.transport.stream_server import StreamServer
+from sparkdl.transport.socket import StreamServer
 from sparkdl.wire.tls import Certificate, ServerEncryption
 
 

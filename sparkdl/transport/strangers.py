@@ -11,7 +11,6 @@ import socket
 import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
@@ -21,6 +20,7 @@ from sparkdl.transport.frames import (
     decode_header,
     decode_meta,
     encode,
+    error_to_meta,
 )
 from sparkdl.wire.greeting import hear_bytes, no_room
 from sparkdl.wire.listening import token_matches

@@ -15,7 +15,6 @@ from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     ByteArray,
     Flag,
@@ -23,6 +22,7 @@ from sparkdl.transport.frames import (
     FrameLimits,
     Kind,
     Message,
+    error_to_meta,
     kinds_of,
 )
 from sparkdl.transport.openers import explained, openers_of

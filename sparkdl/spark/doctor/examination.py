@@ -36,10 +36,9 @@ from sparkdl.spark.doctor.cluster_checks import (
     check_slots,
     check_versions,
 )
-from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
-from sparkdl.spark.doctor.network import Answer, ProbeTask
+from sparkdl.spark.doctor.network import Answer, Echo, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.runs.capacity import slot_pool

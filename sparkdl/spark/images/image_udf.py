@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.images.pixels import ImageReader, require_pillow
+from sparkdl.spark.images.deep_image import ImageReader, require_pillow
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.udf import register_udf
 
@@ -29,7 +29,7 @@ class LoadedByUser:
 
     def __call__(self, image: Mapping[str, Any]) -> Any:
         """Reads one image."""
-        from sparkdl.spark.images.pixels import rgb_of
+        from sparkdl.spark.images.deep_image import rgb_of
 
         return np.asarray(self.preprocessor(rgb_of(image)))
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import (
     BUSY,
     CLIENT_HEADER,
