@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.optimizer import State
 from sparkdl.settings.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
@@ -161,10 +162,14 @@ class Rule:
     ) -> None:
         """Writes the new center into ``out``, which may be ``center`` itself.
 
-        Acts on the trained section only. Must not change ``delta``, nor ``center`` unless it is
-        ``out``; may change ``state``.
+        ``out = center + share_of(commit) · delta``. Acts on the trained section only. Must not
+        change ``delta``, nor ``center`` unless it is ``out``; may change ``state``.
         """
-        np.add(center, delta, out=out)
+        add_scaled(center, delta, self.share_of(commit), out)
+
+    def share_of(self, commit: Commit) -> float:
+        """The part of a change by which a commit moves the center."""
+        return 1.0
 
     @property
     def gated(self) -> bool:
