@@ -109,11 +109,6 @@ def _add_settings(
 ) -> None:
     """Options made from declarations: without one the saved model's value or the default counts, so
     that the parser's own default is None.
-
-    Args:
-        group: Takes the options.
-        cls: Declares the settings.
-        names: Those of it that are options; all by default.
     """
     settings = declared(cls)
     for name in names or settings:

@@ -177,11 +177,9 @@ class _Quantized(Codec):
         return self._grid().wire_size(size)
 
     def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
-        """Quantizes block by block."""
         return self._grid().encode(array, rng)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Writes ``level · scale`` for every element."""
         self._grid().decode(payload, out)
 
 
@@ -294,7 +292,6 @@ class OneBit(Codec):
         return 4 + -(-size // 8)
 
     def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
-        """Takes the signs and the mean size."""
         check_vector(array)
         payload = np.empty(self.max_size(array.size), np.uint8)
         sizes = np.empty(min(array.size, CHUNK), np.float32)
@@ -307,7 +304,6 @@ class OneBit(Codec):
         return payload
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Writes plus or minus the mean size."""
         data = as_bytes(payload)
         check_size(self.name, data, self.max_size(out.size))
         scale = np.ascontiguousarray(data[:4]).view("<f4")[0]

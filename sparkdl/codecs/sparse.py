@@ -179,11 +179,9 @@ class TopK(_FewElements):
         return pack(array, largest(array, kept(array.size, self.ratio, self.k)))
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Writes the values sent, and 0 elsewhere."""
         put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def subtract(self, payload: Payload, values: FloatArray) -> None:
-        """Sets what was sent to 0."""
         indices, sent = unpack(self.name, payload, values.size, self.max_size(values.size) // 8)
         values[indices] -= sent
 
@@ -248,13 +246,11 @@ class RandomK(_FewElements):
         return payload
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Writes the values sent, and 0 elsewhere."""
         places, values = self._unpack(payload, out.size)
         out.fill(0.0)
         out[places] = values
 
     def subtract(self, payload: Payload, values: FloatArray) -> None:
-        """Sets what was sent to 0."""
         places, sent = self._unpack(payload, values.size)
         values[places] -= sent
 
@@ -348,7 +344,6 @@ class DGC(Codec):
         return pack(array, largest(array, kept(array.size, self.ratio)))
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Writes the values sent, and 0 elsewhere."""
         put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def bind(self, num_workers: int) -> DGC:
@@ -366,10 +361,6 @@ class DGC(Codec):
 
 class DGCCompressor:
     """One worker's state of :class:`DGC`.
-
-    Args:
-        codec: The configuration.
-        size: Elements of every vector.
 
     Attributes:
         velocity: The paper's u.

@@ -17,12 +17,7 @@ _READS = 5
 
 
 class Assembly:
-    """Puts the chunks of one blob together. Frames carry ``offset`` and ``total`` in the header.
-
-    Args:
-        what: Names the blob in messages.
-        max_bytes: Bound of the whole blob.
-    """
+    """Puts the chunks of one blob together. Frames carry ``offset`` and ``total`` in the header."""
 
     def __init__(self, what: str, max_bytes: int) -> None:
         self._what, self._max_bytes = what, max_bytes
@@ -177,9 +172,6 @@ class KeptBlobs:
 
     A new one replaces the last only once all of its chunks have come, so that a rank that dies in
     the middle leaves the former. Several ranks may send theirs at the same time.
-
-    Args:
-        max_bytes: Bound of one blob.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -211,10 +203,6 @@ class KeptBlobs:
 
 def read_kept(request: Callable[[Message], Message], rank: int | None = None) -> bytearray:
     """The run's last blob, or the one of a rank, read in chunks; empty if there is none.
-
-    Args:
-        request: Sends a frame, and returns the reply.
-        rank: Whose.
 
     Raises:
         ProtocolError: A newer one replaces it each time before it is read.

@@ -97,9 +97,6 @@ class DriverClient(Closing):
     def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.
 
-        Args:
-            rank: Whose own state; None for the run's.
-
         Raises:
             ProtocolError: A newer state replaces it each time before it is read.
         """
@@ -157,12 +154,6 @@ class CoordinatorHost(Closing):
     What goes through it is small (metrics, orders, log lines) or rare (a state per epoch), so it
     needs no process of its own.
 
-    Args:
-        settings: Number of workers and time limits.
-        listen: Where the ranks connect.
-        certificate: For TLS; None for no encryption.
-        store: What the ranks share beside; None: nothing.
-
     Raises:
         ResourceError: No port is free, or the address is not this host's.
     """
@@ -197,7 +188,6 @@ class CoordinatorHost(Closing):
         return self._driver
 
     def close(self) -> None:
-        """Ends all connections and threads."""
         if self._driver is not None:
             self._driver.close()
         self._server.close()

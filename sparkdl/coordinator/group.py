@@ -28,9 +28,6 @@ class RunOrders:
 
     Where workers train in step, every rank must learn of an order at the same step: there orders
     are told only from the next :meth:`latch` on.
-
-    Args:
-        latched: Whether workers train in step through a store.
     """
 
     def __init__(self, latched: bool) -> None:
@@ -106,11 +103,6 @@ class Group:
 
     The coordinator and its store both act on the group: the coordinator lets workers in and out,
     the store answers what they ask of it. Whoever calls a method holds ``lock``.
-
-    Args:
-        settings: FrameLimits of the run.
-        limits: Bodies that peers may send.
-        orders: What the driver asks of the workers.
     """
 
     def __init__(self, settings: Settings, limits: FrameLimits, orders: RunOrders) -> None:

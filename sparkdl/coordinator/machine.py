@@ -250,7 +250,6 @@ class Coordinator:
 
     @property
     def limits(self) -> FrameLimits:
-        """The largest bodies that a peer may send."""
         return self.group.limits
 
     @property
@@ -260,19 +259,15 @@ class Coordinator:
 
     @property
     def idle_s(self) -> float:
-        """Silence after which an HTTP client is forgotten."""
         return max(10 * self.settings.lease_s, 60.0)
 
     def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
         return self.group.buffer(connection)
 
     def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` (a shared-memory mailbox) this connection's."""
         self.group.attach(connection, buffer)
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
-        """Takes one request; returns all replies that are due now, of any connection."""
         group = self.group
         work: Work | None = None
         refusal: Exception | None = None
@@ -315,7 +310,6 @@ class Coordinator:
             return self.group.flush()
 
     def tick(self, now: float) -> Replies:
-        """Ends leases, graces and waits that ran out. To be called a few times per second."""
         group = self.group
         with group.lock:
             group.now = max(now, group.now)
@@ -331,7 +325,6 @@ class Coordinator:
             return group.flush()
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         group = self.group
         with group.lock:
             workers = group.workers.values()

@@ -189,7 +189,6 @@ class Session(Closing):
         self.request(Message(CoordinatorKind.FAIL, meta=failure.to_wire()))
 
     def close(self) -> None:
-        """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
         if self._ended.is_set():
             return
         self._ended.set()

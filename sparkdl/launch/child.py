@@ -315,7 +315,6 @@ class ParentConnection:
             self._tell(end)  # the parent may have ended
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
-        """Every rank's text, by way of the parent, which keeps the time."""
         self._tell(GatherTexts(text, timeout_s))
         answer = self._texts.get()
         if answer is None:

@@ -84,7 +84,6 @@ class FunctionTask(RaisingTask):
     stream: StreamSettings | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Calls the function; see :class:`sparkdl.launch.task.Task`."""
         rows = None if self.feed is None else self.feed.read(batches, rank.rank)
         for _ in batches:
             pass

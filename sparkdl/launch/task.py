@@ -40,7 +40,6 @@ class AloneGathering:
     """The gathering of a world of one."""
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
-        """The only rank's text."""
         return [text]
 
     def settle(self) -> None:
@@ -48,11 +47,7 @@ class AloneGathering:
 
 
 class Meeting:
-    """The meeting of ranks that are threads of one process, or children of it: they exchange texts.
-
-    Args:
-        num_ranks: How many there are.
-    """
+    """The meeting where ranks in threads or children of one process exchange texts."""
 
     def __init__(self, num_ranks: int) -> None:
         self._num_ranks = num_ranks

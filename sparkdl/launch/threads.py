@@ -98,8 +98,6 @@ class ThreadLauncher:
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
-        """Starts the task on every rank, without input: :class:`sparkdl.launch.task.Launcher`."""
-
         def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
             try:
                 yield from task.run(rank, iter(()))
@@ -113,13 +111,7 @@ class ThreadLauncher:
 
 
 class LocalRanks(Closing):
-    """Ranks that a thread each runs.
-
-    Args:
-        num_ranks: How many.
-        run: What a thread does.
-        end: Makes the ranks that still run end.
-    """
+    """Ranks that a thread each runs."""
 
     def __init__(self, num_ranks: int, run: RunRank, end: Callable[[], None] | None = None) -> None:
         self._run, self._end = run, end
@@ -170,7 +162,6 @@ class LocalRanks(Closing):
         return late or not all(failure.secondary for failure in self._failures)
 
     def results(self) -> list[Result]:
-        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._meeting.timeout is not None:
             raise self._meeting.timeout
         cause = root_cause(self._failures)
@@ -179,13 +170,11 @@ class LocalRanks(Closing):
         return self.results_so_far()
 
     def results_so_far(self) -> list[Result]:
-        """The results of the ranks that have ended."""
         with self._changed:
             ended = dict(self._batches)
         return join_batches(b for number in sorted(ended) for b in ended[number])
 
     def close(self) -> None:
-        """Ends the ranks and waits for their threads."""
         self._meeting.end()
         if self._end is not None:
             self._end()

@@ -48,14 +48,7 @@ def start_module(
 
 
 class ChildOutput:
-    """Reads what a child writes, in a thread, to the end of the child.
-
-    Args:
-        process: The child.
-        stream: Its output; closed at the end.
-        on_line: Takes each line.
-        kept: Lines that are kept for an error.
-    """
+    """Reads what a child writes, in a thread, to the end of the child."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], stream: IO[bytes], on_line: Sink, kept: int = 40

@@ -11,12 +11,7 @@ from pathlib import Path
 
 
 def ask_nvidia(*arguments: str, timeout_s: float = 10.0) -> list[str]:
-    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails.
-
-    Args:
-        arguments: Of ``nvidia-smi``.
-        timeout_s: Seconds after which it has failed.
-    """
+    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails."""
     try:
         told = subprocess.run(
             ["nvidia-smi", *arguments],

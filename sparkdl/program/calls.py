@@ -134,16 +134,7 @@ class CallAddress:
 
 @dataclass(eq=False)
 class _Call:
-    """A call that has no result yet.
-
-    Args:
-        number: Its number.
-        name: The method.
-        future: The result.
-        pieces: What is sent, until it is.
-        reach_until: When the node must have been reached.
-        connection: On which it was sent; None: not yet.
-    """
+    """A call that has no result yet."""
 
     number: int
     name: str

@@ -103,14 +103,9 @@ class PyNode:
 
 
 class PyClassNode(PyNode):
-    """A node that makes an object and calls its ``run()``.
-
-    Args:
-        constructor: Called as ``constructor(*args, **kwargs)``, where the node runs.
-    """
+    """A node that makes an object and calls its ``run()``."""
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """See :class:`Node`."""
         made: Any = super().start(replace)()
         _check_callable("PyClassNode: run()", getattr(made, "run", None))
         run: Callable[[], object] = made.run
@@ -197,14 +192,7 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Placed:
-    """A node in a program.
-
-    Args:
-        node: The node.
-        label: Its group's name.
-        index: Its number in the group.
-        needs: What it gets.
-    """
+    """A node in a program."""
 
     node: Node
     label: str

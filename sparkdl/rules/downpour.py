@@ -42,7 +42,6 @@ class Downpour(Rule):
 
     @property
     def damps(self) -> bool:
-        """Unless ``damping`` is False."""
         return self.damping
 
 

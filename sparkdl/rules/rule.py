@@ -244,11 +244,7 @@ _METHODS = (
 
 
 class AdaptedRule(Rule):
-    """A rule that takes from ``inner`` every part of :class:`Rule` it has; made by :func:`adapt`.
-
-    Args:
-        inner: Any object with ``update(center, delta, state, commit, out)``.
-    """
+    """A rule with every part of :class:`Rule` that ``inner`` has; made by :func:`adapt`."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner

@@ -213,10 +213,6 @@ class FrameLimits:
     def check(self, message: Message, meta_size: int, body_size: int) -> None:
         """Refuses a frame whose declared sizes do not fit.
 
-        Args:
-            message: Its header.
-            meta_size, body_size: Bytes that follow.
-
         Raises:
             ProtocolError: A size is out of bounds.
         """
@@ -301,10 +297,6 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
 
 def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[Message, int, int]:
     """Returns the message without meta and body, the meta's size and the body's size.
-
-    Args:
-        head: The bytes.
-        kinds: The frames that the receiver takes.
 
     Raises:
         ProtocolError: These bytes are no header of this protocol and version.

@@ -47,10 +47,6 @@ class Listeners:
     The process that binds need not be the one that serves: a connection waits in the kernel's
     queue until the server accepts it. So workers may be sent the address while the server's
     process still starts.
-
-    Args:
-        address: What workers connect to.
-        sockets: Transport name -> listening socket; owned from now on.
     """
 
     def __init__(self, address: Address, sockets: Mapping[str, socket.socket]) -> None:

@@ -76,7 +76,6 @@ class Server(Closing):
         return HttpServer(listener, self.dispatcher, self._token, num_threads, self._encryption)
 
     def close(self) -> None:
-        """Ends all waits, connections and threads."""
         self.dispatcher.shutdown()
         for transport in reversed(self._transports):
             transport.close()

@@ -113,13 +113,6 @@ class StreamServer:
 
     A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
     In an encrypted run the connection proves before that that it knows the token, and begins TLS.
-
-    Args:
-        listener: Listening stream socket; owned from now on.
-        dispatcher: Where messages go.
-        token: The run's secret.
-        max_connections: Members beyond that are refused.
-        encryption: The run's; None for none.
     """
 
     name = "socket"

@@ -45,12 +45,7 @@ OPEN_PER_SECOND = 20.0
 
 
 class FirstFrame:
-    """A connection whose first frame must be OPEN with the token.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
+    """A connection whose first frame must be OPEN with the token."""
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         self.connection = connection
@@ -86,11 +81,7 @@ class FirstFrame:
 
 
 class Allowance:
-    """A limit on requests per second, with as many at once after a pause; for one thread.
-
-    Args:
-        per_second: Requests.
-    """
+    """A limit on requests per second, with as many at once after a pause; for one thread."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = self._left = per_second

@@ -100,14 +100,7 @@ class IncomingProof:
 
 
 class OutgoingProof:
-    """The connecting side.
-
-    Args:
-        connection: Connected; may block or not.
-        token: The run's secret.
-        hello: What the connection is for.
-        name: Of the other side, for messages.
-    """
+    """The connecting side."""
 
     def __init__(self, connection: socket.socket, token: bytes, hello: bytes, name: str) -> None:
         self._connection, self._token, self._name = connection, token, name

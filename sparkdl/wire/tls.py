@@ -134,11 +134,6 @@ class Certificate:
 def require_name(secured: ssl.SSLSocket | ssl.SSLObject, name: str, peer: str) -> None:
     """Checks after the handshake of a :meth:`Certificate.peer_context` which connection it is.
 
-    Args:
-        secured: The connection.
-        name: The name that this end gave it.
-        peer: The other end, for messages.
-
     Raises:
         AuthenticationError: The other end means another connection.
     """
@@ -225,11 +220,7 @@ def first_knock(connection: socket.socket, token: str) -> IncomingProof:
 
 
 class ServerEncryption:
-    """TLS at the end of a server: one object for all of a run's ports. Thread-safe.
-
-    Args:
-        certificate: The run's.
-    """
+    """TLS at the end of a server: one object for all of a run's ports. Thread-safe."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._context = certificate.server_context()

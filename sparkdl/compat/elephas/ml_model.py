@@ -438,13 +438,11 @@ class ElephasTransformer(
         return self.weights, "" if self.model_type is None else self.model_type.name
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
         return StageContent(plain_part, self.trained.archive, {})
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         found = load_model(loaded)
         if found is not None:
             self._with(Trained.of(*found))

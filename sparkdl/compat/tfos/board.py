@@ -70,12 +70,7 @@ class BoardUrl:
 
     @contextmanager
     def requested(self, spark: Any, log_dir: str | None) -> Iterator[BoardRequest]:
-        """The request for the chief; within, the chief can tell the URL.
-
-        Args:
-            spark: The session.
-            log_dir: See :class:`BoardRequest`.
-        """
+        """The request for the chief; within, the chief can tell the URL."""
         token, network = os.urandom(32), Network()
         certificate = certificate_of(spark, network, pickles=True)
         bind, advertised = listening_address(spark, network)

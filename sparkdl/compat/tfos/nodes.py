@@ -149,11 +149,7 @@ class FedRows(Protocol):
 
 
 class RankElements:
-    """The pickled elements of a rank's feed; see :class:`~sparkdl.compat.tfos.TFManager.Elements`.
-
-    Args:
-        rows: The feed.
-    """
+    """The pickled elements of a rank's feed, as :mod:`~sparkdl.compat.tfos.TFManager` reads it."""
 
     def __init__(self, rows: FedRows) -> None:
         self._rows = rows
@@ -220,16 +216,7 @@ def _call_rank(
 def infer_elements(
     number: int, elements: Iterable[Any], content: bytes, default_fs: str, job: str, stall_s: float
 ) -> Iterator[Any]:
-    """The function's results for a partition; see :class:`PartitionFeed`.
-
-    Args:
-        number: The partition's number.
-        elements: Its elements.
-        content: The pickled call of the function with its argument.
-        default_fs: The default file system of Spark.
-        job: ``'chief'``, ``'master'`` or ``'worker'``.
-        stall_s: See :class:`PartitionFeed`.
-    """
+    """The function's results for a partition; see :class:`PartitionFeed`."""
     from pyspark import TaskContext
 
     map_fun, (tf_args,), _ = payload.load(content)

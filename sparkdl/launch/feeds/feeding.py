@@ -22,12 +22,7 @@ _LOOK_S = 0.1
 
 
 class RereadRows:
-    """Rows that are read anew in each epoch, and not kept.
-
-    Args:
-        read: Reads all rows.
-        num_rows: How many there are.
-    """
+    """Rows that are read anew in each epoch, and not kept."""
 
     def __init__(self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int) -> None:
         self._read, self.num_rows = read, num_rows
@@ -39,13 +34,7 @@ class RereadRows:
 
 
 class RowsKeptAsRead:
-    """Rows that are read in the first epoch, and kept for those after it.
-
-    Args:
-        read: Reads all rows.
-        num_rows: How many there are.
-        spool: Keeps them.
-    """
+    """Rows that are read in the first epoch, and kept for those after it."""
 
     def __init__(
         self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int, spool: RowSpool
@@ -196,16 +185,13 @@ class RankFeed(FunctionFeed, Feed):
 
     @property
     def is_due(self) -> bool:
-        """See :attr:`FunctionFeed.is_due`."""
         return not self._gives and not self.should_stop()
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
         with self._giving():
             return Feed.next_arrow(self, batch_size)
 
     def next_batch(self, batch_size: int) -> Columns:
-        """See :meth:`sparkdl.data.feed.Feed.next_batch`."""
         with self._giving():
             return Feed.next_batch(self, batch_size)
 

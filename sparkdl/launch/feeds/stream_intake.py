@@ -89,14 +89,12 @@ class StreamIntake:
     # -- the transport -----------------------------------------------------------------------------
 
     def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
         with self._lock:
             if connection not in self._buffers:
                 self._buffers[connection] = self.limits.allocate()
             return self._buffers[connection]
 
     def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` this connection's."""
         with self._lock:
             self._buffers[connection] = buffer
 
@@ -133,7 +131,6 @@ class StreamIntake:
         return {"rows": sent.spool.num_rows}
 
     def disconnect(self, connection: int, now: float) -> Replies:
-        """The connection is gone."""
         with self._lock:
             self._buffers.pop(connection, None)
         return []
@@ -143,7 +140,6 @@ class StreamIntake:
         return []
 
     def metrics(self) -> list[Metric]:
-        """None."""
         return []
 
 

@@ -72,14 +72,7 @@ def check_versions(versions: Versions) -> list[Check]:
 
 
 def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str) -> Check:
-    """Whether the workers of a run, and its servers on executors, can run at the same time.
-
-    Args:
-        slots: How many there are.
-        config: Of the run.
-        task_cpus: Cores of a task.
-        driver_host: Where executors look for Spark's driver.
-    """
+    """Whether the workers of a run, and its servers on executors, can run at the same time."""
     servers = config.server_slots
     wanted = (config.num_workers or 1) + servers
     each = "one for each worker" + (" and each server" if servers else "")
@@ -115,14 +108,7 @@ def check_allocation(setting: Setting, mode: str, master: str) -> Check:
 
 
 def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int) -> list[Check]:
-    """Memory outside of the executor's Java, and the size of Arrow batches.
-
-    Args:
-        setting: Spark's settings.
-        config: Of the run.
-        master: Spark's master.
-        tasks: Tasks of one executor.
-    """
+    """Memory outside of the executor's Java, and the size of Arrow batches."""
     checks = []
     if master.startswith(("yarn", "k8s")):
         checks.append(_check_overhead(setting, config, tasks))

@@ -167,11 +167,7 @@ def spark_version() -> str:
 
 
 def java_version(timeout_s: float = 30.0) -> str | None:
-    """The version of the Java that Spark would start; None where there is none.
-
-    Args:
-        timeout_s: For Java's answer.
-    """
+    """The version of the Java that Spark would start; None where there is none."""
     home = os.environ.get("JAVA_HOME", "")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if not java:
@@ -264,16 +260,7 @@ def environment() -> dict[str, Any]:
 
 @dataclass
 class _Examination:
-    """One call of :func:`doctor`, check by check.
-
-    Args:
-        spark: The session.
-        config: Of the run that shall work.
-        timeout_s: Limit for one probe.
-        folder: For checkpoints; None if there is none.
-        model: That is to fit into memory; None: no one.
-        checks: Those made so far.
-    """
+    """One call of :func:`doctor`, check by check."""
 
     spark: Any
     config: FitConfig

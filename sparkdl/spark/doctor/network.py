@@ -231,13 +231,7 @@ class ProbeTask(RaisingTask):
 
 
 class _Counting:
-    """How many of some GPUs a framework sees, found out in a process of its own.
-
-    Args:
-        backend: The Keras backend of the framework.
-        gpus: Their addresses.
-        timeout_s: Limit, from now on.
-    """
+    """How many of some GPUs a framework sees, found out in a process of its own."""
 
     def __init__(self, backend: str, gpus: Sequence[str], timeout_s: float) -> None:
         self._found: int | None = None

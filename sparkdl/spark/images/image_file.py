@@ -210,7 +210,6 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         return StageWriter(saved)
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         super().take(loaded)
         self._spark_model_params = without_network(self._spark_model_params or {})
         self._set(**(self._objects or {}))

@@ -83,11 +83,7 @@ S = TypeVar("S")
 
 
 class StageWriter(MLWriter):
-    """Saves a stage; see ``pyspark.ml.util.MLWriter``.
-
-    Args:
-        stage: What is saved.
-    """
+    """Saves a stage; see ``pyspark.ml.util.MLWriter``."""
 
     def __init__(self, stage: Any) -> None:
         super().__init__()
@@ -148,11 +144,7 @@ class StageWriter(MLWriter):
 
 
 class StageReader(MLReader, Generic[S]):
-    """Loads a stage; see ``pyspark.ml.util.MLReader``.
-
-    Args:
-        cls: The stage's class, which can be made without arguments.
-    """
+    """Loads a stage; see ``pyspark.ml.util.MLReader``."""
 
     def __init__(self, cls: Callable[[], S]) -> None:
         super().__init__()

@@ -106,10 +106,6 @@ class Parts:
     def make_model(self, arguments: Mapping[str, Any] | None, rate: float | None) -> Any:
         """A new compiled Keras model.
 
-        Args:
-            arguments: Of the builder.
-            rate: Learning rate; None leaves the optimizer's.
-
         Raises:
             ConfigError: There is no model and no builder, or both; arguments without a builder.
             ModelError: What the builder returned is no built and compiled model.

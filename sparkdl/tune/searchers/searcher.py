@@ -155,11 +155,7 @@ class RandomSearch(Searcher):
 
 
 class Single(RandomSearch):
-    """One trial, trained to the end.
-
-    Args:
-        max_epochs: Its epochs.
-    """
+    """One trial, trained to the end."""
 
     @lists_its_arguments
     def __init__(self, max_epochs: int = 10) -> None:
