@@ -66,11 +66,7 @@ class Assembly:
 
 
 def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Message:
-    """One chunk of ``blob`` from ``offset`` on, as the reply to a reader.
-
-    Raises:
-        ProtocolError: The offset lies outside the blob.
-    """
+    """One chunk of ``blob`` from ``offset`` on, as the reply to a reader."""
     if not 0 <= offset <= blob.size:
         raise ProtocolError(
             "a read outside a blob", expected=f"0 .. {blob.size}", received=f"offset {offset}"
@@ -85,13 +81,7 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
 
 
 def chunked(message: Message, blob: Blob, limit: int) -> Iterator[tuple[Message, ByteArray]]:
-    """The frames that send a blob: copies of ``message``, each with its chunk; none if it is empty.
-
-    Args:
-        message: All but offset and total.
-        blob: Of which no more than a chunk is copied at a time.
-        limit: Bytes in a chunk.
-    """
+    """The frames of a blob: copies of ``message``, each with its chunk; none if it is empty."""
     total = sum(_size(part) for part in blob)
     for offset in range(0, total, limit):
         frame = replace(message, offset=offset, total=total, meta=dict(message.meta))

@@ -29,14 +29,7 @@ from sparkdl.wire.tls import Certificate
 
 
 class DriverClient(Closing):
-    """Status in, orders out. Thread-safe, one request at a time.
-
-    Args:
-        opener: Opens connections.
-        limits: Bodies that may travel; None for a coordinator without a store.
-        timeouts: How long to wait.
-        check: Called before a request is tried again; raises if the server has ended.
-    """
+    """Status in, orders out. Thread-safe, one request at a time."""
 
     def __init__(
         self,

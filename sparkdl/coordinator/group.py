@@ -39,11 +39,7 @@ class RunOrders:
         self.released_epoch = -1
 
     def take(self, meta: Mapping[str, Any], *, started: bool) -> None:
-        """Takes a CONTROL frame's orders.
-
-        Raises:
-            ProtocolError: One is malformed.
-        """
+        """Takes a CONTROL frame's orders."""
         try:
             stop = self._stop or bool(meta.get("stop", False))
             learning_rate = float(meta.get("learning_rate", self._learning_rate))

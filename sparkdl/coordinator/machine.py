@@ -27,12 +27,7 @@ from sparkdl.transport.service import Metric, Replies
 
 
 class Joining:
-    """HELLO and all that may follow from it.
-
-    Args:
-        group: The run's.
-        store: Says whether ranks begin together, and where a joiner takes its state from.
-    """
+    """HELLO and all that may follow from it."""
 
     def __init__(self, group: Group, store: Store) -> None:
         self._group, self._store = group, store
@@ -181,11 +176,7 @@ class Joining:
 
 
 def introduction_of(message: Message) -> Introduction:
-    """The sender of a HELLO, as it describes itself.
-
-    Raises:
-        ProtocolError: A field has another type.
-    """
+    """The sender of a HELLO, as it describes itself."""
     meta = message.meta
     rows, batches, pid = (meta.get(key, 0) for key in ("rows", "batches_per_epoch", "pid"))
     host, text = meta.get("host", ""), meta.get("text")

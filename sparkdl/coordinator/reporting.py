@@ -232,11 +232,7 @@ def require_driver(message: Message) -> None:
 
 
 def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
-    """The first epochs, as many as one frame has room for; the driver asks for the rest later.
-
-    Raises:
-        ProtocolError: Not even one has room.
-    """
+    """The first epochs, as many as one frame has room for; the driver asks for the rest later."""
     result: dict[int, EpochTotals] = {}
     size = 0
     for number, epoch in epochs.items():

@@ -50,14 +50,7 @@ def run_rank(
     batches: Iterator[pa.RecordBatch],
     on_output: Sink,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs a task where its devices are; an exception becomes what the task makes of it.
-
-    Args:
-        content: The pickled task.
-        rank: Which rank this is.
-        batches: Its input.
-        on_output: Takes the lines that a child process writes to its standard output and error.
-    """
+    """Runs a task where its devices are; an exception becomes what the task makes of it."""
     task: Task = payload.load(content)
     try:
         if needs_child(task.devices.place(rank.resources, rank.rank)):
@@ -77,15 +70,7 @@ def run_rank(
 
 @dataclass(frozen=True)
 class ChildSetup:
-    """The first message.
-
-    Args:
-        parent: The parent's process id.
-        task: The pickled task (:func:`sparkdl.process.payload.dump`).
-        rank: Its rank, without gathering and log, which stay with the parent.
-        gathers: Whether the parent has a gathering for it.
-        logs: Whether the parent has a log for it.
-    """
+    """The first message."""
 
     parent: int
     task: bytes | bytearray
@@ -182,14 +167,7 @@ def from_bytes(content: bytes) -> pa.RecordBatch:
 
 
 class Child(Closing):
-    """The parent's end of a child process.
-
-    Args:
-        task: The pickled task (:func:`sparkdl.process.payload.dump`).
-        rank: Its rank; the parent keeps the gathering and the log for it.
-        on_output: Takes the lines that the child writes to its standard output and error.
-        environment: Variables of the child, beside those of this process.
-    """
+    """The parent's end of a child process."""
 
     def __init__(
         self,

@@ -228,11 +228,7 @@ def call_here(task: FunctionTask, function: Callable[[], Any]) -> Any:
 def dump_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bytes:
-    """A call as bytes; whatever stands in the user's own files goes by value.
-
-    Raises:
-        Exception: Something in it cannot be pickled.
-    """
+    """A call as bytes; whatever stands in the user's own files goes by value."""
     return payload.dump((function, tuple(args), dict(kwargs)))
 
 
@@ -286,11 +282,7 @@ class Returned:
         return cls(communicators[0].text if communicators else "", contents)
 
     def load(self, rank: int) -> Any:
-        """A rank's result.
-
-        Raises:
-            WorkerError: It cannot be unpickled here.
-        """
+        """A rank's result."""
         try:
             return payload.load(self.results[rank])
         except Exception as error:

@@ -200,10 +200,6 @@ def call_until_others_end(function: Callable[[], Any], exit_barrier: Communicato
 
     It runs in a thread, which is left behind: the process must end soon.
 
-    Args:
-        function: What to call.
-        exit_barrier: All ranks come to its barrier when they have returned.
-
     Returns:
         What the function returned; None if it still runs.
 

@@ -70,12 +70,7 @@ class Meeting:
             self._condition.notify_all()
 
     def all_gather(self, rank: int, text: str, timeout_s: float) -> list[str]:
-        """Every rank's text in rank order.
-
-        Raises:
-            WaitTimeoutError: Some ranks did not come in time; they are named.
-            TransportError: A rank has failed meanwhile.
-        """
+        """Every rank's text in rank order."""
         with self._condition:
             number = self._round
             self._texts[rank] = text
@@ -141,12 +136,7 @@ class RankContext:
     log: Sink | None = None
 
     def all_gather(self, text: str, timeout_s: float = GATHER_TIMEOUT_S) -> list[str]:
-        """Every rank's text in rank order.
-
-        Raises:
-            ConfigError: The ranks of this launch do not run at the same time.
-            WaitTimeoutError: Some rank did not come in time.
-        """
+        """Every rank's text in rank order."""
         if self.gathering is None:
             raise ConfigError(
                 f"rank {self.rank} cannot exchange texts with the others",

@@ -27,12 +27,6 @@ class RestartedRanks:
     Ranks that may be started again meet once: a later attempt is told what the first was told.
     Before each of them is a pause, twice as long each time, for what a rank needs and does not find
     yet.
-
-    Args:
-        restarts: How often each rank may be started again, in rank order; ranks beyond its end
-            never.
-        run: One attempt.
-        ended: Is set when the launch is over, so that nothing is started any more; None: never.
     """
 
     def __init__(
@@ -42,11 +36,7 @@ class RestartedRanks:
         self._ended = ended or threading.Event()
 
     def run(self, rank: RankContext) -> Iterator[pa.RecordBatch]:
-        """All attempts of a rank; what the last one yielded.
-
-        Raises:
-            Exception: What the last attempt raised.
-        """
+        """All attempts of a rank; what the last one yielded."""
         allowed = self._restarts[rank.rank] if rank.rank < len(self._restarts) else 0
         if allowed and rank.gathering is not None:
             rank = replace(rank, gathering=_KeptGathering(rank.gathering))

@@ -25,16 +25,7 @@ def start_module(
     stderr: int = subprocess.PIPE,
     start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts a module of this interpreter, which finds the modules that this process finds.
-
-    Args:
-        module: Run as ``python -m module``.
-        *arguments: Of the module.
-        options: Of the interpreter.
-        environment: Variables of the child, beside those of this process.
-        pass_fds: Descriptors that the child has, too.
-        stdin, stderr, start_new_session: See :class:`subprocess.Popen`; standard output is a pipe.
-    """
+    """Starts a module of this interpreter, which finds the modules that this process finds."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return subprocess.Popen(
         [sys.executable, *options, "-m", module, *arguments],

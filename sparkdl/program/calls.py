@@ -29,10 +29,6 @@ class Deadlines:
 
     So the call that came first is the first to pass it. The thread runs while there are calls, and
     for at most one limit longer.
-
-    Args:
-        limit_s: The limit.
-        passed: Is told the number of a call, in the thread.
     """
 
     def __init__(self, limit_s: float, passed: Callable[[int], None]) -> None:

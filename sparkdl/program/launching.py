@@ -84,11 +84,7 @@ def device_request(program: Program) -> DeviceRequest:
 
 
 def refuse_restarts(program: Program) -> None:
-    """Returns if no group has restarts.
-
-    Raises:
-        ConfigError: One has, and is to run in a launcher of the user's own.
-    """
+    """Returns if no group has restarts."""
     for placed in program.placed:
         if placed.needs.restarts:
             raise ConfigError(
@@ -135,11 +131,7 @@ few cores."""
 
 
 def _packed(placed: Placed) -> bytes:
-    """A node as bytes.
-
-    Raises:
-        UnpicklableError: It has something that stays in this process.
-    """
+    """A node as bytes."""
     try:
         return payload.dump(placed)
     except Exception as error:
@@ -153,12 +145,7 @@ def _packed(placed: Placed) -> bytes:
 
 
 class LaunchedProgram:
-    """A program that runs.
-
-    Args:
-        program: The program.
-        surroundings: Where it runs; entered here, left when all nodes have ended.
-    """
+    """A program that runs."""
 
     def __init__(
         self, program: Program, surroundings: AbstractContextManager[Surroundings]

@@ -15,14 +15,7 @@ T = TypeVar("T")
 
 
 class Handle:
-    """A node as another node's argument: there it becomes a client that calls the node.
-
-    Args:
-        number: The node's number in its program.
-        label: Its group's name.
-        timeout_s: How long a call may take; None for ever.
-        wait_for_ready: Whether calls wait for a node that cannot be reached yet.
-    """
+    """A node as another node's argument: there it becomes a client that calls the node."""
 
     def __init__(
         self,
@@ -97,7 +90,6 @@ class PyNode:
         self.function, self.args, self.kwargs = function, args, kwargs
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """See :class:`Node`."""
         args, kwargs = replace(self.args), replace(self.kwargs)
         return lambda: self.function(*args, **kwargs)
 

@@ -251,14 +251,7 @@ class ReplayNode(CourierNode):
 
 
 class ReverbServing:
-    """Runs a server of reverb until the program stops.
-
-    Args:
-        priority_tables_fn: Makes the server's tables, where the node runs.
-        checkpoint_ctor: Makes its ``reverb.checkpointers`` object there; None: the server's own.
-        checkpoint_minutes: Time between two checkpoints; None: only those that clients ask for.
-        host: The address that clients of it are told; None: the one that calls of the node go to.
-    """
+    """Runs a server of reverb until the program stops."""
 
     def __init__(
         self,

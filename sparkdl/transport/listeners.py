@@ -57,10 +57,6 @@ class Listeners:
     def bind(cls, options: ListenOptions, directory: str | None) -> Self:
         """Binds all that the configuration asks for.
 
-        Args:
-            options: Where to listen, and with which transports.
-            directory: Private directory for the Unix socket; None for no shm transport.
-
         Raises:
             ResourceError: No port is free, or the address is not this host's.
         """

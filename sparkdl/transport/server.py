@@ -22,15 +22,7 @@ class _Transport(Protocol):
 
 
 class Server(Closing):
-    """A service in threads of this process, behind the transports that have a listening socket.
-
-    Args:
-        service: Answers the requests.
-        token: The run's secret.
-        listeners: Sockets to serve, owned from now on.
-        num_workers: Ranks that will connect; bounds connections and threads.
-        certificate: For TLS over TCP; None for no encryption. Shared memory has none.
-    """
+    """A service in threads of this process, behind the transports that have a listening socket."""
 
     def __init__(
         self,

@@ -79,12 +79,7 @@ class ShmServer(StreamServer):
 
 
 class ShmChannel:
-    """A client's end: control over the Unix socket ``path``, bodies in the mailbox.
-
-    Raises:
-        AuthenticationError: The server closed at the sight of the token.
-        OSError: The server is not on this host, or cannot be reached.
-    """
+    """A client's end: control over the Unix socket ``path``, bodies in the mailbox."""
 
     name = "shm"
 

@@ -29,12 +29,6 @@ from sparkdl.wire.tls import ServerEncryption, connect_encrypted, first_knock
 class SocketChannel:
     """A client's end of a framed TCP connection.
 
-    Args:
-        endpoint: Of the server; its host may be an IPv6 literal with or without brackets.
-        limits: From the layout.
-        raw: Buffer for bodies; None for a control channel.
-        timeout_s: For connecting and the first frame.
-
     Raises:
         AuthenticationError: The server closed at the sight of the token, or is another one.
         BusyError: The server has no room now.

@@ -102,12 +102,6 @@ class FirstRequest:
 
     The request stays in the socket, for the HTTP server to read. Where the server is encrypted,
     members knock instead, and only what is open to all is served without TLS.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-        encrypted: Whether members use TLS, and knock.
-        allowance: Of requests for what is open to all, which take the time of the members' threads.
     """
 
     def __init__(
@@ -186,11 +180,7 @@ class FirstRequest:
 
 
 def require_token(opening: Message, token: str) -> None:
-    """Returns if a first frame is OPEN with the token.
-
-    Raises:
-        AuthenticationError: It is not.
-    """
+    """Returns if a first frame is OPEN with the token."""
     if opening.kind is not Kind.OPEN or not token_matches(opening.meta.get("token"), token):
         raise AuthenticationError(
             "a connection without the run's token",

@@ -173,11 +173,6 @@ def _fingerprint(der: bytes) -> str:
 def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -> ssl.SSLSocket:
     """A client's end: knocks, and begins TLS. Takes ``connection`` over, also where it fails.
 
-    Args:
-        connection: Connected to a server; its timeout holds for each step.
-        token: The run's secret; nothing of it is sent before TLS.
-        fingerprint: Of the server's certificate.
-
     Raises:
         AuthenticationError: The server does not know the token, or has another certificate.
         BusyError: It has no room now, or has ended a handshake that took long; another try may

@@ -102,13 +102,7 @@ def encode_label(label: float, nb_classes: int) -> npt.NDArray[np.float64]:
 
 
 def lp_to_simple_rdd(lp_rdd: Any, categorical: bool = False, nb_classes: int | None = None) -> Any:
-    """An RDD of ``LabeledPoint`` as an RDD of pairs ``(x, y)``.
-
-    Args:
-        lp_rdd: The RDD.
-        categorical: Labels become one-hot vectors.
-        nb_classes: Their classes; None for one more than the greatest label, which takes a job.
-    """
+    """An RDD of ``LabeledPoint`` as an RDD of pairs ``(x, y)``."""
     if not categorical:
         return lp_rdd.map(lambda point: (from_vector(point.features), point.label))
     classes = nb_classes or _count_classes(lp_rdd)

@@ -269,12 +269,6 @@ def _given(
 ) -> dict[str, Any]:
     """Elephas' arguments by name, with the mode that they mean.
 
-    Args:
-        name: Of the class, for messages.
-        arguments: After the model, without names.
-        options: By name.
-        newer: The order of ``arguments`` in the newer generation.
-
     Raises:
         ConfigError: There are too many, or one is there twice.
     """

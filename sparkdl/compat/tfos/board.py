@@ -88,11 +88,7 @@ class BoardUrl:
 
 @contextmanager
 def board_of(request: BoardRequest) -> Iterator[None]:
-    """TensorBoard runs within, in a process of its own, and the driver knows its URL.
-
-    Raises:
-        ResourceError: It did not start; with what it printed.
-    """
+    """TensorBoard runs within, in a process of its own, and the driver knows its URL."""
     bind, _ = rank_addresses(request.listening.bind, towards=request.listening.towards)
     folder = request.log_dir or f"tensorboard_{current().rank}"
     process = subprocess.Popen(

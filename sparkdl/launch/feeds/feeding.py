@@ -130,11 +130,7 @@ class FeedSettings:
             yield pa.RecordBatch.from_arrays(batch.columns, names=list(self.columns))
 
     def open(self, rows: FedRows, communicator: Communicator) -> RankFeed:
-        """The feed of a rank; all ranks call this together.
-
-        Raises:
-            DataError: A rank without rows is to repeat them.
-        """
+        """The feed of a rank; all ranks call this together."""
         if isinstance(rows, Sequence):
             num_rows = sum(batch.num_rows for batch in rows)
         else:
@@ -210,11 +206,6 @@ def call_while_it_feeds(
     """Calls a function in a thread, and gives it up when it does not take its rows.
 
     A thread that is given up is left behind: the process must end soon.
-
-    Args:
-        function: What to call.
-        feed: Its rows.
-        stall_timeout_s: How long it may ask for no rows while there are some.
 
     Returns:
         What it returned.

@@ -154,13 +154,6 @@ def send_rows(
 ) -> int:
     """Sends rows to a rank.
 
-    Args:
-        batches: The rows.
-        address: Where the rank listens.
-        token, fingerprint: Of the run.
-        number: Of the offer that they will be.
-        attempt: A number that no other attempt to send them has.
-
     Returns:
         How many the rank has now; 0 if it takes none any more.
 

@@ -25,13 +25,7 @@ SLOW_RATE = 30e6
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what runs on the driver.
-
-    Args:
-        java: Of the driver's Java; None over Spark Connect.
-        spark: Of Spark.
-        pyspark: Of the Python package.
-    """
+    """Versions of what runs on the driver."""
 
     java: str | None
     spark: str
@@ -156,12 +150,7 @@ def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
 
 
 def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
-    """The checks of what a Spark Connect client is refused.
-
-    Args:
-        config: Of the run.
-        unreached: Why executors do not reach a server of this client; None if they might.
-    """
+    """The checks of what a Spark Connect client is refused."""
     always = "RDDs, sparkdl.mllib, fit_stream and run(data=<a stream>) are refused"
     if unreached is None:
         return Check("connect", "ok", always)
@@ -264,14 +253,7 @@ def _check_clocks(links: Mapping[int, Link]) -> Check:
 def check_gpus(
     answers: Sequence[Answer], asked: str, seen: Mapping[str, int | None], backend: str
 ) -> Check:
-    """Whether Spark gives GPUs to tasks where there are some.
-
-    Args:
-        answers: Of all ranks.
-        asked: ``spark.task.resource.gpu.amount``; empty where it is not set.
-        seen: Executor -> GPUs of its machine by NVIDIA's tool; None without a driver.
-        backend: The Keras backend.
-    """
+    """Whether Spark gives GPUs to tasks where there are some."""
     given = [len(answer.gpus) for answer in answers]
     there = max((count or 0 for count in seen.values()), default=0)
     if any(given):

@@ -69,12 +69,7 @@ class ProbedFolder:
 
 @contextlib.contextmanager
 def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None]:
-    """Writes a file to a folder, and deletes it; one on this machine's disks stays until the end.
-
-    Args:
-        folder: Of the checkpoints, on any file system; None: there is none.
-        timeout_s: Limit.
-    """
+    """Writes a file to a folder, and deletes it; on this machine's disks it stays to the end."""
     if folder is None:
         yield None
         return
@@ -124,13 +119,7 @@ def _write(folder: str) -> ProbedFolder:
 def check_checkpoints(
     probe: ProbedFolder, executors: Mapping[str, Facts], in_cluster: bool
 ) -> Check:
-    """Whether checkpoints can be written, and found again by another driver.
-
-    Args:
-        probe: What the driver found.
-        executors: Facts of the executors, which were asked for the marker.
-        in_cluster: Whether the driver runs on a machine that the cluster has chosen.
-    """
+    """Whether checkpoints can be written, and found again by another driver."""
     if probe.problem:
         return Check(
             "checkpoints", "error", f"{probe.folder!r}: {probe.problem}",

@@ -89,7 +89,6 @@ class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
         return StageContent({"parts": plain}, _archive_of(self._given_model()), code)
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         saved: Mapping[str, Any] = {**loaded.plain["parts"], **loaded.code}
         for part in self.SAVED_PARTS:
             setattr(self, part.attribute, saved.get(part.name))
@@ -106,11 +105,7 @@ def is_json(value: Any) -> bool:
 
 
 def _archive_of(model: Any) -> ModelArchive | None:
-    """A stage's model as it goes into the file; a path is read, so that the file has it all.
-
-    Raises:
-        ModelError: It is the folder of a SavedModel.
-    """
+    """A stage's model as it goes into the file; a path is read, so that the file has it all."""
     if model is None:
         return None
     if isinstance(model, (str, os.PathLike)):
@@ -160,9 +155,6 @@ class ImageReader:
 
         Args:
             image: Spark's struct: ``height``, ``width``, ``nChannels``, ``data`` (BGR(A) or grey).
-
-        Raises:
-            ValueError: Not 8 bits per channel, or not 1, 3 or 4 channels.
         """
         pixels = _resized(rgb_of(image), self.height, self.width, SCALE_HINTS[self.scale_hint])
         return pixels if self.preprocess is None else np.asarray(self.preprocess(pixels))
@@ -240,11 +232,7 @@ APPLICATIONS = {
 
 
 def application(name: str) -> Application:
-    """The application of that name.
-
-    Raises:
-        UnknownNameError: There is none.
-    """
+    """The application of that name."""
     if name not in APPLICATIONS:
         raise UnknownNameError("modelName", name, APPLICATIONS)
     return APPLICATIONS[name]
@@ -275,11 +263,7 @@ def make_model(name: str, *, features: bool) -> Any:
 
 
 def class_names(name: str) -> list[tuple[str, str]]:
-    """Identifier and description of ImageNet's classes, which Keras downloads.
-
-    Raises:
-        ResourceError: They cannot be downloaded.
-    """
+    """Identifier and description of ImageNet's classes, which Keras downloads."""
     from sparkdl.learner.prediction.model_source import imagenet_names
 
     try:

@@ -53,11 +53,7 @@ class Parts:
         return replace(self, archive=archive)
 
     def with_builder(self, builder: Any) -> Parts:
-        """With a function that makes the model.
-
-        Raises:
-            ConfigError: It cannot be called.
-        """
+        """With a function that makes the model."""
         if builder is not None and not callable(builder):
             raise ConfigError(
                 "modelBuilder makes the Keras model",
@@ -84,11 +80,7 @@ class Parts:
         return replace(self, callbacks=tuple(check_callbacks(callbacks)))
 
     def apart(self) -> Parts:
-        """Parts whose callbacks another fit can use at the same time.
-
-        Raises:
-            ConfigError: A callback that cannot be copied.
-        """
+        """Parts whose callbacks another fit can use at the same time."""
         from sparkdl.learner.checks.compiling import copy_callbacks
 
         if not self.callbacks:
