@@ -20,11 +20,7 @@ T = TypeVar("T")
 
 
 class Setting(Generic[T]):
-    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with.
-
-    Args:
-        read: Gives the value.
-    """
+    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with."""
 
     def __init__(self, read: Callable[[ModelSettings], T]) -> None:
         self._read = read
