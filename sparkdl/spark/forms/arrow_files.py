@@ -12,7 +12,8 @@ import pyarrow as pa
 from sparkdl.data.feed import size_of
 from sparkdl.data.shards import Pieces, folder_column
 from sparkdl.errors import DataError
-from sparkdl.files.streams import FoundFile, is_local, open_input
+from sparkdl.files.listing import FoundFile
+from sparkdl.files.streams import is_local, open_input
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
 
 _CHUNK_BYTES = 8 << 20
@@ -26,7 +27,7 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
     """
     with open_input(path, mapped=True) as stream:
         try:
-            schema = pa.ipc.open_file(_begin(stream)).schema
+            schema = _reader(stream).schema
             widths = [_width(field.type) for field in schema]
             reader = _opened(stream, path, [widths.index(min(widths))] if widths else [])
             numbers = range(reader.num_record_batches)
@@ -54,7 +55,7 @@ def arrow_pieces(
         return [partial(read_arrow, path, numbers, columns)]
     with open_input(path) as stream:
         try:
-            count = pa.ipc.open_file(stream).num_record_batches
+            count = _reader(stream).num_record_batches
             step = max(1, _CHUNK_BYTES * count // max(1, stream.seek(0, 2)))
         except (OSError, pa.ArrowException) as error:
             raise _broken(path, error) from error
@@ -82,7 +83,7 @@ def read_arrow(
     """
     with open_input(path, mapped=True) as stream:
         try:
-            schema = pa.ipc.open_file(_begin(stream)).schema
+            schema = _reader(stream).schema
             for name in columns:
                 if name not in schema.names:
                     raise DataError(
@@ -107,11 +108,37 @@ def _opened(stream: BinaryIO, path: str, fields: list[int]) -> Any:
 
     pyarrow copies columns that it is told to choose, also from a mapped file.
     """
-    reader = pa.ipc.open_file(_begin(stream))
+    reader = _reader(stream)
     if is_local(path) and (not reader.num_record_batches or _is_view(reader.get_batch(0), stream)):
         return reader
     options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    return pa.ipc.open_file(_begin(stream), options=options)
+    return _reader(stream, options)
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """The record batches of a stream, which can be read in their order alone."""
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+
+    @property
+    def num_record_batches(self) -> int:
+        return len(self.batches)
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        return self.batches[number]
+
+
+def _reader(
+    stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None
+) -> pa.ipc.RecordBatchFileReader | _Streamed:
+    """The record batches of a file or a stream of Arrow's; a mapped one is not copied."""
+    is_file = _begin(stream).read(6) == b"ARROW1"
+    if is_file:
+        return pa.ipc.open_file(_begin(stream), options=options)
+    reader = pa.ipc.open_stream(_begin(stream), options=options)
+    return _Streamed(reader.schema, list(reader))
 
 
 def _is_view(batch: pa.RecordBatch, stream: Any) -> bool:
@@ -146,9 +173,9 @@ def _width(kind: pa.DataType) -> int:
 def _broken(path: str, error: Exception) -> DataError:
     return DataError(
         f"{path} cannot be read",
-        expected="an Arrow file, as pyarrow.ipc.new_file and pyarrow.feather.write_feather write",
+        expected="an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
+        "pyarrow.feather.write_feather and datasets' save_to_disk write",
         received=str(error)[:500],
-        hint="a stream (pyarrow.ipc.new_stream) is no file: write it again with new_file",
     )
 
 
