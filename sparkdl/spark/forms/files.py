@@ -26,7 +26,12 @@ from sparkdl.files.listing import FoundFile, TableFormat, is_hidden, table_forma
 from sparkdl.files.storage import list_files
 from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
-from sparkdl.spark.forms.arrow_files import arrow_facts, arrow_pieces, frame_of_arrow
+from sparkdl.spark.forms.arrow_files import (
+    arrow_facts,
+    arrow_pieces,
+    frame_of_arrow,
+    known_to_spark,
+)
 from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import arrow_schema_of, condition_of
@@ -392,7 +397,7 @@ def frame_of_files(spark: Any, path: str) -> Any:
             return spark.read.parquet(path)
         except AnalysisException as error:
             if condition_of(error) != _MISSING:
-                raise
+                return _of_known_types(spark, path, error)
             raise ResourceError(
                 f"no files at {path!r}",
                 expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
@@ -414,6 +419,26 @@ def frame_of_files(spark: Any, path: str) -> Any:
                 raise
             raise not_here from None
     return read_tfrecords(spark, path)
+
+
+def _of_known_types(spark: Any, path: str, refusal: Exception) -> Any:
+    """The columns of Parquet files whose types Spark knows, where it refuses the others.
+
+    Raises:
+        Exception: ``refusal``, if the files cannot be looked into, or Spark knows no column.
+    """
+    try:
+        schema = parquet_facts(files_for_workers(path)[0].path)[0]
+    except (ResourceError, DataError):
+        raise refusal from None
+    from pyspark.sql import types as T
+
+    fields = [found for field in schema.remove_metadata() for found in known_to_spark(field)]
+    nanoseconds = [f.name for f in schema if getattr(f.type, "unit", "us") == "ns"]
+    fields = [field for field in fields if field.name not in nanoseconds]
+    if not fields:
+        raise refusal
+    return spark.read.schema(T.StructType(fields)).parquet(path)
 
 
 def _table_of(path: str) -> TableFormat | None:
