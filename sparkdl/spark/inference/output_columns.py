@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
-from sparkdl.data.vectors import is_vector
+from sparkdl.data.decode import is_vector
 from sparkdl.errors import DataError
 from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive

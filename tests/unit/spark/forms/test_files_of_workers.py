@@ -19,7 +19,7 @@ from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition
 from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
 from sparkdl.spark.forms.wire import ONES
