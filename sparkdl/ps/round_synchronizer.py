@@ -336,6 +336,8 @@ class RoundSynchronizer(Way):
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sums over all ranks that have a batch; see :class:`sparkdl.training.learning.Reducer`."""
+        if not self.rows:
+            return np.zeros_like(numbers)
         self._sums += 1
         self._enter_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):

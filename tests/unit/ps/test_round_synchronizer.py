@@ -170,7 +170,7 @@ def test_every_round_has_the_rate_of_its_step(parts: list[int]) -> None:
     """Also where a stack holds several, and for a rank without a batch."""
     Noting.rates.clear()
     rule = Noting()
-    with clients(rule, 2) as (made, server):
+    with clients(rule, 2) as (made, _):
         learners = [Scheduled(), Scheduled()]
 
         def work(rank: int) -> None:
