@@ -317,11 +317,9 @@ class TensorFlowLearner(KerasLearner):
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> None:
         with self._moments.told_to(reducer):
-            self._write_gradients(batch, reducer, factors)
+            self._compute(batch, reducer, factors)
 
-    def _write_gradients(
-        self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None
-    ) -> None:
+    def _compute(self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None) -> None:
         if not reducer.takes_slices:
             super()._gradients_for(batch, reducer, factors)
             return
