@@ -3,6 +3,5 @@
 - ``compiling``: what a model is compiled with, or a rule wants. ``compile_parts``: the user's own
   losses, metrics and optimizers.
 - ``metric_check``: whether metrics of several workers may be summed. ``learning_signs``: facts by
-  which a model that has learned nothing is recognised. ``synchronized_norms``: layers that want
-  the rows of all workers.
+  which a model that has learned nothing is recognised.
 """

@@ -12,8 +12,8 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.checks.synchronized_norms import require_synchronized
 from sparkdl.learner.distributed.optimizer import is_distributed
+from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.process.log_lines import log_to_driver
 
 

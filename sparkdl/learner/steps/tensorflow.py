@@ -160,7 +160,7 @@ class TensorFlowLearner(KerasLearner):
         return tensors
 
     def _compile_batch(self, function: Callable[..., Any]) -> Steps:
-        if self._eager:
+        if self._eager or self._moments.layers:  # whose sums wait: for a thread of their own
             return lambda stack, *given: function(*given)
         return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
 

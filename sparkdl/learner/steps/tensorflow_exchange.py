@@ -19,7 +19,7 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from sparkdl.failures import carried
-from sparkdl.learner.checks.synchronized_norms import synchronized_layers
+from sparkdl.learner.state.synchronized_norms import synchronized_layers
 from sparkdl.learner.steps.denominators import factors
 from sparkdl.training.learning import Reducer
 from sparkdl.training.parts import Leaving, fill_part, leaving

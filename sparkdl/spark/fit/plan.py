@@ -11,9 +11,9 @@ from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.checks.compiling import adopt_optimizer
-from sparkdl.learner.checks.synchronized_norms import require_synchronized
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
