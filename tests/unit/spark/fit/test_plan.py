@@ -22,7 +22,7 @@ REFUSED = [
     ("asynchronous", None, "auto", "raise"), ("asynchronous", "ensemble", "auto", "raise"),
     ("asynchronous", "geo", "auto", "raise"), ("hogwild", None, "auto", "raise"),
     ("synchronous", None, 4, "raise"), ("synchronous", None, "epoch", "raise"),
-    ("synchronous", "backup", "auto", "raise"), ("synchronous", None, "auto", "skip"),
+    ("synchronous", None, "auto", "skip"),
     ("allreduce", "adasum", "auto", "raise"), ("allreduce", "local_sgd", 4, "raise"),
     ("allreduce", "zero1", "auto", "raise"), ("allreduce", None, "auto", "skip"),
 ]  # fmt: skip
