@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,7 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     HorovodExchange,
     Joined,
     NumpyExchange,
+    SynchronizedMoments,
     apply_fused,
     as_arrays,
     as_slices,
@@ -83,9 +85,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        self._gradients = self._compile_batch(self._trace_gradients)
+        self._moments = SynchronizedMoments(model)
+        self._gradients = self._compile_batch(self._trace_weighed)
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        self._apart_gradients = self._compile_batch(self._trace_apart_gradients)
+        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
         self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
@@ -157,7 +160,7 @@ class TensorFlowLearner(KerasLearner):
         return tensors
 
     def _compile_batch(self, function: Callable[..., Any]) -> Steps:
-        if self._eager:
+        if self._eager or self._moments.layers:  # whose sums wait: for a thread of their own
             return lambda stack, *given: function(*given)
         return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
 
@@ -165,7 +168,7 @@ class TensorFlowLearner(KerasLearner):
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
             *data, num_batches = given
             for index in range(int(num_batches)):
-                step(pack_batch(*map_arrays(partial(_row, index), tuple(data))))
+                step(pack_batch(*map_arrays(itemgetter(index), tuple(data))))
             return self._trace_concat() if with_weights else tf.constant(0)
 
         if self._eager:
@@ -260,8 +263,7 @@ class TensorFlowLearner(KerasLearner):
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        known = None if factors is None else tf.convert_to_tensor(factors)
-        copy_flat(self._trace_weighed(*self._tensors(stack, 0), known), self._layout.slots, out)
+        copy_flat(self._trace_weighed(*self._tensors(stack, 0), factors), self._layout.slots, out)
         self._flat = None
 
     def find_terms(self, stack: BatchStack) -> None:
@@ -280,11 +282,8 @@ class TensorFlowLearner(KerasLearner):
         batch = pack_batch(x, y, sample_weight)
         return forward_terms(self.model, batch, sums=self._sums).stacked()
 
-    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor | list[tf.Tensor]:
-        return self._trace_weighed(x, y, sample_weight, None)
-
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
+        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
     ) -> tf.Tensor | list[tf.Tensor]:
         step = self._trace_step(pack_batch(x, y, sample_weight), factors)
         form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
@@ -294,7 +293,7 @@ class TensorFlowLearner(KerasLearner):
         """The gradients of one batch (None where there is none), and the statistics after it."""
         terms = Terms.with_factors(factors, sums=self._sums)
         with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
-            self._train_step(batch)
+            self._moments.trace(self._train_step, batch)
         self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
         if self._sliced is None:
@@ -317,6 +316,10 @@ class TensorFlowLearner(KerasLearner):
     def _gradients_for(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> None:
+        with self._moments.told_to(reducer):
+            self._compute(batch, reducer, factors)
+
+    def _compute(self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None) -> None:
         if not reducer.takes_slices:
             super()._gradients_for(batch, reducer, factors)
             return
@@ -336,11 +339,8 @@ class TensorFlowLearner(KerasLearner):
         np.copyto(reducer.buffer, np.asarray(flat))
         self._flat = None
 
-    def _trace_apart_gradients(self, x: Any, y: Any, sample_weight: Any) -> list[tf.Tensor]:
-        return self._trace_weighed_apart(x, y, sample_weight, None)
-
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
+        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
     ) -> list[tf.Tensor]:
         values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
         dense = [v for i, v in enumerate(values) if i not in self._places]
@@ -451,7 +451,8 @@ class TensorFlowLearner(KerasLearner):
             self._agreed = False
             if reducer.in_graph is not None:  # else inside the step, behind the denominators
                 self._agree_in_step()
-            stopping, broken_at, own = steps(stack, *given)
+            with self._moments.told_to(reducer):
+                stopping, broken_at, own = steps(stack, *given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
         if reducer.in_graph is not None:
@@ -461,7 +462,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def skip_reducing(self, reducer: Reducer) -> None:
-        if self._eager or reducer.in_graph is None:
+        if self._eager or self._moments.layers or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
         self._reducer, reducer.rows = reducer, 0
@@ -474,8 +475,13 @@ class TensorFlowLearner(KerasLearner):
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
+    def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
+        super()._add_nothing_up(reducer, num_terms)
+        self._moments.skip(reducer)
+
     def _steps_in_graph(self, reducer: Reducer) -> bool:
-        return not self._eager and (reducer.in_graph is not None or _in_main_thread())
+        may = _in_main_thread() if reducer.in_graph is None else not self._moments.layers
+        return may and not self._eager
 
     def _agree_in_step(self) -> None:
         """Tells the other workers about the gradients, once in each compiled call."""
@@ -570,16 +576,10 @@ class TensorFlowLearner(KerasLearner):
         )  # fmt: skip
 
 
-def _row(index: int, stacked: tf.Tensor) -> tf.Tensor:
-    return stacked[index]
-
-
 def _in_main_thread() -> bool:
     """Whether an exchange may wait inside a compiled call.
 
-    Ranks that are threads of one process share TensorFlow's threads, as many as it has cores. Ranks
-    that wait inside their compiled calls could take all of them, and those that they wait for would
-    never run.
+    Ranks that are threads of one process share TensorFlow's threads, and could take all of them.
     """
     return threading.current_thread() is threading.main_thread()
 

@@ -133,7 +133,7 @@ class FitCall:
         arguments, callbacks = self.arguments, self.callbacks
         profile = resource_profile(config.resources, source.spark)
         num_workers, at_once = count_workers(config, exchange, source, profile)
-        prepare_model(trained.model, exchange, num_workers)
+        prepare_model(trained.model, config, exchange, num_workers)
         checkpoints = Checkpoints.at(arguments.checkpoint_dir)
         check_tables(trained.model, config, exchange, checkpoints, callbacks)
         first_epoch = arguments.initial_epoch

@@ -13,6 +13,7 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -132,15 +133,22 @@ def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
     return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
-def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:
+def prepare_model(
+    model: Any, config: FitConfig, exchange: ChosenExchange, num_workers: int
+) -> None:
     """Checks that rule and model go together; gives the model the optimizer that the rule wants.
 
     Raises:
-        ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
+        ConfigError: The rule cannot work with that many workers, with the model's optimizer, or
+            with a layer that is synchronized.
         ModelError: No ensemble can be made of the model, or several workers cannot train it.
     """
     if num_workers > 1:
         require_no_states(model)
+    way = f"mode={config.mode!r}, rule={exchange.rule.name!r}, on_nan={config.on_nan!r}"
+    exact = exchange.joins_gradients and exchange.rule.name in ("bsp", "mean")
+    followed = exact and exchange.window == 1 and config.on_nan != "skip"
+    require_synchronized(model, num_workers, way, followed=followed)
     if isinstance(exchange, AllReduceExchange):
         exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
         return

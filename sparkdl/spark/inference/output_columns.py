@@ -21,7 +21,7 @@ from sparkdl.spark.session.versions import arrow_type_of
 
 Array = npt.NDArray[Any]
 Form = Literal["values", "probability", "raw", "class"]
-"""The output as it is; probabilities of all classes; what grows with them (logits or logarithms);
+"""The output as it is; probabilities of all classes; what grows with each (logit or logarithm);
 the number of the most probable class."""
 NumberType = Literal["float32", "float64", "int32"]
 _SPARK: dict[str, T.DataType] = {
