@@ -180,7 +180,9 @@ class ModelInference(ModelSettings):
             path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
             file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
                 takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install
-                'sparkdl-keras[onnx]'``) or ``'litert'`` (phones).
+                'sparkdl-keras[onnx]'``), ``'openvino'`` (``pip install openvino``), ``'litert'``
+                (phones) or ``'torch'`` (``torch.export``; with Keras on PyTorch): the formats of
+                the installed Keras.
 
         Raises:
             UnknownNameError: No such format.
