@@ -211,7 +211,10 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.custom_objects import find_custom_objects, named_functions
     from sparkdl.learner.signature import has_own
+    from sparkdl.learner.state.optimizer_state import forget_lost_variables
 
+    if optimizer is not None:
+        forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
         with making_models, named_functions(model) as functions, _present_optimizer(model):

@@ -26,10 +26,11 @@ from sparkdl.learner.archives.unsaved_settings import (
     Attributes,
     ComparedPart,
     UnsavedSettings,
+    attributes_of,
     compared_parts,
     parts_of,
 )
-from sparkdl.learner.archives.value_forms import is_plain, plain_copy
+from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
 from sparkdl.learner.state.carried_state import (
     untrusted_values,
     values_of,
@@ -84,13 +85,16 @@ def compared_with_rebuilt(
     if known is None:
         with _nothing_drawn(), settings.globals.set():
             with_values = _size_bytes(model) <= LARGE_BYTES
-            copy = load(with_values)
-            _require_same_structure(model, copy)
+            made = load(with_values)
+            reordered = settings.put_in_order(made)
+            _require_same_structure(model, made)
             lossy = frozenset[str]()
-            if with_values:
-                settings.apply(copy, custom_objects)
-                lossy = _lossy(model, copy)
-            known = _Rebuilt(tuple(part.kept() for part in compared_parts(copy)), lossy)
+            if reordered:  # what a file numbers by their order goes to another variable
+                lossy = frozenset(variables_by_name(model))
+            elif with_values:
+                settings.apply(made, custom_objects)
+                lossy = _lossy(model, made)
+            known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy)
     _known[key] = known
     while len(_known) > _CAPACITY:
         _known.popitem(last=False)
@@ -171,9 +175,12 @@ def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
             missing = name not in its.attributes
             if not missing and form == its.attributes[name]:
                 continue
-            value = vars(part.thing)[name]
+            value = attributes_of(part.thing)[name]
+            numbers = None if missing else numbers_of(value)
             if is_plain(value):
                 found.setdefault(number, {})[name] = plain_copy(value)
+            elif numbers is not None or is_plain_object(value):
+                found.setdefault(number, {})[name] = value if numbers is None else numbers
             elif part.own and not missing:  # else it may be what a call has made
                 raise _refusal(
                     model, f"attribute {name!r} of {part.label} as it is",

@@ -45,7 +45,8 @@ def export_model(model: Any, path: str, file_format: str) -> None:
                 f"format {file_format!r} needs a package that is not installed",
                 expected="what Keras' export needs for it",
                 received=str(error),
-                hint="pip install 'sparkdl-keras[onnx]'" if file_format == "onnx"
+                hint="pip install 'sparkdl-keras[onnx]'"
+                if file_format == "onnx"
                 else f"pip install {error.name or file_format}",
             ) from error
         except Exception as error:

@@ -23,6 +23,25 @@ def averaged_variables(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if id(v) in found]
 
 
+def overwritten_variables(model: Any) -> list[Any]:
+    """What is called trained and is no weight: a step puts its gradient in its place.
+
+    These are the scales and largest values of float8 layers. A change of one means nothing, so they
+    travel as a whole, beside the flat buffer.
+    """
+    return [v for v in model.trainable_variables if is_overwritten(v)]
+
+
+def trained_variables(model: Any) -> list[Any]:
+    """The variables that the optimizer moves."""
+    return [v for v in model.trainable_variables if not is_overwritten(v)]
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether a step puts the variable's gradient in its place."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))  # as Keras asks
+
+
 def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
     """The layout of a model's variables (anything with ``path``, ``shape`` and ``dtype``)."""
     return Layout.of(
@@ -33,18 +52,18 @@ def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
 
 def model_layout(model: Any) -> Layout:
     """The layout of a built model, the same on the driver and on every worker."""
-    return layout_of(model.trainable_variables, averaged_variables(model))
+    return layout_of(trained_variables(model), averaged_variables(model))
 
 
 def read_model(model: Any, layout: Layout) -> FloatArray:
     """A model's variables as one flat buffer."""
-    variables = [*model.trainable_variables, *averaged_variables(model)]
+    variables = [*trained_variables(model), *averaged_variables(model)]
     return layout.flatten([np.asarray(v.numpy(), np.float32) for v in variables])
 
 
 def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
     """Sets a model's variables from one flat buffer."""
-    variables = [*model.trainable_variables, *averaged_variables(model)]
+    variables = [*trained_variables(model), *averaged_variables(model)]
     for variable, value in zip(variables, layout.views(flat), strict=True):
         if keras.backend.standardize_dtype(variable.dtype) == "float64":
             present = np.asarray(keras.ops.convert_to_numpy(variable.value))

@@ -95,7 +95,10 @@ def test_the_file_of_a_format_and_the_one_beside_it(
 
     monkeypatch.setattr(keras.Model, "export", export)
     export_model(sequential(), f"{tmp_path}/m.xml", "openvino")
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"m.xml": b"xml", "m.bin": b"bin"}
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "m.xml": b"xml",
+        "m.bin": b"bin",
+    }
 
 
 def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
