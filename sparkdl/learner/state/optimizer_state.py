@@ -79,10 +79,21 @@ def forget_lost_variables(model: Any) -> None:
             if isinstance(slots, list) and len(slots) == len(known) and name != "_variables":
                 held[name] = [slots[i] for i in kept]
                 lost = {id(v) for v in slots} - {id(v) for v in held[name]}
-                optimizer._variables[:] = [v for v in optimizer._variables if id(v) not in lost]
+                for number in reversed(range(len(optimizer._variables))):
+                    if id(optimizer._variables[number]) in lost:
+                        del optimizer._variables[number]
         numbers = {optimizer._var_key(known[i]): number for number, i in enumerate(kept)}
         held["_trainable_variables_indices"] = numbers
         optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def unknown_variables(model: Any) -> list[Any]:
+    """Variables that train and that the optimizer, which is built, was not built with."""
+    optimizer = innermost_optimizer(model)
+    if not optimizer.built or optimizers_within(optimizer):
+        return []
+    known = {id(v) for v in optimizer._trainable_variables}
+    return [v for v in model.trainable_variables if id(v) not in known]
 
 
 def learning_rate_of(model: Any) -> float | None:

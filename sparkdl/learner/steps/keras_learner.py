@@ -33,6 +33,7 @@ from sparkdl.learner.state.optimizer_state import (
     optimizers_within,
     pack_arrays,
     read_slots,
+    unknown_variables,
     with_slots,
 )
 from sparkdl.learner.state.seed_streams import SeedStreams
@@ -549,6 +550,14 @@ def require_compiled(model: Any) -> None:
             expected="a built model",
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
+        )
+    unknown = unknown_variables(model)
+    if unknown and not has_own(model, "train_step"):
+        raise ModelError(
+            f"the optimizer of model {model.name!r} does not know all variables that it is to train",
+            expected="model.compile after what changes the variables (quantize('float8'), LoRA)",
+            received=f"variable {unknown[0].path!r}, which is newer than the optimizer's state",
+            hint="model.compile(...) again makes an optimizer of all variables, as in Keras",
         )
     if not _can_have_loss(model):
         raise ModelError(
