@@ -585,14 +585,7 @@ def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
         with shared.numbered():
             model.save(path)
         if shared:
-            with zipfile.ZipFile(path) as file:
-                parts = {name: file.read(name) for name in file.namelist()}
-            config = json.loads(parts["config.json"])
-            shared.mend(config, lambda given: _without_values(given, objects))
-            parts["config.json"] = json.dumps(config).encode()
-            with zipfile.ZipFile(path, "w") as file:
-                for name, part in parts.items():
-                    file.writestr(name, part)
+            shared.mend_file(path, lambda given: _without_values(given, objects))
         with open(path, "rb") as file:
             return file.read()
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import random
 import re
+import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -227,6 +229,17 @@ class SharedLayers:
 
         with _replaced(serialization_lib, "record_object_after_serialization", record_all, self):
             yield
+
+    def mend_file(self, path: str, load: Callable[[dict[str, Any]], Any]) -> None:
+        """Writes the ``config.json`` of a file anew; see :meth:`mend`."""
+        with zipfile.ZipFile(path) as file:
+            parts = {name: file.read(name) for name in file.namelist()}
+        config = json.loads(parts["config.json"])
+        self.mend(config, load)
+        parts["config.json"] = json.dumps(config).encode()
+        with zipfile.ZipFile(path, "w") as file:
+            for name, part in parts.items():
+                file.writestr(name, part)
 
     def mend(self, config: dict[str, Any], load: Callable[[dict[str, Any]], Any]) -> None:
         """Numbers calls of layers in a saved configuration as those of loaded layers.

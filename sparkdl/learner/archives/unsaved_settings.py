@@ -337,7 +337,7 @@ class ComparedPart:
 
     def plain_names(self) -> list[str]:
         """The attributes that are numbers, texts, arrays and containers of these."""
-        return [name for name in self.attributes if is_plain(vars(self.thing)[name])]
+        return [name for name in self.attributes if is_plain(attributes_of(self.thing)[name])]
 
     def kept(self) -> ComparedPart:
         """The same without the object."""

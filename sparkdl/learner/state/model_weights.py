@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkdl.errors import ModelError
+from sparkdl.learner.signature import has_own
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -30,6 +32,32 @@ def overwritten_variables(model: Any) -> list[Any]:
     travel as a whole, beside the flat buffer.
     """
     return [v for v in model.trainable_variables if is_overwritten(v)]
+
+
+def require_joined_steps(model: Any, mean: bool, rule: str) -> None:
+    """Refuses what no exchange of several workers makes as in one process.
+
+    Args:
+        model: Compiled.
+        mean: Whether the workers' gradients become their mean; False: something else.
+        rule: The rule of the run.
+
+    Raises:
+        ModelError: Float8 layers with a rule that is no mean of gradients, with an accumulation of
+            gradients, or with a ``train_step`` of the model's own.
+    """
+    if not overwritten_variables(model):
+        return
+    steps = getattr(model.optimizer, "gradient_accumulation_steps", None)
+    if not mean or steps or has_own(model, "train_step"):
+        raise ModelError(
+            f"model {model.name!r} has float8 layers, which several workers cannot train so",
+            expected="the mean of the workers' gradients at each batch, no accumulation of "
+            "gradients, and Keras' own train_step",
+            received=f"rule {rule!r}, gradient_accumulation_steps={steps}, a train_step "
+            f"{'of its own' if has_own(model, 'train_step') else 'of Keras'}",
+            hint="num_workers=1 trains it as Keras does",
+        )
 
 
 def trained_variables(model: Any) -> list[Any]:

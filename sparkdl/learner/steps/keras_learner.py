@@ -554,7 +554,7 @@ def require_compiled(model: Any) -> None:
     unknown = unknown_variables(model)
     if unknown and not has_own(model, "train_step"):
         raise ModelError(
-            f"the optimizer of model {model.name!r} does not know all variables that it is to train",
+            f"the optimizer of model {model.name!r} lacks variables that it is to train",
             expected="model.compile after what changes the variables (quantize('float8'), LoRA)",
             received=f"variable {unknown[0].path!r}, which is newer than the optimizer's state",
             hint="model.compile(...) again makes an optimizer of all variables, as in Keras",

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.choice import AllReduceExchange, optimizer_config
+from sparkdl.collective.rules.exchange_rule import ExchangeRule
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.learner.state.model_weights import require_joined_steps
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -141,6 +143,10 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
     """
     if num_workers > 1:
         require_no_states(model)
+        rule = exchange.rule
+        sends = rule.exchanges if isinstance(rule, ExchangeRule) else rule.payload
+        if sends in ("gradient", "optimizer"):  # others exchange changes or weights
+            require_joined_steps(model, exchange.joins_gradients, rule.name)
     if isinstance(exchange, AllReduceExchange):
         exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
         return
