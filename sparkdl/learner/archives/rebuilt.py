@@ -256,6 +256,8 @@ class SharedLayers:
             id(mine["layers"]): its
             for mine, its in zip(_graphs(given), _graphs(config), strict=True)
         }
+        if not graphs:  # their calls have no numbers
+            return
         begun: list[tuple[dict[str, Any], ...]] = []
         make, read = functional.functional_from_config, functional.deserialize_node
 
