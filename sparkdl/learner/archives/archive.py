@@ -448,10 +448,8 @@ def model_bytes(model: Any, custom_objects: dict[str, Any] | None = None) -> byt
     Raises:
         ModelError: Keras cannot save the model, or nobody could load the file.
     """
-    from sparkdl.learner.custom_objects import find_custom_objects
-
     try:
-        return _save_bytes(model, {**find_custom_objects(model), **(custom_objects or {})})
+        return _save_bytes(model, custom_objects or {})
     except ModelError:
         raise
     except Exception as error:
@@ -585,7 +583,7 @@ def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
         with shared.numbered():
             model.save(path)
         if shared:
-            shared.mend_file(path, lambda given: _without_values(given, objects))
+            shared.mend_file(path, objects, _without_values)
         with open(path, "rb") as file:
             return file.read()
 

@@ -33,6 +33,7 @@ from sparkdl.learner.archives.unsaved_settings import (
     parts_of,
 )
 from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
+from sparkdl.learner.custom_objects import find_custom_objects
 from sparkdl.learner.state.carried_state import (
     untrusted_values,
     values_of,
@@ -230,12 +231,18 @@ class SharedLayers:
         with _replaced(serialization_lib, "record_object_after_serialization", record_all, self):
             yield
 
-    def mend_file(self, path: str, load: Callable[[dict[str, Any]], Any]) -> None:
+    def mend_file(
+        self,
+        path: str,
+        custom_objects: dict[str, Any],
+        load: Callable[[dict[str, Any], dict[str, Any]], Any],
+    ) -> None:
         """Writes the ``config.json`` of a file anew; see :meth:`mend`."""
+        objects = {**find_custom_objects(self._model), **custom_objects}
         with zipfile.ZipFile(path) as file:
             parts = {name: file.read(name) for name in file.namelist()}
         config = json.loads(parts["config.json"])
-        self.mend(config, load)
+        self.mend(config, lambda given: load(given, objects))
         parts["config.json"] = json.dumps(config).encode()
         with zipfile.ZipFile(path, "w") as file:
             for name, part in parts.items():

@@ -1,4 +1,4 @@
-"""What a model is compiled with: whether the workers can make it again, and evaluate it."""
+"""A model's compile settings: whether the workers can make them again, and evaluate by them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def averaged_variables(model: Any) -> list[Any]:
 
 
 def overwritten_variables(model: Any) -> list[Any]:
-    """What is called trained and is no weight: a step puts its gradient in its place.
+    """Variables that Keras calls trained and that are no weights: a gradient takes their place.
 
     These are the scales and largest values of float8 layers. A change of one means nothing, so they
     travel as a whole, beside the flat buffer.
