@@ -13,11 +13,11 @@ from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner.archives.archive import encode_model, model_bytes
+from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.prediction.export import FORMATS, export_model
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
-from sparkdl.learner.steps import keras_learner
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_flag, require_int, require_name, require_path
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
@@ -121,7 +121,7 @@ class ModelInference(ModelSettings):
             ModelError: The model has no loss to compute.
         """
         refuse_labels_apart("evaluate", "batch_size", batch_size)
-        keras_learner.require_evaluable(self.model)
+        compile_parts.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
@@ -180,7 +180,9 @@ class ModelInference(ModelSettings):
             path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
             file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
                 takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install
-                'sparkdl-keras[onnx]'``) or ``'litert'`` (phones).
+                'sparkdl-keras[onnx]'``), ``'openvino'`` (``pip install openvino``), ``'litert'``
+                (phones) or ``'torch'`` (``torch.export``; with Keras on PyTorch): the formats of
+                the installed Keras.
 
         Raises:
             UnknownNameError: No such format.

@@ -12,6 +12,7 @@ from typing import Any
 from sparkdl.config import FitConfig, Limits, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
+from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
 from sparkdl.settings.call_arguments import lists_its_arguments
@@ -123,7 +124,7 @@ class SparkModel(ModelInference):
         limits: Limits = Limits(),
     ) -> None:
         keras_learner.require_compiled(model)
-        keras_learner.require_loadable(model)
+        compile_parts.require_loadable(model)
         asked = FitConfig(
             mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
             num_workers=num_workers, batch_size=batch_size, communicator=communicator,
@@ -377,7 +378,7 @@ class SparkModel(ModelInference):
     def _require_fitting(self, source: Source, arguments: FitArguments) -> None:
         arguments.check_spec(source.spec)
         if source.spec.role_column is not None:
-            keras_learner.require_evaluable(self.model)
+            compile_parts.require_evaluable(self.model)
 
     def _take(self, fitted: Fitted) -> Any:
         """Keeps what a fit has left; Keras' ``History``."""

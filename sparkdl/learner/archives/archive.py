@@ -211,11 +211,14 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.custom_objects import find_custom_objects, named_functions
     from sparkdl.learner.signature import has_own
+    from sparkdl.learner.state.optimizer_state import forget_lost_variables
 
+    if optimizer is not None:
+        forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
         with making_models, named_functions(model) as functions, _present_optimizer(model):
-            content = _save_bytes(model)
+            content = _save_bytes(model, objects)
         config = _read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
@@ -231,27 +234,42 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         if not with_values:
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
                 if not has_own(model, "compile", "compile_from_config"):
-                    return _without_values(content, objects)
+                    return _without_values(json.loads(_read_config(content)), objects)
         with _model_file(content) as path:
             return load_model_file(path, objects, compiled=optimizer is not None)
 
-    with making_models:
-        settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    try:
+        with making_models:
+            settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    except ValueError as error:  # how Keras says that values found no place
+        if isinstance(error, ModelError):
+            raise
+        raise ModelError(
+            f"model {model.name!r} cannot be sent to the workers",
+            expected="a model that keras.models.load_model makes again from its file",
+            received=_in_short(error),
+            hint="a layer that several other layers hold is made once by __init__ of a class of "
+            "your own, or by get_config and from_config",
+        ) from error
     key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
 
 
-def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
-    """The model of a ``.keras`` file, whose variables have no values and no place in memory."""
+def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
+    """The model of a ``config.json``, whose variables have no values and no place in memory."""
     import keras
 
     def make() -> Any:
         given = {"custom_objects": objects, "safe_mode": False}
-        config = json.loads(_read_config(content))
-        settings, config["compile_config"] = config.get("compile_config"), None
+        settings = config.get("compile_config")
         with lenient_constructors(objects):
-            with keras.StatelessScope(initialize_variables=False):
-                model = keras.saving.deserialize_keras_object(config, **given)
+            with (
+                keras.src.saving.serialization_lib.ObjectSharingScope(),
+                keras.StatelessScope(initialize_variables=False),
+            ):
+                model = keras.saving.deserialize_keras_object(
+                    config | {"compile_config": None}, **given
+                )
             if settings:  # not compile_from_config, which makes the optimizer's variables
                 model.compile(**keras.saving.deserialize_keras_object(settings, **given))
         return model
@@ -424,14 +442,16 @@ def restore_state(model: Any, archive: ModelArchive) -> None:
         BesideFile.from_bytes(archive.beside).give_values(model)
 
 
-def model_bytes(model: Any) -> bytes:
+def model_bytes(model: Any, custom_objects: dict[str, Any] | None = None) -> bytes:
     """A model as the bytes of a ``.keras`` file.
 
     Raises:
-        ModelError: Keras cannot save the model.
+        ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model)
+        return _save_bytes(model, custom_objects or {})
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be saved",
@@ -549,10 +569,21 @@ def _read_config(content: bytes) -> bytes:
         return archive.read("config.json")
 
 
-def _save_bytes(model: Any) -> bytes:
+def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
+    """The model as Keras saves it, with layers that several others hold once.
+
+    Raises:
+        ModelError: There are such layers, and the file would not have them once.
+    """
+    from sparkdl.learner.archives.rebuilt import SharedLayers
+
+    shared = SharedLayers(model)
     with making_models, TemporaryFolder() as folder:
         path = os.path.join(folder.path, "model.keras")
-        model.save(path)
+        with shared.numbered():
+            model.save(path)
+        if shared:
+            shared.mend_file(path, objects, _without_values)
         with open(path, "rb") as file:
             return file.read()
 

@@ -26,6 +26,7 @@ from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
     match_gradients,
+    overwriting,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
@@ -69,12 +70,10 @@ class TensorFlowLearner(KerasLearner):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
-        self._jit = (
-            bool(model.jit_compile)
-            and bool(tf.config.list_physical_devices("GPU"))
-            and not takes_strings(model)  # which XLA does not know
-        )
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))  # strings are unknown to XLA
+        self._jit = bool(model.jit_compile) and has_gpu and not takes_strings(model)
         self._eager = bool(model.run_eagerly)  # what is not compiled: each step as Keras takes it
+        self._compiles_exchange = not (self._eager or self.overwritten)  # of which more is told
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
@@ -253,10 +252,8 @@ class TensorFlowLearner(KerasLearner):
         require_one_batch(stack)
         self.build_metrics(stack)
         data = self._tensors(stack, 0)
-        if factors is None:
-            found = self._gradients(stack, *data)
-        else:
-            found = self._weighed_gradients(stack, *data, tf.convert_to_tensor(factors))
+        weighed = () if factors is None else (tf.convert_to_tensor(factors),)
+        found = (self._weighed_gradients if weighed else self._gradients)(stack, *data, *weighed)
         copy_flat(found, self._layout.slots, out)
         self._flat = None
 
@@ -292,9 +289,12 @@ class TensorFlowLearner(KerasLearner):
     def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
         terms = Terms.with_factors(factors, sums=self._sums)
-        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
+        share = self.share_in(factors)
+        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             self._moments.trace(self._train_step, batch)
         self._counted = terms.counted
+        for variable, value in overwriting(captured):
+            variable.assign(value)
         gradients = match_gradients(self.model, captured, self.trained)
         if self._sliced is None:
             self._sliced = sliced_places(gradients)
@@ -462,7 +462,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def skip_reducing(self, reducer: Reducer) -> None:
-        if self._eager or self._moments.layers or reducer.in_graph is None:
+        if self._moments.layers or not self._compiles_exchange or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
         self._reducer, reducer.rows = reducer, 0
@@ -481,7 +481,7 @@ class TensorFlowLearner(KerasLearner):
 
     def _steps_in_graph(self, reducer: Reducer) -> bool:
         may = _in_main_thread() if reducer.in_graph is None else not self._moments.layers
-        return may and not self._eager
+        return may and self._compiles_exchange
 
     def _agree_in_step(self) -> None:
         """Tells the other workers about the gradients, once in each compiled call."""

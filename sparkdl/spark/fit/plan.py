@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.choice import AllReduceExchange, optimizer_config
+from sparkdl.collective.rules.exchange_rule import ExchangeRule
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.checks.compiling import adopt_optimizer
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.learner.state.model_weights import require_joined_steps
 from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
@@ -145,6 +147,10 @@ def prepare_model(
     """
     if num_workers > 1:
         require_no_states(model)
+        rule = exchange.rule
+        sends = rule.exchanges if isinstance(rule, ExchangeRule) else rule.payload
+        if sends in ("gradient", "optimizer"):  # others exchange changes or weights
+            require_joined_steps(model, exchange.joins_gradients, rule.name)
     way = f"mode={config.mode!r}, rule={exchange.rule.name!r}, on_nan={config.on_nan!r}"
     exact = exchange.joins_gradients and exchange.rule.name in ("bsp", "mean")
     followed = exact and exchange.window == 1 and config.on_nan != "skip"
