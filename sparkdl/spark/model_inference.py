@@ -49,7 +49,7 @@ class ModelInference(ModelSettings):
         probability_column: Names = None,
         class_column: Names = None,
         layers: Mapping[str, str] | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         handle_invalid: str = "error",
     ) -> Any:
         """The model's outputs for every row, in one pass.

@@ -8,13 +8,23 @@ bits, on how many rows came with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkdl.data.columns import aligned_empty, as_aligned
-from sparkdl.errors import UnknownNameError
+from sparkdl.errors import ModelError, UnknownNameError
 from sparkdl.learner import BACKENDS
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+    traced,
+)
 from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
 from sparkdl.training.learning import Arrays
 
@@ -62,8 +72,6 @@ def make_predictor(model: Any) -> KerasPredictor:
     Raises:
         UnknownNameError: Keras runs on a backend without a predictor here.
     """
-    import keras
-
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return TensorFlowPredictor(model)
@@ -72,6 +80,73 @@ def make_predictor(model: Any) -> KerasPredictor:
     if backend == "torch":
         return TorchPredictor(model)
     raise UnknownNameError("Keras backend", backend, BACKENDS)
+
+
+def prediction_signature(model: Any) -> Signature:
+    """The signature of a model whose outputs are what its ``predict`` gives.
+
+    A ``predict_step`` or ``call`` of the user's own is traced once, with symbols; where it needs
+    values, it predicts for two rows of zeros.
+
+    Raises:
+        ModelError: It fails, or does not give a value for each row.
+    """
+    signature, otherwise = model_signature(model), gives_otherwise(model)
+    inputs, unknown = signature.inputs, TensorSpec("output", None, keras.config.floatx())
+    if not otherwise and all(spec.shape is not None for spec in signature.outputs.values()):
+        return signature
+    if any(spec.shape is None for spec in inputs.values()):
+        return replace(signature, outputs={"output": unknown})
+    try:
+        outputs = _outputs_of_step(model, inputs, {n: s.dtype for n, s in inputs.items()})
+        others = outputs
+        if any(spec.takes_whole for spec in inputs.values()):
+            others = _outputs_of_step(model, inputs, dict.fromkeys(inputs, "int64"))
+    except ModelError:
+        if otherwise:
+            raise
+        return signature  # rows may do where zeros do not
+    whole = {name: spec.dtype for name, spec in others.items()}
+    return replace(signature, outputs=outputs, whole_outputs=whole)
+
+
+def _outputs_of_step(
+    model: Any, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
+) -> dict[str, TensorSpec]:
+    dtypes = {name: spec.dtype_for(given[name]) for name, spec in inputs.items()}
+    shapes = {name: spec.shape or () for name, spec in inputs.items()}
+    symbols = {n: keras.KerasTensor((None, *shape), dtypes[n]) for n, shape in shapes.items()}
+    made = traced(lambda x: _step(model, x), arrange_inputs(model, symbols))
+    if not all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made])):
+        zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
+        try:
+            made = model.predict_on_batch(arrange_inputs(model, zeros))
+        except Exception as error:
+            raise _odd_step(model, f"{type(error).__name__}: {str(error)[:600]}") from error
+    found = {}
+    for name, tensor in name_outputs(model, made, lambda tensor: tensor).items():
+        shape = None if isinstance(tensor, (list, tuple, dict)) else tuple(np.shape(tensor))
+        if not shape or shape[0] not in (None, 2):
+            raise _odd_step(model, f"{name}: {'a structure' if shape is None else shape}")
+        text = isinstance(tensor, np.ndarray) and tensor.dtype.kind in "OSU"
+        dtype = "string" if text else keras.backend.standardize_dtype(tensor.dtype)
+        found[name] = TensorSpec(name, shape[1:], dtype)
+    return found
+
+
+def _step(model: Any, x: Any) -> Any:
+    if keras.backend.backend() != "jax":
+        return model.predict_step((x,))
+    trained, other = model.trainable_variables, model.non_trainable_variables
+    return model.predict_step(([v.value for v in trained], [v.value for v in other]), (x,))[0]
+
+
+def _odd_step(model: Any, received: str) -> ModelError:
+    return ModelError(
+        f"predict_step or call of model {model.name!r} gives what cannot become columns",
+        expected="an array whose first axis is the rows; or a list, tuple or dict of such arrays",
+        received=received,
+    )
 
 
 def filled(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:

@@ -15,10 +15,11 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.signature import Shape, Signature, TensorSpec
+from sparkdl.learner.signature import Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
+    dtype_of,
     element_of,
     expression_error,
     field_of,
@@ -207,8 +208,8 @@ def _feature(
     if not columns:
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [field_of(schema, name, "features") for name in columns]
-    dtype = wanted.dtype if wanted is not None else "float32"
-    shape = wanted.shape if wanted is not None else None
+    wanted = TensorSpec("", None, "float32") if wanted is None else wanted
+    dtype, shape = wanted.dtype_for(dtype_of(*(field.dataType for field in fields))), wanted.shape
     if dtype == "string" and decoder is None:
         return _text(fields, shape)
     if len(fields) > 1:
@@ -348,9 +349,14 @@ def _own_label(field: T.StructField) -> ColumnSpec:
         return ColumnSpec((field.name,), (None,), "float32", "array")
     if not is_number(element):
         raise wrong_type(field, "label", "numbers, an array or an ML vector")
-    dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
+    dtype = own_label_dtype(dtype_of(element))
     spec_kind: ColumnKind = "array" if depth else "scalars"
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
+
+
+def own_label_dtype(given: str) -> str:
+    """The dtype of labels ``given`` for a loss of the user's own: integers stay what they are."""
+    return given if is_whole(given) else "float32"
 
 
 def _weight(schema: T.StructType, name: str, output: Shape | None) -> ColumnSpec:

@@ -7,17 +7,19 @@ executors stack inputs with :func:`stack_inputs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sparkdl.data import ColumnSpec, DataSpec
+from sparkdl.data.arrays import as_numbers
+from sparkdl.data.conform import lost
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.forms.form import Form
-from sparkdl.spark.forms.matching import one_number_error
+from sparkdl.spark.forms.matching import one_number_error, own_label_dtype
 from sparkdl.spark.forms.shared_rows import read_to_end
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
@@ -34,7 +36,8 @@ class RddForm(Form):
         """A frame of the bytes that executors make of the RDD's elements."""
         require_running_rdd(self.data)
         spark = session_of()
-        encoder = pair_encoder(signature)
+        told = signature.own_step or any(s.takes_whole for s in signature.inputs.values())
+        encoder = pair_encoder(signature, self.data.take(_TOLD) if told else ())
         spec = DataSpec(encoder.features, encoder.labels)
         fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
         schema = ", ".join([*fields, f"{PROBLEM} string"])
@@ -43,8 +46,16 @@ class RddForm(Form):
         return Source(frame, spec)
 
 
-def pair_encoder(signature: Signature) -> PairEncoder:
+_TOLD = 32
+"""Elements that tell the dtypes of an RDD's values, where the model takes integers as they are."""
+
+
+def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder:
     """The encoder of an RDD's elements as rows of bytes, by the model's own, fixed shapes.
+
+    Args:
+        signature: The model's.
+        first: Some elements, which tell the dtypes that the model leaves open.
 
     Raises:
         DataError: A shape of the model is free.
@@ -61,26 +72,65 @@ def pair_encoder(signature: Signature) -> PairEncoder:
                 classes=classes, ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
-            labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
+            told = [_part(y, signature.outputs, name) for _, y in map(_sides, first)]
+            dtype = own_label_dtype(_dtype(told))
+            labels[name] = ColumnSpec((f"label {name}",), (None,), dtype, "binary")
         else:
             labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
-    return PairEncoder(rdd_features(signature), labels, signature)
+    return PairEncoder(
+        rdd_features(signature, [x for x, _ in map(_sides, first)]), labels, signature
+    )
 
 
-def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
-    """How an RDD's inputs become arrays: by the model's own, fixed shapes."""
-    return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, ColumnSpec]:
+    """How an RDD's inputs become arrays: by the model's own, fixed shapes.
+
+    Args:
+        signature: The model's.
+        rows: Some inputs, which tell the dtypes that the model leaves open.
+    """
+    specs = {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+    for name, wanted in signature.inputs.items():
+        told = [_part(row, specs, name) for row in rows] if wanted.takes_whole else []
+        specs[name] = replace(specs[name], dtype=wanted.dtype_for(_dtype(told)))
+    return specs
 
 
-def stack_inputs(
-    rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int
-) -> dict[str, Any]:
+def _dtype(values: Sequence[Any]) -> str:
+    """The dtype of an array of all values; float32 of what is no array of numbers."""
+    arrays = [_as_array(value) for value in values]
+    if not arrays or any(array.dtype.kind not in "biuf" for array in arrays):
+        return "float32"
+    return np.result_type(*{array.dtype for array in arrays}).name
+
+
+def _part(value: Any, names: Mapping[str, Any], name: str) -> Any:
+    """The value for one input or output; None where an example has none."""
+    return _parts(value, names).get(name)
+
+
+def _sides(row: Any) -> tuple[Any, Any]:
+    """``(x, y)`` of an example; None for both where it is none."""
+    if hasattr(row, "features") and hasattr(row, "label"):
+        return row.features, row.label
+    return row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
+
+
+def input_of_row(row: Any, specs: Mapping[str, ColumnSpec]) -> Any:
+    """The input in an element of an RDD to predict, which may be an example with a label."""
+    x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
+    if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
+        return x[0]
+    return x
+
+
+def stack_inputs(rows: list[Any], signature: Signature, first_row: int) -> dict[str, Any]:
     """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
+    specs = rdd_features(signature)
+    rows = [input_of_row(row, specs) for row in rows]
+    specs = rdd_features(signature, rows)
     raw: dict[str, list[bytes]] = {name: [] for name in specs}
-    for number, row in enumerate(rows, first_row):
-        x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
-        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
-            x = x[0]
+    for number, x in enumerate(rows, first_row):
         for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
             raw[name].append(content)
     return {
@@ -113,7 +163,7 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
             hint="build the model with keras.Input(shape), or use a DataFrame",
         )
     prefix = "x" if what == "input" else "label"
-    dtype = spec.dtype if what == "input" else "float32"
+    dtype = spec.dtype_for("float32") if what == "input" else "float32"
     return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
 
 
@@ -145,11 +195,8 @@ class PairEncoder:
             yield (*values, None)
 
     def _encode_row(self, row: Any, number: int) -> list[bytes]:
-        if hasattr(row, "features") and hasattr(row, "label"):
-            x, y = row.features, row.label
-        elif isinstance(row, (tuple, list)) and len(row) == 2:
-            x, y = row
-        else:
+        x, y = _sides(row)
+        if x is None:
             raise DataError(
                 f"row {number} of a partition is no example",
                 expected="a pair (x, y) or a LabeledPoint",
@@ -166,11 +213,15 @@ class PairEncoder:
         return _encode(y, self.labels, number, "y")
 
 
+def _parts(value: Any, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    listed = isinstance(value, (list, tuple)) and len(names) > 1
+    return dict(zip(names, value if listed else [value], strict=False))
+
+
 def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:
-    parts = value if isinstance(value, Mapping) else None
-    if parts is None:
-        listed = isinstance(value, (list, tuple)) and len(specs) > 1
-        parts = dict(zip(specs, value if listed else [value], strict=False))
+    parts = _parts(value, specs)
     if set(parts) != set(specs):
         raise DataError(
             f"{side} of row {number} does not fit the model",
@@ -181,12 +232,16 @@ def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str)
         yield encode_value(parts[name], spec, number)
 
 
+def _as_array(value: Any) -> Any:
+    try:
+        return as_numbers(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # lists of unequal length
+        return np.asarray(None)
+
+
 def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     """One value as the bytes of the array that the model wants."""
-    try:
-        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
-    except ValueError:  # lists of unequal length
-        array = np.asarray(None)
+    array = _as_array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"row {number}: {spec.label} is no array of numbers",
@@ -206,11 +261,13 @@ def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     with np.errstate(invalid="ignore", over="ignore"):
         encoded = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(encoded, array):
+    bad, expected, hint = lost(array, encoded)
+    if bad.any():
         raise DataError(
-            f"row {number}: {spec.label} is not made of whole numbers",
-            expected=f"values that {spec.dtype} can hold",
-            received=str(array.ravel()[np.flatnonzero(encoded.ravel() != array.ravel())[0]]),
+            f"row {number}: {spec.label} has a value that {spec.dtype} cannot hold",
+            expected=expected,
+            received=str(array[bad][0]),
+            hint=hint,
         )
     return encoded.tobytes()
 
