@@ -254,7 +254,11 @@ def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
         if values.min() < -most or values.max() > most:
             end = float(np.iinfo(source).max) + 1
             with np.errstate(invalid="ignore"):
-                bad = ~np.isfinite(made) | (made >= end) | (made.astype(source) != values)
+                bad = (
+                    ~np.isfinite(made)
+                    | (made.astype(np.float64) >= end)
+                    | (made.astype(source) != values)
+                )
             return (
                 bad, f"whole numbers that {target} holds exactly, as all up to {most}",
                 "the model's input, or the column asked for, of an integer dtype keeps all digits; "

@@ -248,17 +248,18 @@ def _subclassed(
     every = (floats,) * len(flat), ("int64",) * len(flat)
     tried = product((floats, "int64"), repeat=len(flat)) if len(flat) < 4 else every
     dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
-    found, whole = outputs_of(*dtypes), outputs_of(*every[1])
-    inputs = {}
+    found, inputs = outputs_of(*dtypes), {}
     for i, (name, shape) in enumerate(flat.items()):
-        free = whole or not found or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
+        free = (
+            not found or outputs_of(*every[1]) or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
+        )
         inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
-    others = {} if whole is None else {name: spec.dtype for name, spec in whole.items()}
-    return inputs, found or unknown, others
+    whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
+    return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
 
 
 def traced(call: Callable[[Any], Any], given: Any) -> Any:
-    """What a call gives for symbols; None where it needs values."""
+    """The outputs of a call for symbols; None where it needs values."""
     import keras
 
     try:

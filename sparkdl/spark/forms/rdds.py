@@ -16,6 +16,7 @@ import numpy as np
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.data.arrays import as_numbers
 from sparkdl.data.conform import lost
+from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.forms.form import Form
@@ -36,7 +37,8 @@ class RddForm(Form):
         """A frame of the bytes that executors make of the RDD's elements."""
         require_running_rdd(self.data)
         spark = session_of()
-        told = signature.own_step or any(s.takes_whole for s in signature.inputs.values())
+        free = any(spec.takes_whole for spec in signature.inputs.values())
+        told = free or "own" in signature.label_kinds.values()
         encoder = pair_encoder(signature, self.data.take(_TOLD) if told else ())
         spec = DataSpec(encoder.features, encoder.labels)
         fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
@@ -72,14 +74,13 @@ def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder
                 classes=classes, ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
-            told = [_part(y, signature.outputs, name) for _, y in map(_sides, first)]
+            told = [_parts(y, signature.outputs).get(name) for _, y in map(_sides, first)]
             dtype = own_label_dtype(_dtype(told))
             labels[name] = ColumnSpec((f"label {name}",), (None,), dtype, "binary")
         else:
             labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
-    return PairEncoder(
-        rdd_features(signature, [x for x, _ in map(_sides, first)]), labels, signature
-    )
+    features = rdd_features(signature, [x for x, _ in map(_sides, first)])
+    return PairEncoder(features, labels, signature)
 
 
 def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, ColumnSpec]:
@@ -89,48 +90,41 @@ def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, Co
         signature: The model's.
         rows: Some inputs, which tell the dtypes that the model leaves open.
     """
-    specs = {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+    specs = {}
     for name, wanted in signature.inputs.items():
-        told = [_part(row, specs, name) for row in rows] if wanted.takes_whole else []
-        specs[name] = replace(specs[name], dtype=wanted.dtype_for(_dtype(told)))
+        told = [_parts(row, signature.inputs).get(name) for row in rows]
+        typed = replace(wanted, dtype=wanted.dtype_for(_dtype(told)))
+        specs[name] = _fixed(typed, "input")
     return specs
 
 
 def _dtype(values: Sequence[Any]) -> str:
     """The dtype of an array of all values; float32 of what is no array of numbers."""
-    arrays = [_as_array(value) for value in values]
-    if not arrays or any(array.dtype.kind not in "biuf" for array in arrays):
-        return "float32"
-    return np.result_type(*{array.dtype for array in arrays}).name
-
-
-def _part(value: Any, names: Mapping[str, Any], name: str) -> Any:
-    """The value for one input or output; None where an example has none."""
-    return _parts(value, names).get(name)
+    dtypes = {_as_array(value).dtype for value in values}
+    known = dtypes and all(dtype.kind in "biuf" for dtype in dtypes)
+    return np.result_type(*dtypes).name if known else "float32"
 
 
 def _sides(row: Any) -> tuple[Any, Any]:
     """``(x, y)`` of an example; None for both where it is none."""
     if hasattr(row, "features") and hasattr(row, "label"):
         return row.features, row.label
-    return row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
-
-
-def input_of_row(row: Any, specs: Mapping[str, ColumnSpec]) -> Any:
-    """The input in an element of an RDD to predict, which may be an example with a label."""
-    x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
-    if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
-        return x[0]
-    return x
+    x, y = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
+    return x, y
 
 
 def stack_inputs(rows: list[Any], signature: Signature, first_row: int) -> dict[str, Any]:
     """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
-    specs = rdd_features(signature)
-    rows = [input_of_row(row, specs) for row in rows]
-    specs = rdd_features(signature, rows)
+    known = rdd_features(signature)
+    inputs = []
+    for row in rows:
+        x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
+        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, known) and _fits(x[0], known):
+            x = x[0]
+        inputs.append(x)
+    specs = rdd_features(signature, inputs)
     raw: dict[str, list[bytes]] = {name: [] for name in specs}
-    for number, x in enumerate(rows, first_row):
+    for number, x in enumerate(inputs, first_row):
         for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
             raw[name].append(content)
     return {
@@ -163,7 +157,7 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
             hint="build the model with keras.Input(shape), or use a DataFrame",
         )
     prefix = "x" if what == "input" else "label"
-    dtype = spec.dtype_for("float32") if what == "input" else "float32"
+    dtype = spec.dtype if what == "input" else "float32"
     return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
 
 
@@ -232,7 +226,7 @@ def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str)
         yield encode_value(parts[name], spec, number)
 
 
-def _as_array(value: Any) -> Any:
+def _as_array(value: Any) -> Array:
     try:
         return as_numbers(value.toArray() if hasattr(value, "toArray") else value)
     except ValueError:  # lists of unequal length
@@ -269,7 +263,7 @@ def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
             received=str(array[bad][0]),
             hint=hint,
         )
-    return encoded.tobytes()
+    return bytes(encoded.tobytes())
 
 
 def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
