@@ -9,6 +9,8 @@ from functools import cache
 from itertools import product
 from typing import Any, Literal
 
+import numpy as np
+
 from sparkdl.errors import ModelError
 
 LabelKind = Literal["sparse", "binary", "dense", "own"]
@@ -116,6 +118,11 @@ class Signature:
         dtype = self.outputs[output].dtype
         whole = any(is_whole(given[name]) for name in free if name in given)
         return self.whole_outputs.get(output, dtype) if whole else dtype
+
+    def any_output_dtype(self, output: str) -> str:
+        """The dtype that holds an output, whatever the inputs get."""
+        both = {self.outputs[output].dtype, self.whole_outputs.get(output)} - {None}
+        return np.result_type(*both).name if len(both) > 1 else self.outputs[output].dtype
 
     def class_labels(self, output: str) -> tuple[int | None, Shape]:
         """The number of classes of a ``'sparse'`` output, and the shape of a row's labels."""

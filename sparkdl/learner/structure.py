@@ -20,9 +20,9 @@ def arrange_batch(
     return arrange_inputs(model, x), arrange_targets(model, y) if y else None, weights
 
 
-def pack_batch(x: Any, y: Any, sample_weight: Any) -> Any:
-    """The argument of ``train_step`` as Keras' own ``fit`` packs it: ``x``, ``(x, y)`` or all
-    three.
+def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """The argument of ``train_step`` or ``predict_step`` as Keras' own loops pack it: ``x``,
+    ``(x, y)`` or all three.
 
     A ``train_step`` of the user's own may count on that: ``x, y = data``.
     """

@@ -25,7 +25,7 @@ from sparkdl.learner.signature import (
     model_signature,
     traced,
 )
-from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
+from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs, pack_batch
 from sparkdl.training.learning import Arrays
 
 
@@ -120,7 +120,7 @@ def _outputs_of_step(
     if not all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made])):
         zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
         try:
-            made = model.predict_on_batch(arrange_inputs(model, zeros))
+            made = model.predict(arrange_inputs(model, zeros), batch_size=2, verbose=0)
         except Exception as error:
             raise _odd_step(model, f"{type(error).__name__}: {str(error)[:600]}") from error
     found = {}
@@ -136,9 +136,10 @@ def _outputs_of_step(
 
 def _step(model: Any, x: Any) -> Any:
     if keras.backend.backend() != "jax":
-        return model.predict_step((x,))
+        return model.predict_step(pack_batch(x))
     trained, other = model.trainable_variables, model.non_trainable_variables
-    return model.predict_step(([v.value for v in trained], [v.value for v in other]), (x,))[0]
+    state = [v.value for v in trained], [v.value for v in other]
+    return model.predict_step(state, pack_batch(x))[0]
 
 
 def _odd_step(model: Any, received: str) -> ModelError:
@@ -210,7 +211,9 @@ class TensorFlowPredictor(KerasPredictor):
         return outputs
 
     def _call(self, x: Any) -> Any:
-        return self._calls.of(x)((x,))
+        if self.model.run_eagerly:
+            return self.model.predict_step(pack_batch(x))
+        return self._calls.of(x)(pack_batch(x))
 
     def _count_pass(self, x: Any, outputs: Any) -> None:
         """After ``_ALONE`` passes with rows of one shape, prepares the loop over several."""
@@ -221,7 +224,9 @@ class TensorFlowPredictor(KerasPredictor):
         self._passes_left -= 1
         if self._passes_left:
             return
-        found = self._calls.of(x).get_concrete_function((self._specs(x),)).structured_outputs
+        found = (
+            self._calls.of(x).get_concrete_function(pack_batch(self._specs(x))).structured_outputs
+        )
         if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
             self._outputs = self._specs(outputs)
             self._looped = self._compiled_apart(self._loop)
@@ -255,7 +260,7 @@ class TensorFlowPredictor(KerasPredictor):
     def _loop(self, tensors: Any) -> Any:
         tf = self._tf
         outputs = tf.map_fn(
-            lambda x: self.model.predict_step((x,)), self._apart(tensors),
+            lambda x: self.model.predict_step(pack_batch(x)), self._apart(tensors),
             fn_output_signature=self._outputs, parallel_iterations=1,
         )  # fmt: skip
         return tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), outputs)
@@ -280,7 +285,7 @@ class JaxPredictor(KerasPredictor):
         )
 
     def _run(self, x: Any) -> Any:
-        outputs, drawn = self._call(self._state, (x,))
+        outputs, drawn = self._call(self._state, pack_batch(x))
         self._state = (self._state[0], drawn)  # has the seeds of layers that draw at inference
         return outputs
 
@@ -304,4 +309,5 @@ class TorchPredictor(KerasPredictor):
 
     def _run(self, x: Any) -> Any:
         with self._torch.no_grad():
-            return self._call((map_arrays(lambda a: self._tensor_of(a, self._device), x),))
+            tensors = map_arrays(lambda a: self._tensor_of(a, self._device), x)
+            return self._call(pack_batch(tensors))

@@ -74,8 +74,12 @@ class OutputColumn:
         """
         if self.dtype is not None:
             return self
-        dtypes = {name: spec.dtype for name, spec in (given or {}).items()}
-        dtype = predictor.signature.output_dtype(self.output, dtypes)
+        signature = predictor.signature
+        if given is None:
+            dtype = signature.any_output_dtype(self.output)
+        else:
+            dtypes = {name: spec.dtype for name, spec in given.items()}
+            dtype = signature.output_dtype(self.output, dtypes)
         dtype = "float32" if dtype.startswith("float8") else _HELD_BY.get(dtype, dtype)
         if dtype not in _SPARK:
             raise ModelError(
