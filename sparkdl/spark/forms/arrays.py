@@ -21,7 +21,7 @@ from sparkdl.settings.call_arguments import shows_signature
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
-from sparkdl.spark.forms.matching import make_spec, own_label_dtype
+from sparkdl.spark.forms.matching import label_dtype, make_spec
 from sparkdl.spark.forms.shipped import plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import wire_names
@@ -478,8 +478,8 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
         if name in signature.inputs
     }
     own = {
-        name: replace(entry, dtype=own_label_dtype(dtypes[entry.columns[0]]))
+        name: replace(entry, dtype=label_dtype(signature, name, dtypes[entry.columns[0]]))
         for name, entry in spec.labels.items()
-        if signature.label_kinds.get(name) == "own"
+        if entry.one_hot is None and signature.label_kinds.get(name) != "sparse"
     }
     return replace(spec, features={**spec.features, **inputs}, labels={**spec.labels, **own})

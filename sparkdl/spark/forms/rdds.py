@@ -20,7 +20,7 @@ from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.forms.form import Form
-from sparkdl.spark.forms.matching import one_number_error, own_label_dtype
+from sparkdl.spark.forms.matching import label_dtype, one_number_error
 from sparkdl.spark.forms.shared_rows import read_to_end
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
@@ -38,7 +38,7 @@ class RddForm(Form):
         require_running_rdd(self.data)
         spark = session_of()
         free = any(spec.takes_whole for spec in signature.inputs.values())
-        told = free or "own" in signature.label_kinds.values()
+        told = free or signature.own_step or "own" in signature.label_kinds.values()
         encoder = pair_encoder(signature, self.data.take(_TOLD) if told else ())
         spec = DataSpec(encoder.features, encoder.labels)
         fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
@@ -67,6 +67,8 @@ def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder
         if name in signature.optional_labels:
             continue
         kind = signature.label_kinds.get(name)
+        told = [_parts(y, signature.outputs).get(name) for _, y in map(_sides, first)]
+        dtype = label_dtype(signature, name, _dtype(told))
         if kind == "sparse":
             classes, rest = signature.class_labels(name)
             labels[name] = ColumnSpec(
@@ -74,11 +76,10 @@ def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder
                 classes=classes, ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
-            told = [_parts(y, signature.outputs).get(name) for _, y in map(_sides, first)]
-            dtype = own_label_dtype(_dtype(told))
             labels[name] = ColumnSpec((f"label {name}",), (None,), dtype, "binary")
         else:
-            labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
+            bounds = signature.label_bounds(name)
+            labels[name] = replace(_fixed(spec, "output"), bounds=bounds, dtype=dtype)
     features = rdd_features(signature, [x for x, _ in map(_sides, first)])
     return PairEncoder(features, labels, signature)
 

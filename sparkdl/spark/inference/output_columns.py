@@ -117,6 +117,12 @@ class OutputColumn:
         return made.astype(self.dtype, copy=False)
 
     def _exact(self, output: Array) -> Array:
+        if output.dtype.kind in "OSU":
+            raise DataError(
+                f"column {self.name!r} cannot hold a prediction",
+                expected=f"{self.dtype}, which the model says of output {self.output!r}",
+                received=f"texts: {output.ravel()[:1]}",
+            )
         with np.errstate(over="ignore", invalid="ignore"):
             made = output.astype(self.dtype, copy=False)
         bad, expected, _ = lost(output, made)

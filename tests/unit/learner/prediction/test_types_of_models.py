@@ -11,6 +11,7 @@ from keras import layers, ops
 
 from sparkdl.errors import ModelError
 from sparkdl.layers import ServedEmbedding
+from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_predictor
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import TensorSpec, model_signature
@@ -25,12 +26,18 @@ class Both(keras.Model):
 
 
 class Whole(keras.Model):
+    def call(self, x: Any) -> Any:
+        return ops.bitwise_and(x, 7)
+
+
+class Served(keras.Model):
     def __init__(self) -> None:
         super().__init__()
         self.rows, self.flat = ServedEmbedding(4, name="rows"), layers.Flatten()
+        self.last = layers.Dense(1)
 
     def call(self, x: Any) -> Any:
-        return self.flat(self.rows(x))
+        return self.last(self.flat(self.rows(x)))
 
 
 class Mixed(keras.Model):
@@ -61,7 +68,15 @@ def test_integers_stay_integers_where_a_subclassed_model_takes_them() -> None:
 def test_a_model_that_takes_nothing_but_integers() -> None:
     (taken,) = model_signature(built(Whole(), IDS)).inputs.values()
     assert [taken.dtype_for(d) for d in ("int32", "float32")] == ["int32", "int64"]
-    assert model_signature(built(Whole(), IDS)).outputs["output"].shape == (8,)
+    assert model_signature(built(Whole(), IDS)).outputs["output"].shape == (2,)
+
+
+def test_a_model_with_a_table_is_built_again_from_what_is_sent() -> None:
+    model = built(Served(), IDS)
+    (taken,) = model_signature(model).inputs.values()
+    assert taken.dtype_for("int64") == "int64"
+    again = decode_model(encode_model(model, {"Served": Served}))
+    assert [v.shape for v in again.variables] == [v.shape for v in model.variables]
 
 
 def test_each_input_of_several() -> None:
@@ -122,7 +137,7 @@ def network(kind: Any) -> Any:
     given = keras.Input((2,))
     model = kind(given, layers.Dense(3, activation="softmax")(given))
     if kind is Outside:
-        model.compile(run_eagerly=True)
+        model.compile("sgd", "mse", run_eagerly=True)
     return model
 
 
