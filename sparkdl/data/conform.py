@@ -100,18 +100,17 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
     """
     place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):
-        whole = place.spec.value_dtype.kind in "iu"
-        wide = pa.uint64() if place.spec.value_dtype.kind == "u" else pa.int64()
+        kind = place.spec.value_dtype.kind
+        wide = {"i": pa.int64(), "u": pa.uint64()}.get(kind, pa.float64())
         try:
-            array = array.cast(wide if whole else pa.float64())
+            array = array.cast(wide)
         except pa.ArrowInvalid as error:
             limits = np.iinfo(str(wide))
             odd = (v for v in array.to_pylist() if v % 1 or not limits.min <= v <= limits.max)
             raise place.error(
-                f"a value that {wide} cannot hold",
+                f"a value that {wide} cannot hold", received=str(next(odd, error)),
                 expected=f"whole numbers in [{limits.min}, {limits.max}]",
-                received=str(next(odd, error)),
-            ) from error
+            ) from error  # fmt: skip
     if pa.types.is_boolean(array.type):
         flags: Array = array.to_numpy(zero_copy_only=False)
         return flags
@@ -225,18 +224,8 @@ _NONE = np.zeros(0, np.bool_)
 
 
 def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
-    """Which values a cast has changed: those of integers, and those that became integers.
-
-    Numbers with a point are rounded to the dtype that a model works with, as in Keras.
-
-    Args:
-        values: Before the cast.
-        made: After it, of the same shape.
-
-    Returns:
-        True where a value was changed (empty if there can be none), what was expected there, and a
-        hint.
-    """
+    """True where a cast has changed an integer, or lost what an integer dtype does not hold (empty
+    if it cannot); what was expected; a hint. Numbers with a point are rounded, as in Keras."""
     source, target = values.dtype, made.dtype
     if source.kind == "c" and target.kind != "c":
         return values.imag != 0, "real numbers", ""
@@ -252,13 +241,10 @@ def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
     if source.kind in "iu" and target.kind == "f" and values.size:
         most = 2 ** (np.finfo(target).nmant + 1)
         if values.min() < -most or values.max() > most:
-            end = float(np.iinfo(source).max) + 1
+            wide = made.astype(np.float64)
             with np.errstate(invalid="ignore"):
-                bad = (
-                    ~np.isfinite(made)
-                    | (made.astype(np.float64) >= end)
-                    | (made.astype(source) != values)
-                )
+                bad = ~np.isfinite(wide) | (wide >= float(np.iinfo(source).max) + 1)
+                bad |= wide.astype(source) != values
             return (
                 bad, f"whole numbers that {target} holds exactly, as all up to {most}",
                 "the model's input, or the column asked for, of an integer dtype keeps all digits; "

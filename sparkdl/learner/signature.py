@@ -40,12 +40,7 @@ Shape = tuple[int | None, ...]
 class TensorSpec:
     """One input or output: per-row ``shape`` (None where free; None as a whole if unknown).
 
-    Args:
-        name: Of the input or output.
-        shape: See above.
-        dtype: Keras' name of it: one of NumPy's, ``'string'``, ``'bfloat16'``, ``'float8_...'``.
-        takes_whole: For an input: integers and booleans keep the dtype that they have, and
-            ``dtype`` is that of all other numbers.
+    An input that ``takes_whole`` gets integers and booleans as they are, and others as ``dtype``.
     """
 
     name: str
@@ -54,21 +49,15 @@ class TensorSpec:
     takes_whole: bool = False
 
     def dtype_for(self, given: str) -> str:
-        """The NumPy dtype in which an input gets values of dtype ``given``, as in Keras' ``fit``.
-
-        float32 for an input of a dtype that NumPy lacks: the model rounds.
-        """
+        """The NumPy dtype in which an input gets values of dtype ``given``, as in Keras' ``fit``;
+        float32 for one that NumPy lacks (bfloat16): the model rounds."""
         if self.takes_whole and is_whole(given):
             return given
         return "float32" if self.dtype.startswith(("bfloat", "float8")) else self.dtype
 
 
 def is_whole(dtype: str) -> bool:
-    """Whether a dtype is one of integers or booleans.
-
-    >>> is_whole('uint8'), is_whole('bool'), is_whole('bfloat16')
-    (True, True, False)
-    """
+    """Whether a dtype is one of integers or booleans."""
     return dtype == "bool" or dtype.startswith(("int", "uint"))
 
 
@@ -112,17 +101,15 @@ class Signature:
     class_counts: dict[str, int] = field(default_factory=dict)
     whole_outputs: dict[str, str] = field(default_factory=dict)
 
-    def output_dtype(self, output: str, given: Mapping[str, str]) -> str:
-        """The dtype of an output, where inputs get values of the dtypes ``given``."""
-        free = [name for name, spec in self.inputs.items() if spec.takes_whole]
-        dtype = self.outputs[output].dtype
-        whole = any(is_whole(given[name]) for name in free if name in given)
-        return self.whole_outputs.get(output, dtype) if whole else dtype
-
-    def any_output_dtype(self, output: str) -> str:
-        """The dtype that holds an output, whatever the inputs get."""
-        both = {self.outputs[output].dtype, self.whole_outputs.get(output)} - {None}
-        return np.result_type(*both).name if len(both) > 1 else self.outputs[output].dtype
+    def output_dtype(self, output: str, given: Mapping[str, str] | None) -> str:
+        """The dtype of an output where inputs get the dtypes ``given``; None: whatever they get."""
+        dtype, whole = self.outputs[output].dtype, self.whole_outputs.get(output)
+        if whole is None or whole == dtype:
+            return dtype
+        if given is None:
+            return np.result_type(dtype, whole).name
+        free = (given.get(n, "") for n, spec in self.inputs.items() if spec.takes_whole)
+        return whole if any(map(is_whole, free)) else dtype
 
     def class_labels(self, output: str) -> tuple[int | None, Shape]:
         """The number of classes of a ``'sparse'`` output, and the shape of a row's labels."""
@@ -217,11 +204,8 @@ def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
 def _subclassed(
     model: Any,
 ) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, str]]:
-    """Inputs, outputs and ``whole_outputs`` of a model that a call has built.
-
-    Keras notes the shapes of its inputs and no dtypes, and gives it integers as integers. So it is
-    tried with symbols of both kinds. Where it takes numbers with a point alone, it gets them.
-    """
+    """Inputs, outputs and ``whole_outputs`` of a model that a call has built: of its dtypes Keras
+    notes nothing, so that it is tried with symbols of both kinds (ADR 0180)."""
     import keras
 
     shapes = getattr(model, "_build_shapes_dict", None) or {}

@@ -85,8 +85,7 @@ def make_predictor(model: Any) -> KerasPredictor:
 def prediction_signature(model: Any) -> Signature:
     """The signature of a model whose outputs are what its ``predict`` gives.
 
-    A ``predict_step`` or ``call`` of the user's own is traced once, with symbols; where it needs
-    values, it predicts for two rows of zeros.
+    A step or call of the user's own is traced with symbols, or predicts for two rows of zeros.
 
     Raises:
         ModelError: It fails, or does not give a value for each row.

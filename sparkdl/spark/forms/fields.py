@@ -96,11 +96,7 @@ _DTYPES: dict[type[T.DataType], str] = {
 
 
 def dtype_of(*kinds: T.DataType) -> str:
-    """The NumPy dtype of numbers of these types of Spark, which may be inside arrays.
-
-    >>> dtype_of(T.ArrayType(T.LongType())), dtype_of(T.ByteType(), T.DecimalType(9, 0))
-    ('int64', 'int64')
-    """
+    """The NumPy dtype of numbers of these types of Spark, which may be inside arrays."""
     found = []
     for kind in kinds:
         one = element_of(kind)[1] if isinstance(kind, T.ArrayType) else kind

@@ -55,9 +55,7 @@ _TOLD = 32
 def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder:
     """The encoder of an RDD's elements as rows of bytes, by the model's own, fixed shapes.
 
-    Args:
-        signature: The model's.
-        first: Some elements, which tell the dtypes that the model leaves open.
+    The ``first`` elements tell the dtypes that the model leaves open.
 
     Raises:
         DataError: A shape of the model is free.
@@ -85,12 +83,8 @@ def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder
 
 
 def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, ColumnSpec]:
-    """How an RDD's inputs become arrays: by the model's own, fixed shapes.
-
-    Args:
-        signature: The model's.
-        rows: Some inputs, which tell the dtypes that the model leaves open.
-    """
+    """How an RDD's inputs become arrays: by the model's own, fixed shapes, and the dtypes of some
+    ``rows`` where the model leaves them open."""
     specs = {}
     for name, wanted in signature.inputs.items():
         told = [_parts(row, signature.inputs).get(name) for row in rows]

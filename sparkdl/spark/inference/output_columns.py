@@ -63,23 +63,15 @@ class OutputColumn:
     def typed(
         self, predictor: PredictorArchive, given: Mapping[str, ColumnSpec] | None = None
     ) -> OutputColumn:
-        """The column with the dtype of the output, where none is asked for.
-
-        Args:
-            predictor: The model.
-            given: How its inputs are read; None if that is not known yet.
+        """The column with the output's dtype where none is asked for; ``given``: its inputs.
 
         Raises:
             ModelError: Spark has no type that holds the output's values.
         """
         if self.dtype is not None:
             return self
-        signature = predictor.signature
-        if given is None:
-            dtype = signature.any_output_dtype(self.output)
-        else:
-            dtypes = {name: spec.dtype for name, spec in given.items()}
-            dtype = signature.output_dtype(self.output, dtypes)
+        dtypes = None if given is None else {name: spec.dtype for name, spec in given.items()}
+        dtype = predictor.signature.output_dtype(self.output, dtypes)
         dtype = "float32" if dtype.startswith("float8") else _HELD_BY.get(dtype, dtype)
         if dtype not in _SPARK:
             raise ModelError(
@@ -94,11 +86,7 @@ class OutputColumn:
         return replace(self, dtype=dtype)
 
     def values(self, output: Array, scores: ClassScores | None) -> Array:
-        """The column's values, ``(rows, ...)``.
-
-        Args:
-            output: Of the model, ``(rows, ...)``.
-            scores: What its numbers mean.
+        """The column's values, ``(rows, ...)``, of an output and the meaning of its numbers.
 
         Raises:
             DataError: An integer that the column's dtype does not hold.
@@ -145,11 +133,7 @@ class OutputColumn:
         return (*shape[:-1], 2) if predictor.scores[self.output].binary else shape
 
     def field(self, predictor: PredictorArchive, dtype: str | None = None) -> T.StructField:
-        """The column: a number where the model gives one per row, else an array or a vector.
-
-        Args:
-            predictor: The model.
-            dtype: Of the values; None: the column's.
+        """The column: a value where the model gives one per row, else an array or a vector.
 
         Raises:
             DataError: Arrays of arrays are to become vectors.
@@ -174,15 +158,12 @@ class OutputColumn:
 
     def arrow_type(self, predictor: PredictorArchive) -> pa.DataType:
         """The type of the column's Arrow arrays."""
-        spark, depth = self.field(predictor).dataType, 0
-        if isinstance(spark, VectorUDT):
-            return _VECTOR
-        while isinstance(spark, T.ArrayType):
-            spark, depth = spark.elementType, depth + 1
-        kind = arrow_type_of(spark)
-        for _ in range(depth):
-            kind = pa.list_(kind)
-        return kind
+
+        def arrow(kind: T.DataType) -> pa.DataType:
+            nested = isinstance(kind, T.ArrayType)
+            return pa.list_(arrow(kind.elementType)) if nested else arrow_type_of(kind)
+
+        return arrow(self.field(predictor).dataType)
 
 
 def is_number(shape: Sequence[int | None]) -> bool:
