@@ -69,7 +69,7 @@ class ModelInference(ModelSettings):
 
         Returns:
             For a DataFrame one of Spark: the same rows in the same order, all columns kept, with a
-            prediction column more: float, or array of floats (lazy: Spark computes it when it is
+            prediction column more: of the output's dtype, or arrays (lazy: Spark computes it when it is
             asked). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
         Raises:

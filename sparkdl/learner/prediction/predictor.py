@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -97,14 +98,14 @@ def prediction_signature(model: Any) -> Signature:
     if any(spec.shape is None for spec in inputs.values()):
         return replace(signature, outputs={"output": unknown})
     try:
-        outputs = _outputs_of_step(model, inputs, {n: s.dtype for n, s in inputs.items()})
-        others = outputs
-        if any(spec.takes_whole for spec in inputs.values()):
-            others = _outputs_of_step(model, inputs, dict.fromkeys(inputs, "int64"))
+        outputs = others = _outputs_of_step(model, inputs, {n: s.dtype for n, s in inputs.items()})
     except ModelError:
         if otherwise:
             raise
         return signature  # rows may do where zeros do not
+    with suppress(ModelError):
+        if any(spec.takes_whole for spec in inputs.values()):
+            others = _outputs_of_step(model, inputs, dict.fromkeys(inputs, "int64"))
     whole = {name: spec.dtype for name, spec in others.items()}
     return replace(signature, outputs=outputs, whole_outputs=whole)
 
@@ -112,13 +113,16 @@ def prediction_signature(model: Any) -> Signature:
 def _outputs_of_step(
     model: Any, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
+    """The outputs of ``predict`` by name, for inputs of the dtypes ``given``."""
     dtypes = {name: spec.dtype_for(given[name]) for name, spec in inputs.items()}
     shapes = {name: spec.shape or () for name, spec in inputs.items()}
     symbols = {n: keras.KerasTensor((None, *shape), dtypes[n]) for n, shape in shapes.items()}
     made = traced(lambda x: _step(model, x), arrange_inputs(model, symbols))
-    if not all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made])):
-        zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
+    fixed = symbolic = all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made]))
+    if not symbolic:
+        fixed = not any(None in shape for shape in shapes.values())
         try:
+            zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
             made = model.predict(arrange_inputs(model, zeros), batch_size=2, verbose=0)
         except Exception as error:
             raise _odd_step(model, f"{type(error).__name__}: {str(error)[:600]}") from error
@@ -129,7 +133,8 @@ def _outputs_of_step(
             raise _odd_step(model, f"{name}: {'a structure' if shape is None else shape}")
         text = isinstance(tensor, np.ndarray) and tensor.dtype.kind in "OSU"
         dtype = "string" if text else keras.backend.standardize_dtype(tensor.dtype)
-        found[name] = TensorSpec(name, shape[1:], dtype)
+        sizes = shape[1:] if fixed else (None,) * len(shape[1:])
+        found[name] = TensorSpec(name, sizes, dtype)
     return found
 
 
