@@ -120,6 +120,8 @@ def _outputs_of_step(
     made = traced(lambda x: _step(model, x), arrange_inputs(model, symbols))
     fixed = symbolic = all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made]))
     if not symbolic:
+        if gives_otherwise(model) and keras.backend.backend() != "torch" and model.run_eagerly:
+            raise _odd_step(model, "code that needs values, which workers compile")
         fixed = not any(None in shape for shape in shapes.values())
         try:
             zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
@@ -215,8 +217,6 @@ class TensorFlowPredictor(KerasPredictor):
         return outputs
 
     def _call(self, x: Any) -> Any:
-        if self.model.run_eagerly:
-            return self.model.predict_step(pack_batch(x))
         return self._calls.of(x)(pack_batch(x))
 
     def _count_pass(self, x: Any, outputs: Any) -> None:
