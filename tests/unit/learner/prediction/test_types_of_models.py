@@ -65,6 +65,7 @@ def test_integers_stay_integers_where_a_subclassed_model_takes_them() -> None:
     assert signature.output_dtype("output", {"features": "float32"}) == "float32"
 
 
+@pytest.mark.skipif(keras.backend.backend() == "torch", reason="its symbols take floats, too")
 def test_a_model_that_takes_nothing_but_integers() -> None:
     (taken,) = model_signature(built(Whole(), IDS)).inputs.values()
     assert [taken.dtype_for(d) for d in ("int32", "float32")] == ["int32", "int64"]
@@ -86,7 +87,7 @@ def test_each_input_of_several() -> None:
         assert ids.dtype_for("int64") == "int64"
         assert ids.takes_whole
         assert other.dtype_for("float64") == "float32"
-        first, *_ = signature.outputs
+        first = "first" if "first" in signature.outputs else "output_0"
         dtypes = {ids.name: "int64", other.name: "float32"}
         assert signature.output_dtype(first, dtypes).startswith("int")
 
