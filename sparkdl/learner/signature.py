@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from typing import Any, Literal
+
+import numpy as np
 
 from sparkdl.errors import ModelError
 
@@ -33,11 +38,27 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: per-row ``shape`` (None where free; None as a whole if unknown)."""
+    """One input or output: per-row ``shape`` (None where free; None as a whole if unknown).
+
+    An input that ``takes_whole`` gets integers and booleans as they are, and others as ``dtype``.
+    """
 
     name: str
     shape: Shape | None
     dtype: str
+    takes_whole: bool = False
+
+    def dtype_for(self, given: str) -> str:
+        """The NumPy dtype in which an input gets values of dtype ``given``, as in Keras' ``fit``;
+        float32 for one that NumPy lacks (bfloat16): the model rounds."""
+        if self.takes_whole and is_whole(given):
+            return given
+        return "float32" if self.dtype.startswith(("bfloat", "float8")) else self.dtype
+
+
+def is_whole(dtype: str) -> bool:
+    """Whether a dtype is one of integers or booleans."""
+    return dtype == "bool" or dtype.startswith(("int", "uint"))
 
 
 @dataclass(frozen=True)
@@ -64,6 +85,7 @@ class Signature:
             one for each unit: a class number there is no one-hot vector.
         class_counts: Output name -> the number of classes, where the loss tells it and the output
             does not (``ShardedClassifier``).
+        whole_outputs: Output name -> its dtype where inputs that take integers get them.
     """
 
     inputs: dict[str, TensorSpec]
@@ -77,6 +99,17 @@ class Signature:
     number_losses: dict[str, str] = field(default_factory=dict)
     own_step: bool = False
     class_counts: dict[str, int] = field(default_factory=dict)
+    whole_outputs: dict[str, str] = field(default_factory=dict)
+
+    def output_dtype(self, output: str, given: Mapping[str, str] | None) -> str:
+        """The dtype of an output where inputs get the dtypes ``given``; None: whatever they get."""
+        dtype, whole = self.outputs[output].dtype, self.whole_outputs.get(output)
+        if whole is None or whole == dtype:
+            return dtype
+        if given is None:
+            return np.result_type(dtype, whole).name
+        free = (given.get(n, "") for n, spec in self.inputs.items() if spec.takes_whole)
+        return whole if any(map(is_whole, free)) else dtype
 
     def class_labels(self, output: str) -> tuple[int | None, Shape]:
         """The number of classes of a ``'sparse'`` output, and the shape of a row's labels."""
@@ -95,6 +128,7 @@ class Signature:
 def model_signature(model: Any) -> Signature:
     """Reads the signature of a built ``keras.Model`` (functional, Sequential or subclassed)."""
     functional = getattr(model, "_inputs_struct", None) is not None or hasattr(model, "_functional")
+    whole: dict[str, str] = {}
     if functional and getattr(model, "inputs", None):
         struct = getattr(model, "_inputs_struct", None)
         inputs = _specs(model.inputs, _keys(struct, model.inputs))
@@ -107,7 +141,7 @@ def model_signature(model: Any) -> Signature:
             ),
         )
     else:
-        inputs, outputs = _subclassed(model)
+        inputs, outputs, whole = _subclassed(model)
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
@@ -125,6 +159,7 @@ def model_signature(model: Any) -> Signature:
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
         {name: count for name, item in losses.items() if (count := _class_count(item)) is not None},
+        whole,
     )  # fmt: skip
 
 
@@ -133,6 +168,17 @@ def has_own(model: Any, *methods: str) -> bool:
     import keras
 
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
+
+
+def gives_otherwise(model: Any) -> bool:
+    """Whether ``predict`` may give other outputs than the model's layers: with a step or a call of
+    the user's own."""
+    import keras
+
+    models = keras.src.models
+    calls = (models.Functional.call, keras.Sequential.call)
+    functional = getattr(model, "_inputs_struct", None) is not None
+    return has_own(model, "predict_step") or (functional and type(model).call not in calls)
 
 
 def takes_strings(model: Any) -> bool:
@@ -155,7 +201,11 @@ def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
     }
 
 
-def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+def _subclassed(
+    model: Any,
+) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, str]]:
+    """Inputs, outputs and ``whole_outputs`` of a model that a call has built: of its dtypes Keras
+    notes nothing, so that it is tried with symbols of both kinds (ADR 0180)."""
     import keras
 
     shapes = getattr(model, "_build_shapes_dict", None) or {}
@@ -167,29 +217,46 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
         flat = dict(zip(list_names(len(values[0])), values[0], strict=True))
     elif len(values) == 1:
         flat = {"features": values[0]}
-    dtype = keras.config.floatx()
-    inputs = {name: TensorSpec(name, tuple(shape[1:]), dtype) for name, shape in flat.items()} or {
-        "features": TensorSpec("features", None, dtype)
-    }
-    outputs: dict[str, TensorSpec] = {}
+    floats = keras.config.floatx()
+    unknown = {"output": TensorSpec("output", None, floats)}
+    if not flat:
+        return {"features": TensorSpec("features", None, floats, True)}, unknown, {}
+
+    @cache
+    def outputs_of(*dtypes: str) -> dict[str, TensorSpec] | None:
+        sized = zip(flat.values(), dtypes, strict=True)
+        symbols = [keras.KerasTensor((None, *shape[1:]), dtype) for shape, dtype in sized]
+        given: Any = dict(zip(flat, symbols, strict=True))
+        if takes_list(model) or list(flat) == ["features"]:
+            given = symbols if takes_list(model) else symbols[0]
+        spec = traced(model, given)
+        if isinstance(spec, dict):
+            return _specs(list(spec.values()), list(spec))
+        if isinstance(spec, (list, tuple)):
+            return _specs(spec, [f"output_{i}" for i in range(len(spec))])
+        return None if spec is None else _specs([spec], ["output"])
+
+    every = (floats,) * len(flat), ("int64",) * len(flat)
+    tried = product((floats, "int64"), repeat=len(flat)) if len(flat) < 4 else every
+    dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
+    found, inputs = outputs_of(*dtypes), {}
+    for i, (name, shape) in enumerate(flat.items()):
+        free = (
+            not found or outputs_of(*every[1]) or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
+        )
+        inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
+    whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
+    return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
+
+
+def traced(call: Callable[[Any], Any], given: Any) -> Any:
+    """The outputs of a call for symbols; None where it needs values."""
+    import keras
+
     try:
-        tensors = {n: keras.KerasTensor((None, *s.shape), s.dtype) for n, s in inputs.items()
-                   if s.shape is not None}  # fmt: skip
-        given: Any = tensors
-        if list(inputs) == ["features"]:
-            given = tensors["features"]
-        elif takes_list(model):
-            given = list(tensors.values())
-        spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
-    except Exception:  # the call needs real tensors: the outputs stay unknown
-        spec = None
-    if isinstance(spec, dict):
-        outputs = _specs([spec[k] for k in spec], list(spec))
-    elif isinstance(spec, (list, tuple)):
-        outputs = _specs(spec, [f"output_{i}" for i in range(len(spec))])
-    elif spec is not None:
-        outputs = _specs([spec], ["output"])
-    return inputs, outputs or {"output": TensorSpec("output", None, dtype)}
+        return keras.src.backend.compute_output_spec(call, given)
+    except Exception:  # of any kind: the call is the user's
+        return None
 
 
 def list_names(count: int) -> list[str]:

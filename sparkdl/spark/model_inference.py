@@ -49,7 +49,7 @@ class ModelInference(ModelSettings):
         probability_column: Names = None,
         class_column: Names = None,
         layers: Mapping[str, str] | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         handle_invalid: str = "error",
     ) -> Any:
         """The model's outputs for every row, in one pass.
@@ -69,8 +69,8 @@ class ModelInference(ModelSettings):
 
         Returns:
             For a DataFrame one of Spark: the same rows in the same order, all columns kept, with a
-            prediction column more: float, or array of floats (lazy: Spark computes it when it is
-            asked). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
+            prediction column more, of the output's dtype or arrays (lazy: Spark computes it when
+            asked for). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
         Raises:
             DataError: The data do not fit the model.

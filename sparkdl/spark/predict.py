@@ -34,7 +34,7 @@ def predict(
     probability_column: Names = None,
     class_column: Names = None,
     layers: Mapping[str, str] | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     pad: Pad | None = None,
@@ -65,7 +65,9 @@ def predict(
             single unit p becomes ``[1 - p, p]``.
         class_column: A column of the most probable class (int), or output name -> column.
         layers: Layer name -> column of that layer's output (functional and Sequential models).
-        dtype: Of all columns but classes: ``'float32'`` or ``'float64'``.
+        dtype: Of all columns but classes: ``'float32'`` or ``'float64'``; None: that of the output
+            (half precision as float32, booleans, integers and texts as such). An integer that the
+            dtype does not hold is an error.
         handle_invalid: Rows that no model can take, with a null in a feature column (or in an
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.

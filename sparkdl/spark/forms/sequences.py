@@ -117,4 +117,4 @@ def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
         )
     compiles_each = padded.padding is not None and padded.padding.few_lengths
     padding = Padding(0.0, compiles_each, math.prod(d or 0 for d in padded.shape[1:]))
-    return ColumnSpec(padded.columns, (None,), wanted.dtype, "mask", padding=padding)
+    return ColumnSpec(padded.columns, (None,), wanted.dtype_for("bool"), "mask", padding=padding)
