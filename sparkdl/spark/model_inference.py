@@ -31,7 +31,7 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
-from sparkdl.tables.beside import copy_beside
+from sparkdl.tables.beside import save_beside
 
 
 class ModelInference(ModelSettings):
@@ -158,14 +158,17 @@ class ModelInference(ModelSettings):
 
         Raises:
             ResourceError: The path cannot be written.
-            ConfigError: The path does not end in ``.keras``.
+            ConfigError: The path does not end in ``.keras``; or another process has changed the
+                tables that this model has read from there.
         """
         path = require_path("path", path)
         check_path(path, overwrite=require_flag("overwrite", overwrite))
-        state = self._trained.beside(self._epochs_trained)
-        content = model_bytes(self.model)
-        copy_beside(content, f"{path}.tables")
-        write_model(path, content, self._file_settings(), state)
+        settings = self._file_settings()
+        with self._trained.keeping_tables():
+            state = self._trained.beside(self._epochs_trained)
+            save_beside(
+                model_bytes(self.model), path, lambda it: write_model(path, it, settings, state)
+            )
 
     def _file_settings(self) -> dict[str, Any]:
         """The settings in a model file, beside the model."""
