@@ -298,12 +298,21 @@ class TableFiles:
             wanted = slice(max(low - start, 0), high - start)
             found = {}
             for name, array in arrays.items():
-                whole = np.ascontiguousarray(array[start : start + BLOCK_ROWS])
-                if zlib.crc32(whole.data) != self._parts[part][1][name][block]:
-                    path = f"{self.folder}/{_name(part, self.ranks)}.{name}.npy"
-                    raise _damaged(path, "the bytes that were written", f"others in block {block}")
-                found[name] = whole[wanted]
+                found[name] = self.tested(part, name, block, array)[wanted]
             yield found
+
+    def tested(self, part: int, name: str, block: int, array: Array) -> Array:
+        """A block of an array of a part.
+
+        Raises:
+            ResourceError: Its checksum is another than when it was written.
+        """
+        start = block * BLOCK_ROWS
+        whole = np.ascontiguousarray(array[start : start + BLOCK_ROWS])
+        if zlib.crc32(whole.data) != self._parts[part][1][name][block]:
+            path = f"{self.folder}/{_name(part, self.ranks)}.{name}.npy"
+            raise _damaged(path, "the bytes that were written", f"others in block {block}")
+        return whole
 
 
 def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:

@@ -44,10 +44,8 @@ def fit(spark_model: SparkModel, folder: Path, steps: int, parts: int = 2) -> No
     former = spark_model._trained.rule_state
     reference = files.after(former, steps, tuple(sorted(every)))
     for part in range(parts):
-        for store in every.values():
-            store.load(IDS[part::parts], np.full((len(IDS[part::parts]), 2), steps, np.float32))
         wanted = {n: s.from_settings(s.settings) for n, s in every.items()}
-        for name, store in wanted.items():
+        for store in wanted.values():
             own = IDS[trained_tables.owner(IDS, parts) == part]
             store.load(own, np.full((len(own), 2), steps, np.float32))
             store.clock = steps

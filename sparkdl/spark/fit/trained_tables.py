@@ -24,7 +24,7 @@ from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
 from sparkdl.tables.reading import TableReader
 from sparkdl.tables.routing import owner
-from sparkdl.tables.store import RowStore, TableRows
+from sparkdl.tables.store import RowStore, TableRows, signed
 from sparkdl.weights import FloatArray
 
 if TYPE_CHECKING:
@@ -436,15 +436,7 @@ def _frame_of(ids: Any, rows: npt.ArrayLike, dim: int) -> DataFrame:
             expected=f"ids of shape (n,) (integers) and rows of shape (n, {dim})",
             received=f"{given.dtype} {given.shape} and {values.dtype} {values.shape}",
         )
-    too_large = given[given > np.iinfo(np.int64).max]
-    if len(too_large):
-        raise DataError(
-            "an id of column 'id' is none of 64 bits with a sign, as ids of tables are",
-            expected="ids of at most 2**63 - 1",
-            received=str(too_large[0]),
-            hint="ids.view(np.int64), if the model gets them so in training, too",
-        )
-    table = pa.table({"id": pa.array(given.astype(np.int64)), "row": _lists(values)})
+    table = pa.table({"id": pa.array(signed(given)), "row": _lists(values)})
     frame: DataFrame = frame_of_table(session_of(), table)
     return frame
 

@@ -181,8 +181,8 @@ def test_a_worker_that_dies_between_two_pieces_of_a_push_loses_no_row(
         sent = 0
         with pytest.raises(ConnectionError):
             push(rows, ids, 2, die_at=piece + 1)
+    sent = 0
     with rows_of(server, attempt=1) as rows, pytest.raises(ConnectionError):
-        sent = 0
         push(rows, ids[::-1], 2, die_at=piece + 2)  # rows in another order, as a window's may be
     with rows_of(server, attempt=2) as rows:
         for batch in (1, 2, 3):
