@@ -12,6 +12,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
+from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import Network, PortSpec, at_port
 from sparkdl.settings.values import require_flag, require_int, require_objects, require_path
@@ -215,6 +216,7 @@ class SparkModel(ModelInference):
             TransportError: The parameter server died.
         """
         began_at = time.time()
+        require_descriptors("fit", TRAINING_DESCRIPTORS)
         with self._trained.one_at_a_time("fit"), removes_tables():
             form = form_of(data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)

@@ -64,34 +64,32 @@ def copy_beside(content: bytes, folder: str) -> bytes:
     reference = reference_in(content)
     if reference is None:
         return content
-    place = TableCheckpoints(_absolute(folder))
+    place, moved = TableCheckpoints(_absolute(folder)), reference
     if TableCheckpoints.of(reference) == place:
         place.require_newest(reference)
-        return _naming(content, reference, place)
-    moved = replace(reference, folder=place.folder)
-    if any(storage.exists(f"{moved.folder_of(name)}/{MANIFEST}") for name in moved.tables):
-        moved = replace(reference, folder=place.new_folder(reference.step))
-    for name in moved.tables:
-        source, target = TableFiles(reference.folder_of(name)), moved.folder_of(name)
-        discard(target)
-        for path in source.paths():
-            _copy(f"{source.folder}/{path}", f"{target}/{path}")
-        _copy(f"{source.folder}/{MANIFEST}", f"{target}/{MANIFEST}")
-    return _naming(content, moved, place, reference)
+    else:
+        moved = replace(reference, folder=place.folder)
+        if any(storage.exists(f"{moved.folder_of(name)}/{MANIFEST}") for name in moved.tables):
+            moved = replace(reference, folder=place.new_folder(reference.step))
+        for name in moved.tables:
+            source, target = TableFiles(reference.folder_of(name)), moved.folder_of(name)
+            discard(target)
+            for path in (*source.paths(), MANIFEST):
+                _copy(f"{source.folder}/{path}", f"{target}/{path}")
+    beside = moved.folder.removeprefix(place.folder).strip("/")
+    if reference.beside == beside:
+        return content
+    return _telling(content, replace(reference, beside=beside))
 
 
 def save_beside(content: bytes, path: str, write: Callable[[bytes], None]) -> None:
-    """Writes a ``.keras`` file with the tables that it names beside it; at no moment are those of
-    the file at ``path`` less than whole.
+    """Writes a ``.keras`` file with its tables in the folder ``<path>.tables``; at no moment are
+    those of the file at ``path`` less than whole.
 
     Args:
-        content: Of a whole file.
-        path: Of the file; its tables lie in the folder ``<path>.tables``.
+        content: See :func:`copy_beside`, as for what it raises.
+        path: Of the file.
         write: Writes the file that it is given to ``path``.
-
-    Raises:
-        ResourceError: The files cannot be read or written.
-        ConfigError: See :func:`copy_beside`.
     """
     kept, place = copy_beside(content, path + ENDING), TableCheckpoints(_absolute(path + ENDING))
     new = _reference_beside(kept, place)
@@ -109,16 +107,6 @@ def _reference_beside(content: bytes, place: TableCheckpoints) -> TableReference
         return None
     inside = f"{place.folder}/{reference.beside}" if reference.beside else place.folder
     return replace(reference, folder=inside, older=(), changed=False)
-
-
-def _naming(
-    content: bytes, moved: TableReference, place: TableCheckpoints,
-    told: TableReference | None = None,
-) -> bytes:  # fmt: skip
-    """A file that says which of the tables of ``place`` are its own."""
-    told = told or moved
-    beside = "" if moved.folder == place.folder else moved.folder.rpartition("/")[2]
-    return content if told.beside == beside else _telling(content, replace(told, beside=beside))
 
 
 def require_elsewhere(content: bytes, folder: str) -> None:
@@ -148,9 +136,7 @@ def found_beside(content: bytes, folder: str) -> tuple[bytes, TableReference | N
     if reference is None or moved is None:
         return content, None
     if not all(storage.exists(f"{moved.folder_of(name)}/{MANIFEST}") for name in moved.tables):
-        if reference.folder == moved.folder:
-            return content, reference
-        return content, None
+        return content, reference if reference.folder == moved.folder else None
     moved = replace(moved, seen=place.newest())
     return _telling(content, moved), moved
 

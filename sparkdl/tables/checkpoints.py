@@ -30,6 +30,8 @@ KEPT = 3
 """Steps whose tables are kept; the driver's checkpoints may be one or two epochs behind."""
 _NAME = re.compile(r"step-[0-9]{12}-[0-9a-f]{8}")
 _MAX_BYTES = 1 << 20
+_NEWEST = ".newest.json"
+"""Behind the folder's name: the file that says which of its tables are the newest."""
 
 
 @dataclass(frozen=True)
@@ -147,8 +149,8 @@ class TableCheckpoints:
         with self._locked():
             if reference.changed and before is not None:
                 self.require_newest(before)
-            newest = {"newest": Path(reference.folder).name}
-            storage.write_bytes(self._newest_file, json.dumps(newest).encode())
+            newest = json.dumps({"newest": Path(reference.folder).name})
+            storage.write_bytes(f"{self.folder}{_NEWEST}", newest.encode())
         kept = {reference.folder, *reference.older}
         if before is not None:
             for folder in {before.folder, *before.older} - kept:
@@ -161,19 +163,10 @@ class TableCheckpoints:
                 if _NAME.fullmatch(path.name) and path.name not in names and not is_changed(path):
                     shutil.rmtree(path, ignore_errors=True)
 
-    @property
-    def _newest_file(self) -> str:
-        return f"{self.folder}.newest.json"
-
     def newest(self) -> str:
-        """The name of the newest tables here; empty where nobody has said it.
-
-        Raises:
-            ResourceError: The file that says it cannot be read.
-        """
-        if not storage.exists(self._newest_file):
-            return ""
-        return str(read_json(self._newest_file).get("newest", ""))
+        """The name of the newest tables here; empty where nobody has said it."""
+        path = f"{self.folder}{_NEWEST}"
+        return str(read_json(path).get("newest", "")) if storage.exists(path) else ""
 
     def require_newest(self, reference: TableReference) -> None:
         """Raises ConfigError if another process has put other tables in the place of these."""
@@ -213,16 +206,11 @@ class TableCheckpoints:
         return parent == self.folder and _NAME.fullmatch(name) is not None
 
     def delete(self, reference: TableReference) -> None:
-        """Deletes tables that no state names any more."""
+        """Deletes tables that no state names; elsewhere than on a disk only whole ones."""
         for name in reference.tables:
             delete_table(reference.folder_of(name))
-        if self._is_own(reference.folder):
-            self.discard(reference)
-
-    def discard(self, reference: TableReference) -> None:
-        """Deletes tables that are not whole; files elsewhere than on a disk stay, unnamed."""
         here = storage.path_on_disk(reference.folder)
-        if here is not None:
+        if here is not None and self._is_own(reference.folder):
             shutil.rmtree(here, ignore_errors=True)
 
     def after(self, former: bytes, step: int, tables: tuple[str, ...]) -> TableReference:

@@ -11,10 +11,10 @@ from sparkdl.tables.classes import Chunk
 from sparkdl.tables.entry import Mask
 from sparkdl.tables.files import TableFiles
 from sparkdl.tables.functions import Statistics
-from sparkdl.tables.hashing import Hashes, Ids, mix64
+from sparkdl.tables.hashing import Hashes, Ids, mix64, signed
 from sparkdl.tables.index import Slots
 from sparkdl.tables.routing import hash_range, owner
-from sparkdl.tables.store import BLOCK_ROWS, RowStore, Unknown, signed
+from sparkdl.tables.store import BLOCK_ROWS, RowStore, Unknown
 from sparkdl.weights import FloatArray
 
 

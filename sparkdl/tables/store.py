@@ -58,19 +58,6 @@ def require_table_name(name: object) -> str:
     )
 
 
-def signed(ids: npt.ArrayLike) -> Ids:
-    """Ids as int64; raises DataError where one of uint64 would become another number."""
-    given = np.asarray(ids)
-    if given.dtype == np.uint64 and len(too_large := given[given > np.iinfo(np.int64).max]):
-        raise DataError(
-            "an id is too large for a table, whose ids are integers of 64 bits with a sign",
-            expected="ids of at most 2**63 - 1",
-            received=str(too_large[0]),
-            hint="ids.view(np.int64), if the model gets them so in training, too",
-        )
-    return given.astype(np.int64, copy=False)
-
-
 class TableRows(NamedTuple):
     """Rows of a table, sorted by the hash of their ids.
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -165,7 +166,7 @@ class TensorFlowLearner(KerasLearner):
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
             *data, num_batches = given
             for index in range(int(num_batches)):
-                step(pack_batch(*map_arrays(partial(_row, index), tuple(data))))
+                step(pack_batch(*map_arrays(itemgetter(index), tuple(data))))
             return self._trace_concat() if with_weights else tf.constant(0)
 
         if self._eager:
@@ -517,8 +518,8 @@ class TensorFlowLearner(KerasLearner):
                         denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
                         factors = exchange.factors(denominators, self._counted or [], weight)
                     joined = exchange(self._trace_exchanged(batch, factors), weight, stop)
-                    # Amid the exchange another worker may need the state of before this step: not
-                    # even a counter, which needs no gradient, changes before it ends.
+                    # Not even a counter, which needs no gradient, changes amid the exchange:
+                    # another worker may need the state of before this step.
                     with tf.control_dependencies(joined.values[:1]):
                         if skips:
                             self._apply_sound(joined, before)
@@ -571,10 +572,6 @@ class TensorFlowLearner(KerasLearner):
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
-
-
-def _row(index: int, stacked: tf.Tensor) -> tf.Tensor:
-    return stacked[index]
 
 
 def _in_main_thread() -> bool:

@@ -44,6 +44,7 @@ class TrainedModel:
             each of these held.
         has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
         slots: The optimizer's, where the workers take its steps in slices.
+        tables_lock: Is held while the files of the model's tables must stay as they are.
     """
 
     model: Any
@@ -53,7 +54,7 @@ class TrainedModel:
     has_optimizer: bool = False
     slots: DriverSlots | None = None
     _fitting: threading.Lock = field(default_factory=threading.Lock, repr=False)
-    _tables: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    tables_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.contextmanager
     def one_at_a_time(self, what: str) -> Iterator[None]:
@@ -79,19 +80,13 @@ class TrainedModel:
         return next((s for s in services if isinstance(s, StoredRows)), None)
 
     @contextlib.contextmanager
-    def keeping_tables(self) -> Iterator[None]:
-        """Within, the files of the model's tables stay as they are."""
-        with self._tables:
-            yield
-
-    @contextlib.contextmanager
     def changing_tables(self) -> Iterator[TableReference]:
         """The present tables, which nobody else changes meanwhile; a second caller waits.
 
         Raises:
             ConfigError: A fit is under way.
         """
-        with self._tables, self.one_at_a_time("a change of tables"):
+        with self.tables_lock, self.one_at_a_time("a change of tables"):
             stored = self.stored_rows
             assert stored is not None
             yield TableReference.from_bytes(stored.reference.encode())

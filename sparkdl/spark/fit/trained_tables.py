@@ -22,9 +22,10 @@ from sparkdl.spark.session.versions import frame_of_table
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
+from sparkdl.tables.hashing import signed
 from sparkdl.tables.reading import TableReader
 from sparkdl.tables.routing import owner
-from sparkdl.tables.store import RowStore, TableRows, signed
+from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 
 if TYPE_CHECKING:
@@ -247,7 +248,7 @@ class TrainedTable(TableReader):
                         raise Failure.from_json(answer.failure).library_error()
                 checkpoints.finish(changed, ranks, former.to_bytes())
             except BaseException:
-                checkpoints.discard(changed)
+                checkpoints.delete(changed)
                 raise
             of.take_tables(changed)
         super().__init__(changed.folder_of(self.name))
@@ -443,16 +444,11 @@ def _frame_of(ids: Any, rows: npt.ArrayLike, dim: int) -> DataFrame:
 
 def _require_columns(frame: DataFrame, dim: int) -> None:
     kinds = dict(frame.dtypes)
-    if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS:
+    arrays = str(kinds.get("row")).startswith("array<")
+    if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS or not arrays:
         raise DataError(
             "these columns are not rows of a table",
-            expected=f"id (bigint) and row (array of {dim} floats)",
+            expected=f"id (bigint) and row (an array of {dim} floats)",
             received=", ".join(f"{name} ({kind})" for name, kind in kinds.items()),
             hint="df.select('id', 'row')",
-        )
-    if not kinds["row"].startswith("array<"):
-        raise DataError(
-            "these columns are not rows of a table",
-            expected=f"row: an array of {dim} floats",
-            received=kinds["row"],
         )
