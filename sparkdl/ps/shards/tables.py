@@ -244,14 +244,14 @@ class TableService:
     def _push(self, message: Message) -> Message:
         body = np.empty(0, np.uint8) if message.body is None else message.body
         parts = unpack_push(message.meta.get("parts"), body, self._dims)
-        adds, again = message.meta.get("changes") is True, False
-        position = message.epoch, message.batch
+        adds, position = message.meta.get("changes") is True, (message.epoch, message.batch)
         with self._lock:
             worker, former = self._identify(message), self._former.get(message.rank, _Brought())
-            if message.sequence <= worker.applied:  # its reply was lost
+            again = message.sequence <= worker.applied  # its reply was lost
+            if again:
                 fresh = [np.zeros(len(part.ids), bool) for part in parts]
             else:  # without what a former attempt has brought
-                worker.applied = message.sequence
+                worker.applied, again = message.sequence, position <= former.position
                 fresh = [former.lacks(part, position) for part in parts]
                 self._note_brought(message.rank, position, parts, fresh)
         replies = []
@@ -260,9 +260,8 @@ class TableService:
             rate = message.learning_rate if own is None else own
             with self._locks[part.table]:
                 came_back = self._changed_by_others(part) if adds else part.wanted
-                if new.any() or not len(new):
+                if new.any() or not (again or len(new)):
                     self._step(part if new.all() else part.piece(new), rate, adds=adds)
-                again |= not new.all()
                 replies.append(self._reply(part, came_back))
         told, back = pack_reply(replies)
         flags = Flag.DUPLICATE if again else Flag.NONE
