@@ -19,15 +19,7 @@ TRAINING_DESCRIPTORS = 64
 
 
 def require_descriptors(what: str, needed: int = 16) -> None:
-    """Returns if this process can open ``needed`` more files and connections, or nobody knows.
-
-    Args:
-        what: Needs them, for the message.
-        needed: How many.
-
-    Raises:
-        ResourceError: It cannot.
-    """
+    """Raises ResourceError if this process cannot open ``needed`` more files and connections."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = limit - len(os.listdir("/proc/self/fd")) + 1  # the folder itself is open, too

@@ -42,8 +42,7 @@ Array = npt.NDArray[Any]
 
 MANIFEST = "manifest.json"
 FORMAT = {"format": 1, "hash": "splitmix64", "block_rows": BLOCK_ROWS}
-_MAX_JSON_BYTES = 1 << 26
-"""Of a manifest: room for the checksums of 20 billion rows."""
+_MAX_JSON_BYTES = 1 << 26  # room for the checksums of 20 billion rows
 _MAX_CLOCK = (1 << 63) - 1
 _THREAD = "sparkdl-table-writer"
 _TYPES = {"ids": "<i8", "values": "<f4", "state": "<f4", "meta": "<u4", "waiting": "<i8"}
@@ -129,9 +128,8 @@ def write_manifest(folder: str, ranks: int, *, changed: bool = False) -> None:
     """Makes the parts of all ranks a table. One rank calls it, when all have written theirs.
 
     Args:
-        folder: See :func:`write_part`.
-        ranks: See there.
-        changed: Whether rows were changed outside of a fit, see :func:`is_changed`.
+        folder, ranks: See :func:`write_part`.
+        changed: Whether rows were changed outside of a fit.
 
     Raises:
         ResourceError: A part is missing, or of another table or step.
@@ -302,11 +300,7 @@ class TableFiles:
             yield found
 
     def tested(self, part: int, name: str, block: int, array: Array) -> Array:
-        """A block of an array of a part.
-
-        Raises:
-            ResourceError: Its checksum is another than when it was written.
-        """
+        """A block of an array of a part; raises ResourceError if its checksum is another."""
         start = block * BLOCK_ROWS
         whole = np.ascontiguousarray(array[start : start + BLOCK_ROWS])
         if zlib.crc32(whole.data) != self._parts[part][1][name][block]:

@@ -40,11 +40,7 @@ Unknown = Literal["zeros", "initial"]
 
 
 def require_table_name(name: object) -> str:
-    """Returns ``name`` if a table can have it: it is that of a folder, too.
-
-    Raises:
-        ConfigError: It is none.
-    """
+    """Returns ``name`` if a table, and its folder, can have it; raises ConfigError if not."""
     if isinstance(name, str) and name.strip(".") and len(name) <= _MOST_LETTERS:
         with contextlib.suppress(UnicodeEncodeError):
             if len(quote(name, safe="")) <= _MOST_LETTERS:

@@ -32,6 +32,7 @@ from sparkdl.tables.store import RowStore, TableRows, merged
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
 
+_STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
 """Frames in which a worker's part of a round may come."""
 
@@ -204,24 +205,14 @@ class TableService:
 
     def metrics(self) -> list[Metric]:
         """Numbers for ``/metrics``."""
-        stores = self.stores.values()
+        stores, mean = self.stores.values(), self._stale_steps / max(1, self._known_pushes)
         return [
             Metric("table_rows", "gauge", "Rows of tables", sum(len(s) for s in stores)),
             Metric("table_bytes", "gauge", "Bytes of tables", sum(s.nbytes for s in stores)),
             Metric("rows_pulled", "counter", "Rows of tables sent", self.pulled),
             Metric("rows_pushed", "counter", "Rows of tables stepped", self.pushed),
-            Metric(
-                "rows_staleness",
-                "gauge",
-                "Steps of other workers between a pull of rows and their push, a mean",
-                self._stale_steps / max(1, self._known_pushes),
-            ),
-            Metric(
-                "rows_staleness_most",
-                "gauge",
-                "Steps of other workers between a pull of rows and their push, at most",
-                self._most_stale,
-            ),
+            Metric("rows_staleness", "gauge", f"{_STALE}, a mean", mean),
+            Metric("rows_staleness_most", "gauge", f"{_STALE}, at most", self._most_stale),
         ]
 
     def _pull(self, message: Message) -> Message:

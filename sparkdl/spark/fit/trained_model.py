@@ -81,11 +81,8 @@ class TrainedModel:
 
     @contextlib.contextmanager
     def changing_tables(self) -> Iterator[TableReference]:
-        """The present tables, which nobody else changes meanwhile; a second caller waits.
-
-        Raises:
-            ConfigError: A fit is under way.
-        """
+        """The present tables, which no other change or fit replaces meanwhile; a second caller
+        waits, and with a fit under way it is a ConfigError."""
         with self.tables_lock, self.one_at_a_time("a change of tables"):
             stored = self.stored_rows
             assert stored is not None
