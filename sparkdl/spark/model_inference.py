@@ -18,6 +18,7 @@ from sparkdl.learner.prediction.export import FORMATS, export_model
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
+from sparkdl.process.host_load import require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_flag, require_int, require_name, require_path
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
@@ -31,7 +32,7 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
-from sparkdl.tables.beside import copy_beside
+from sparkdl.tables.beside import save_beside
 
 
 class ModelInference(ModelSettings):
@@ -77,6 +78,7 @@ class ModelInference(ModelSettings):
             ConfigError: Columns that the model has no outputs for, or no form of data that is
                 known.
         """
+        require_descriptors("predict")
         batch_size = self._batch_size(batch_size)
         choice = PredictionChoice(
             output_column, outputs, probability_column, class_column, layers or {}, dtype,
@@ -121,6 +123,7 @@ class ModelInference(ModelSettings):
             ModelError: The model has no loss to compute.
         """
         refuse_labels_apart("evaluate", "batch_size", batch_size)
+        require_descriptors("evaluate")
         compile_parts.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
@@ -158,14 +161,18 @@ class ModelInference(ModelSettings):
 
         Raises:
             ResourceError: The path cannot be written.
-            ConfigError: The path does not end in ``.keras``.
+            ConfigError: The path does not end in ``.keras``; or another process has changed the
+                tables that this model has read from there.
         """
         path = require_path("path", path)
+        require_descriptors("save")
         check_path(path, overwrite=require_flag("overwrite", overwrite))
-        state = self._trained.beside(self._epochs_trained)
-        content = model_bytes(self.model)
-        copy_beside(content, f"{path}.tables")
-        write_model(path, content, self._file_settings(), state)
+        settings = self._file_settings()
+        with self._trained.tables_lock:
+            state = self._trained.beside(self._epochs_trained)
+            save_beside(
+                model_bytes(self.model), path, lambda it: write_model(path, it, settings, state)
+            )
 
     def _file_settings(self) -> dict[str, Any]:
         """The settings in a model file, beside the model."""

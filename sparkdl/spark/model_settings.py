@@ -141,7 +141,7 @@ class ModelSettings:
         Raises:
             ResourceError: The files of the fit are gone, or not whole.
         """
-        return stored_tables(self.model, self._trained.take_tables)
+        return stored_tables(self._trained)
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)

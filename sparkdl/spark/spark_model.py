@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +13,7 @@ from sparkdl.launch.interrupts import heard
 from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
+from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import Network, PortSpec, at_port
 from sparkdl.settings.values import require_flag, require_int, require_objects, require_path
@@ -139,7 +138,6 @@ class SparkModel(ModelInference):
             compression=exchange.compression,
         )
         super().__init__(chosen, exchange, model, require_objects(custom_objects), decoder)
-        self._fitting = threading.Lock()
 
     @takes_labels_apart
     @heard()
@@ -219,7 +217,8 @@ class SparkModel(ModelInference):
             TransportError: The parameter server died.
         """
         began_at = time.time()
-        with self._one_fit_at_a_time(), removes_tables():
+        require_descriptors("fit", TRAINING_DESCRIPTORS)
+        with self._trained.one_at_a_time("fit"), removes_tables():
             form = form_of(data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
@@ -339,21 +338,6 @@ class SparkModel(ModelInference):
             stream, self._trained, fit, checkpoint_dir=checkpoint_dir, trigger=trigger,
             on_batch=on_batch, restored=restored,
         )  # fmt: skip
-
-    @contextlib.contextmanager
-    def _one_fit_at_a_time(self) -> Iterator[None]:
-        if not self._fitting.acquire(blocking=False):
-            raise ConfigError(
-                f"model {self.model.name!r} is being trained by another call of fit",
-                expected="one fit of a SparkModel at a time: it trains the model in place",
-                received="fit while an earlier fit runs, in another thread or in a callback of it",
-                hint="wait for the first, or train a copy: "
-                "SparkModel(keras.models.clone_model(model), ...), compiled",
-            )
-        try:
-            yield
-        finally:
-            self._fitting.release()
 
     def _require_first_of_ensemble(self, checkpoint_dir: str | None) -> None:
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):

@@ -523,10 +523,13 @@ class TensorFlowLearner(KerasLearner):
                         denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
                         factors = exchange.factors(denominators, self._counted or [], weight)
                     joined = exchange(self._trace_exchanged(batch, factors), weight, stop)
-                    if skips:
-                        self._apply_sound(joined, before)
-                    else:
-                        self._apply_parts(joined.values)
+                    # Not even a counter, which needs no gradient, changes amid the exchange:
+                    # another worker may need the state of before this step.
+                    with tf.control_dependencies(joined.values[:1]):
+                        if skips:
+                            self._apply_sound(joined, before)
+                        else:
+                            self._apply_parts(joined.values)
                     first = tf.logical_and(broken_at < 0, joined.broken_of_all > 0)
                     return (
                         index + 1,

@@ -24,6 +24,7 @@ from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.process.log_lines import boxed_lines
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.wire import named_batches
@@ -115,6 +116,7 @@ class TrainTask:
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Trains; the rows are read while the framework and the model come up."""
+        require_descriptors(f"worker {rank.rank}", TRAINING_DESCRIPTORS)
         placement = self.devices.place(rank.resources)
         meeting = nullcontext(rank) if rank.gathering is None else self.strategy.meet(rank)
         # Leaving the pool waits for the reader: nobody else may read this task's input after it.

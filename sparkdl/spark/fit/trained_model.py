@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkdl.errors import DataError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
+from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.learner.checks.metric_check import check_metrics_add_up
 from sparkdl.learner.signature import model_signature
@@ -21,9 +24,10 @@ from sparkdl.learner.state.optimizer_state import (
     learning_rate_set,
     load_optimizer_state,
 )
+from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
-from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.run_state import RunState
 
 
@@ -40,6 +44,7 @@ class TrainedModel:
             each of these held.
         has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
         slots: The optimizer's, where the workers take its steps in slices.
+        tables_lock: Is held while the files of the model's tables must stay as they are.
     """
 
     model: Any
@@ -48,6 +53,40 @@ class TrainedModel:
     constrains: bool = False
     has_optimizer: bool = False
     slots: DriverSlots | None = None
+    _fitting: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    tables_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextlib.contextmanager
+    def one_at_a_time(self, what: str) -> Iterator[None]:
+        """Raises ConfigError if another fit, or a change of the tables, is under way."""
+        if not self._fitting.acquire(blocking=False):
+            raise ConfigError(
+                f"model {self.model.name!r} is being trained by another call of fit, or its tables "
+                "are being changed",
+                expected="one fit of a SparkModel at a time: it trains the model in place",
+                received=f"{what} while an earlier call runs, in another thread or in a callback",
+                hint="wait for the first, or train a copy: "
+                "SparkModel(keras.models.clone_model(model), ...), compiled",
+            )
+        try:
+            yield
+        finally:
+            self._fitting.release()
+
+    @property
+    def stored_rows(self) -> StoredRows | None:
+        """The rows that the model's layers look up in a fit's files; None without."""
+        services = (layer.service for layer in ModelTables(self.model).layers)
+        return next((s for s in services if isinstance(s, StoredRows)), None)
+
+    @contextlib.contextmanager
+    def changing_tables(self) -> Iterator[TableReference]:
+        """The present tables, which no other change or fit replaces meanwhile; a second caller
+        waits, and with a fit under way it is a ConfigError."""
+        with self.tables_lock, self.one_at_a_time("a change of tables"):
+            stored = self.stored_rows
+            assert stored is not None
+            yield TableReference.from_bytes(stored.reference.encode())
 
     def take(self, state: RunState) -> None:
         """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
@@ -123,6 +162,10 @@ class TrainedModel:
         if rate is not None:
             innermost_optimizer(self.model).learning_rate = rate
         self.rule_state = checkpoint.state.rule
+        if self.rule_state and ModelTables(self.model).layers:
+            reference = TableReference.from_bytes(self.rule_state)
+            newest = TableCheckpoints.of(reference).newest()
+            self.rule_state = replace(reference, seen=newest).to_bytes()
         serve_trained(self.model, self.rule_state)
 
     def beside(self, epoch: int) -> RunState:

@@ -103,6 +103,16 @@ def test_rows_do_not_depend_on_the_number_of_readers(
         assert all(batches == found[0] for batches in found)
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+def test_each_file_draws_numbers_of_its_own_for_the_split(tmp_path: Path, kind: str) -> None:
+    spec = dataclasses.replace(SPEC, role_column="role")
+    files = FileInput.dealt([write(tmp_path, kind, [64, 64, 64])], 1, 0.5, 3)
+    roles = [r for b in files.batches(0, spec) for r in b.column("role").to_pylist()]
+    each = {tuple(roles[first : first + 64]) for first in (0, 64, 128)}
+    assert len(each) == 3
+    assert all(0.25 < np.mean(drawn) < 0.75 for drawn in each)
+
+
 @pytest.mark.parametrize("budget", [1 << 20, 600])
 def test_training_that_goes_on_within_an_epoch_finds_the_same_rows(
     tmp_path: Path, small_pieces: None, budget: int
