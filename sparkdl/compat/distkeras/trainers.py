@@ -57,7 +57,7 @@ class Trainer:
     @property
     def master_model(self) -> dict[str, Any]:
         """The model, as :func:`serialize_keras_model` returns it."""
-        return serialize_keras_model(decode_model(self._archive))
+        return serialize_keras_model(decode_model(self._archive, own_code=True))
 
     def set_model(self, model: Any) -> None:
         """Sets the model to train, as it is now."""
@@ -122,7 +122,7 @@ class Trainer:
 
     def _fit(self, dataframe: Any) -> sparkdl.SparkModel:
         with making_models:
-            model = decode_model(self._archive)
+            model = decode_model(self._archive, own_code=True)
         optimizer = own_optimizer(self.worker_optimizer)
         compile_model(model, optimizer, self.loss, self.metrics, self.loss_weights)
         features, label = self.features_column, self.label_column

@@ -113,7 +113,7 @@ class StageWriter(MLWriter):
         if archive is not None:
             objects = {
                 name: thing
-                for name, thing in payload.load(archive.objects).items()
+                for name, thing in archive.own_code().items()
                 if not str(getattr(thing, "__module__", "")).startswith(
                     "sparkdl."
                 )  # which is there where it is loaded

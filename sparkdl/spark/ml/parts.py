@@ -120,7 +120,7 @@ class Parts:
         self._check(arguments)
         with making_models, interrupts.held():
             if self.archive is not None:
-                model = decode_model(self.archive)
+                model = decode_model(self.archive, own_code=True)
             else:
                 model = self._build(arguments or {})
             if "loss" in self.compiled:

@@ -15,7 +15,6 @@ from sparkdl.learner.archives.archive import ModelArchive, decode_model, making_
 from sparkdl.learner.prediction.model_source import KerasSource, ModelSource
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
-from sparkdl.process import payload
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.sources import Columns
@@ -62,7 +61,7 @@ class Trained:
         summary: TrainingSummary | None = None,
     ) -> Trained:
         """From a Keras model, as it is now, and its archive."""
-        objects = payload.load(archive.objects)
+        objects = archive.own_code()
         with making_models, interrupts.held():
             trained = cls(archive, KerasSource(model, objects), decoder, summary)
         trained.predictor  # noqa: B018 - encoded now: the model may change
@@ -117,7 +116,7 @@ class FittedStage(ColumnsStage):
         """A Keras model with the stage's weights and optimizer state; changes stay in it."""
         if self._local is None:
             with making_models, interrupts.held():
-                self._local = decode_model(self.trained.archive)
+                self._local = decode_model(self.trained.archive, own_code=True)
         return self._local
 
     @property
