@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import linecache
 import os
 import sys
 import tempfile
@@ -102,6 +103,7 @@ class Notebook:
     def __init__(self) -> None:
         self._text = (HERE / "users_cell.py").read_text()
         self._folder = tempfile.TemporaryDirectory(prefix="beside-")
+        self._edits = 0
         self._edit(1.0)
         sys.path.insert(0, self._folder.name)
         sys.modules.pop("beside", None)
@@ -111,11 +113,9 @@ class Notebook:
 
     def run(self, text: str) -> None:
         """Runs a cell."""
-        before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-        try:
-            exec(compile(text, "<cell>", "exec"), self.names)
-        finally:
-            sys.dont_write_bytecode = before
+        name = f"<cell {len(linecache.cache)}>"  # as IPython does, so that its source is found
+        linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+        exec(compile(text, name, "exec"), self.names)
 
     def close(self) -> None:
         sys.path.remove(self._folder.name)
@@ -147,12 +147,7 @@ class Notebook:
             names["beside"].RATE = value
         elif what == "module":
             self._edit(value)
-            importlib.invalidate_caches()
-            before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-            try:
-                importlib.reload(names["beside"])
-            finally:
-                sys.dont_write_bytecode = before
+            importlib.reload(names["beside"])
         elif what == "cell":
             self.run(self._text.replace("ALPHA = 1.0", f"ALPHA = {value}"))
         else:
@@ -160,7 +155,11 @@ class Notebook:
             setattr(names[kind], attribute, value)
 
     def _edit(self, rate: float) -> None:
-        Path(self._folder.name, "beside.py").write_text(_BESIDE.format(rate=rate))
+        path = Path(self._folder.name, "beside.py")
+        path.write_text(_BESIDE.format(rate=rate))
+        self._edits += 1
+        os.utime(path, (self._edits, self._edits))  # Python's caches go by the time
+        linecache.checkcache(str(path))
 
     def loss(self, name: str, reduction: str, scale: float) -> Any:
         """A loss by its name in the cells, or in Keras."""
@@ -170,7 +169,8 @@ class Notebook:
         if name == "OwnLoss":
             return self.names[name](reduction or "sum_over_batch_size")
         if name == "lambda":
-            return eval("lambda t, p: ALPHA * ops.mean(ops.square(t - p), axis=-1)", self.names)
+            self.run("loss = lambda t, p: ALPHA * ops.mean(ops.square(t - p), axis=-1)")
+            return self.names["loss"]
         if name in self.names:
             return self.names[name]
         kinds = {"mse": "MeanSquaredError", "bce": "BinaryCrossentropy", "huber": "Huber",
@@ -196,12 +196,21 @@ CHANGES = (
     "ALPHA", "TABLE", "innermost", "helper", "by_global", "method", "class", "module constant",
     "module", "cell", "Scaled.factor", "OwnLoss.factor", "OwnMetric.factor", "Network.gain",
 )  # fmt: skip
+REFERS = {
+    "by_global": ("ALPHA", "by_global"), "by_helpers": ("ALPHA", "innermost", "helper"),
+    "by_table": ("TABLE",), "by_default": ("cell",), "by_module": ("module", "module constant"),
+    "closure": ("cell",), "lambda": ("ALPHA",), "OwnLoss": ("OwnLoss.factor",),
+    "own_metric": ("ALPHA",), "OwnMetric": ("OwnMetric.factor",), "act": ("ALPHA",),
+    "ByGlobal": ("ALPHA", "method"), "ByHelper": ("TABLE",),
+    "ByModule": ("module", "module constant"), "Scaled": ("Scaled.factor", "class"),
+    "Derived": ("Scaled.factor", "cell"), "Network": ("Network.gain", "ALPHA"),
+    "Weighing": ("ALPHA",),
+}  # fmt: skip
+"""Part of the user's code -> changes that it sees."""
 LAYERS: dict[str, Callable[[Any], Any]] = {
     "dense": lambda names: layers.Dense(4, activation="tanh"),
     "act": lambda names: layers.Dense(4, activation=names["act"]),
-    "lambda": lambda names: layers.Lambda(
-        eval("lambda v: ops.tanh(v * ALPHA)", names)
-    ),
+    "lambda": lambda names: layers.Lambda(names["curve"]),
     "dropout": lambda names: layers.Dropout(0.3, seed=5),
     "batch norm": lambda names: layers.BatchNormalization(),
     **{

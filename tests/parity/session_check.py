@@ -1,25 +1,26 @@
 """Draws sessions and checks each; also a program, for the backends of Keras.
 
-KERAS_BACKEND=jax python session_check.py 40 [seed]                many; seed 0 without one
+KERAS_BACKEND=jax python session_check.py 40 [seed [seconds]]        many; seed 0 without one
 python session_check.py "[call('build', form='functional', ...)]"    one
 """
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from hypothesis.stateful import run_state_machine_as_test
 from local_spark import Workers
 from session import (
@@ -30,14 +31,15 @@ from session import (
     LOSSES,
     METRICS,
     OPTIMIZERS,
+    REFERS,
     Call,
     KerasFailed,
     Session,
     call,
 )
 
-CALLS = 10
-"""Calls of a session, the first of which builds a model."""
+STEPS = 8
+"""Rules of a session, the first of which builds a model; most make several calls."""
 MOST_FAILURES = 5
 SIMPLIFY_S = 60.0
 ONE_IN = 25
@@ -54,6 +56,7 @@ class Report:
         refused: Errors before a job.
         without: Sessions that ended as Keras cannot do a call.
         failures: A text for each session that was another than Keras.
+        ends_at: Time of the monotonic clock after which no call is begun.
     """
 
     sessions: int = 0
@@ -61,6 +64,12 @@ class Report:
     refused: list[str] = field(default_factory=list)
     without: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    ends_at: float = math.inf
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more sessions are to begin."""
+        return len(self.failures) >= MOST_FAILURES or time.monotonic() > self.ends_at
 
     @property
     def head(self) -> str:
@@ -121,24 +130,25 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self._session = Session(self.workers)
         self._calls: list[Call] = []
-        self._built: Call | None = None
+        self._built: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+        self._fits: list[dict[str, Any]] = []
         self._ended = False
         self._functions = 0
-        self._alone = self._quantized = self._killed = self._with_lambda = False
-        self.report.sessions += 1
+        self._alone = self._quantized = self._killed = False
+        self.report.sessions += not self.report.is_over
 
     def teardown(self) -> None:
         self.report.refused += self._session.refused
         self._session.close()
-        if self.report.sessions % 10 == 0:
+        if self.report.sessions % 10 == 0 and not self.report.is_over:
             print(f"{time.process_time():.0f} s: {self.report.head}", file=sys.stderr, flush=True)
 
     def do(self, name: str, /, **arguments: Any) -> None:
-        if self._ended or len(self.report.failures) >= MOST_FAILURES:
+        if self._ended or self.report.is_over:
             return
         one = call(name, **arguments)
         self._calls.append(one)
-        self._built = one if name == "build" else self._built
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -157,40 +167,69 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(rng=st.randoms(use_true_random=True))
     def first(self, rng: random.Random) -> None:
-        self.build(rng)
+        self._build(rng)
 
     @rule(rng=st.randoms(use_true_random=True))
     def build_again(self, rng: random.Random) -> None:
-        self.build(rng)
+        self._build(rng)
 
-    def build(self, rng: random.Random) -> None:
+    def _build(self, rng: random.Random) -> None:
         form = rng.choice(["functional", *FORMS])
-        fitting = [n for n in LAYERS if n not in ALONE or (form != "Network" and not rng.randrange(3))]
+        fitting = [n for n in LAYERS if n not in ALONE or not rng.randrange(3)]
+        if form == "Network":
+            fitting = [name for name in fitting if name not in ALONE]
         stack = tuple(rng.sample(fitting, rng.randint(0, 2)))
         self._alone = any(name in ALONE for name in stack)
-        self._quantized, self._with_lambda = False, "lambda" in stack
+        self._quantized = False
         activation = rng.choice(["", "", "sigmoid", "act"])
-        self.do("build", form=form, stack=stack, activation=activation, **_settings(rng, True))
+        self._settings = _settings(rng)
+        self._built = {
+            "form": form, "stack": stack, "activation": activation, **self._settings
+        }  # fmt: skip
+        self.do("build", **self._built)
+        self._look(rng, 0.8)
 
     @rule(rng=st.randoms(use_true_random=True))
     def compile(self, rng: random.Random) -> None:
-        self.do("compile", **_settings(rng, rng.random() < 0.5))
+        new = _settings(rng)
+        for name in rng.sample(sorted(self._settings), 3):
+            new[name] = self._settings[name]
+        self._settings = new
+        self.do("compile", **{**new, "optimizer": rng.choice([None, new["optimizer"]])})
+        self._look(rng, 0.5)
 
-    @rule(
-        what=st.sampled_from(CHANGES),
-        value=st.sampled_from([1.0, 3.0, 0.5]),
-        optimizer=st.sampled_from([None, *OPTIMIZERS]),
-    )
-    def change(self, what: str, value: float, optimizer: str | None) -> None:
-        self.do("change", what=what, value=value, optimizer=optimizer)
+    @property
+    def _names(self) -> list[str]:
+        """The parts of the user's code in the model."""
+        built = self._built
+        return [built["form"], *built["stack"], built["activation"], self._settings["loss"],
+                *self._settings["metrics"]]  # fmt: skip
 
-    @rule(what=st.sampled_from(CHANGES), value=st.sampled_from([1.0, 3.0, 0.5]))
-    def change_and_build(self, what: str, value: float) -> None:
+    @rule(rng=st.randoms(use_true_random=True))
+    def change(self, rng: random.Random) -> None:
+        """What the model's code refers to, and the model is compiled again."""
+        optimizer = rng.choice([None, None, self._settings["optimizer"], rng.choice([*OPTIMIZERS])])
+        self.do("change", **self._changed(rng), optimizer=optimizer)
+        self._look(rng, 0.7)
+
+    @rule(rng=st.randoms(use_true_random=True))
+    def change_and_build(self, rng: random.Random) -> None:
         """As a notebook does whose cells are run again: the same model, of other code."""
-        self.do("change", what=what, value=value)
-        if self._built is not None:
-            self.do(self._built.name, **self._built.arguments)
-            self._quantized = False
+        self.do("change", **self._changed(rng))
+        self.do("build", **self._built)
+        self._quantized = False
+        self._look(rng, 0.7)
+
+    def _changed(self, rng: random.Random) -> dict[str, Any]:
+        used = [w for name in self._names for w in REFERS.get(name, ())]
+        what = rng.choice(used if used and rng.random() < 0.8 else CHANGES)
+        return {"what": what, "value": rng.choice([1.0, 3.0, 0.5])}
+
+    def _look(self, rng: random.Random, share: float) -> None:
+        """Looks at what is visible at once, so that what a worker keeps of it is used later."""
+        looks: list[Callable[[random.Random], None]] = [self._fit, self._evaluate, self._predict]
+        for look in rng.sample(looks, rng.randint(1, 2)) if rng.random() < share else ():
+            look(rng)
 
     @rule(
         how=st.sampled_from(["freeze", "freeze", "lora", "quantize"]),
@@ -219,25 +258,38 @@ class Machine(RuleBasedStateMachine):
     def _fit(self, rng: random.Random) -> None:
         one = self._alone or rng.random() < 0.3
         sizes = rng.choice([(12,), (7,)] if one else [(8, 8), (9, 4), (8, 0)])
-        mode = rng.choice(["synchronous", "allreduce", *(["asynchronous"] if one else [])])
-        weights = rng.choice([{}, {}, {"weighted": True}, {"classes": True}])
-        more = {
+        new: dict[str, Any] = {
+            "mode": rng.choice(["synchronous", "allreduce", *(["asynchronous"] if one else [])]),
+            "sizes": sizes, "batch": rng.choice([4, 4, 5]),
+            **rng.choice([{}, {}, {"weighted": True}, {"classes": True}]),
             "held_out": rng.choice([0, 0, 5]), "shuffle": rng.random() < 0.3,
             "fresh": rng.random() < 0.4, "epochs": rng.choice([1, 1, 2]),
         }  # fmt: skip
-        self.do("fit", mode=mode, sizes=sizes, batch=rng.choice([4, 4, 5]), **weights, **more)
+        if self._fits and rng.random() < 0.6:  # nearly as before: what was compiled is used again
+            before = rng.choice(self._fits)
+            if not (self._alone and len(before["sizes"]) > 1):
+                names = [n for n in new if n not in ("mode", "sizes")]
+                new = {**before, **{n: new[n] for n in rng.sample(names, 1)}}
+                if new.get("weighted") and new.get("classes"):
+                    del new["classes"]
+        self._fits.append(new)
+        self.do("fit", **new)
 
-    @rule(
-        how=st.sampled_from(["workers", "workers", "arrays"]),
-        batch=st.sampled_from([3, 4]),
-        weighted=st.booleans(),
-    )
-    def evaluate(self, how: str, batch: int, weighted: bool) -> None:
-        self.do("evaluate", how=how, batch=batch, weighted=weighted)
+    @rule(rng=st.randoms(use_true_random=True))
+    def evaluate(self, rng: random.Random) -> None:
+        self._evaluate(rng)
 
-    @rule(how=st.sampled_from(["frame", "function", "arrays"]), batch=st.sampled_from([3, 4]))
-    def predict(self, how: str, batch: int) -> None:
-        self.do("predict", how=how, batch=batch)
+    def _evaluate(self, rng: random.Random) -> None:
+        how = rng.choice(["workers", "workers", "arrays"])
+        self.do("evaluate", how=how, batch=rng.choice([3, 4]), weighted=rng.random() < 0.4)
+
+    @rule(rng=st.randoms(use_true_random=True))
+    def predict(self, rng: random.Random) -> None:
+        self._predict(rng)
+
+    def _predict(self, rng: random.Random) -> None:
+        how = rng.choice(["frame", "frame", "function", "arrays"])
+        self.do("predict", how=how, batch=rng.choice([3, 4]))
 
     @rule(makes=st.booleans(), number=st.integers(0, 3))
     def function(self, makes: bool, number: int) -> None:
@@ -247,7 +299,6 @@ class Machine(RuleBasedStateMachine):
         else:
             self.do("use_function", number=number)
 
-    @precondition(lambda self: not self._with_lambda)
     @rule()
     def save(self) -> None:
         self.do("save")
@@ -256,9 +307,14 @@ class Machine(RuleBasedStateMachine):
         one=st.sampled_from([
             call("set_weights", seed=1), call("set_weights", seed=2), call("rate", value=0.1),
             call("rate", value=0.02), call("seeded", seed=2), call("clear"),
+            call("kill", number=0), call("kill", number=1),
         ])
     )  # fmt: skip
     def adjust(self, one: Call) -> None:
+        if one.name == "kill":
+            if self._killed or self.report.sessions % ONE_IN:
+                return
+            self._killed = True
         self.do(one.name, **one.arguments)
 
     @rule(
@@ -270,27 +326,17 @@ class Machine(RuleBasedStateMachine):
     def config(self, setting: tuple[str, Any]) -> None:
         self.do("config", name=setting[0], value=setting[1])
 
-    @precondition(lambda self: self.report.sessions % ONE_IN == 0 and not self._killed)
-    @rule(number=st.integers(0, 1))
-    def kill(self, number: int) -> None:
-        self._killed = True
-        self.do("kill", number=number)
 
-
-def _settings(rng: random.Random, fresh: bool) -> dict[str, Any]:
+def _settings(rng: random.Random) -> dict[str, Any]:
     """Arguments of ``compile``."""
-    loss = rng.choice(LOSSES)
-    found: dict[str, Any] = {
-        "loss": loss,
+    return {
+        "loss": rng.choice(LOSSES),
         "metrics": tuple(rng.sample(METRICS, rng.choice([0, 0, 1, 2]))),
         "reduction": rng.choice(["", "", "sum", "mean_with_sample_weight"]),
         "weighted": rng.random() < 0.3,
+        "scale": rng.choice([1.0, 3.0, 0.5]),
+        "optimizer": rng.choice([*OPTIMIZERS]),
     }
-    if loss == "closure":
-        found["scale"] = rng.choice([1.0, 3.0, 0.5])
-    if fresh:
-        found["optimizer"] = rng.choice([*OPTIMIZERS])
-    return found
 
 
 def _described(calls: list[Call], found: list[str], workers: Workers) -> str:
@@ -299,14 +345,16 @@ def _described(calls: list[Call], found: list[str], workers: Workers) -> str:
     return "\n".join([*lines, *(f"  {text}" for text in found[:4])])
 
 
-def check_many(count: int, workers: Workers, random_seed: int = 0) -> Report:
-    """Draws sessions and checks each; the same ones for the same seed."""
-    report = Report()
+def check_many(
+    count: int, workers: Workers, random_seed: int = 0, seconds: float = math.inf
+) -> Report:
+    """Draws sessions and checks each, for some seconds at most; the same ones for the same seed."""
+    report = Report(ends_at=time.monotonic() + seconds)
     kind = type("SessionMachine", (Machine,), {"workers": workers, "report": report})
     run_state_machine_as_test(
         seed(random_seed)(kind),
         settings=settings(
-            max_examples=count, stateful_step_count=CALLS, deadline=None, database=None,
+            max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
             phases=[Phase.generate], suppress_health_check=[*HealthCheck],
         ),
     )  # fmt: skip
@@ -319,8 +367,8 @@ def main() -> int:
             found = check(eval(sys.argv[1]), workers)
             print("\n".join(found))
             return bool(found)
-        given = int(sys.argv[2]) if len(sys.argv) > 2 else 0
-        report = check_many(int(sys.argv[1]), workers, given)
+        count, given, seconds = [*sys.argv[1:], "0", "inf"][:3]
+        report = check_many(int(count), workers, int(given), float(seconds))
     print(f"{sum(os.times()[:4]):.0f} s of CPU: {report}")
     return bool(report.failures)
 
