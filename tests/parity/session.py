@@ -14,8 +14,7 @@ import linecache
 import os
 import sys
 import tempfile
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,6 @@ from referee import (
     _Begins,
     differences,
     evaluate_on_workers,
-    joined,
     parts_of,
     values_of,
 )
@@ -173,8 +171,7 @@ class Notebook:
             return self.names["loss"]
         if name in self.names:
             return self.names[name]
-        kinds = {"mse": "MeanSquaredError", "bce": "BinaryCrossentropy", "huber": "Huber",
-                 "mape": "MeanAbsolutePercentageError"}  # fmt: skip
+        kinds = {"mse": "MeanSquaredError", "bce": "BinaryCrossentropy", "huber": "Huber"}
         more = {"reduction": reduction} if reduction else {}
         return getattr(keras.losses, kinds[name])(**more)
 
@@ -199,7 +196,8 @@ CHANGES = (
 REFERS = {
     "by_global": ("ALPHA", "by_global"), "by_helpers": ("ALPHA", "innermost", "helper"),
     "by_table": ("TABLE",), "by_default": ("cell",), "by_module": ("module", "module constant"),
-    "closure": ("cell",), "lambda": ("ALPHA",), "OwnLoss": ("OwnLoss.factor",),
+    "closure": ("cell",), "lambda": ("ALPHA",), "named lambda": ("ALPHA",),
+    "OwnLoss": ("OwnLoss.factor",),
     "own_metric": ("ALPHA",), "OwnMetric": ("OwnMetric.factor",), "act": ("ALPHA",),
     "ByGlobal": ("ALPHA", "method"), "ByHelper": ("TABLE",),
     "ByModule": ("module", "module constant"), "Scaled": ("Scaled.factor", "class"),
@@ -211,6 +209,7 @@ LAYERS: dict[str, Callable[[Any], Any]] = {
     "dense": lambda names: layers.Dense(4, activation="tanh"),
     "act": lambda names: layers.Dense(4, activation=names["act"]),
     "lambda": lambda names: layers.Lambda(names["curve"]),
+    "named lambda": lambda names: layers.Lambda(names["act"]),
     "dropout": lambda names: layers.Dropout(0.3, seed=5),
     "batch norm": lambda names: layers.BatchNormalization(),
     **{
@@ -221,7 +220,7 @@ LAYERS: dict[str, Callable[[Any], Any]] = {
 ALONE = ("dropout", "batch norm")
 """Layers that give the same as in one process with one worker only, by design."""
 LOSSES = (
-    "mse", "bce", "huber", "mape", "by_global", "by_helpers", "by_table", "by_default", "by_module",
+    "mse", "bce", "huber", "by_global", "by_helpers", "by_table", "by_default", "by_module",
     "closure", "lambda", "OwnLoss",
 )  # fmt: skip
 METRICS = ("mae", "own_metric", "OwnMetric", "auc")
@@ -252,14 +251,89 @@ def plain(every: Rows) -> tuple[np.ndarray, ...]:
     return tuple(array for group in every for array in group.values())
 
 
+# -- where a session runs --------------------------------------------------------------------------
+
+
+class Place:
+    """The processes of :class:`Workers`, as the place of a session's workers."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+
+    @property
+    def jobs(self) -> int:
+        """Jobs that were started."""
+        return self._workers.jobs
+
+    def spark_model(self, model: Any, **settings: Any) -> SparkModel:
+        return self._kind()(model, **settings)
+
+    def load(self, path: str, custom_objects: dict[str, Any]) -> SparkModel:
+        return load_as(self._kind(), read_model(path), path, custom_objects, False)
+
+    def _kind(self) -> type[LocalSparkModel]:
+        return LocalSparkModel.of(LocalSession(self._workers, (), ()))
+
+    def fit(
+        self, ours: Any, form: str, every: Rows, sizes: Sequence[int], validation: Rows | None,
+        held_sizes: Sequence[int], **arguments: Any,
+    ) -> Any:  # fmt: skip
+        """Trains on the rows, whose first ``sizes[0]`` are the first worker's.
+
+        Args:
+            ours: The ``SparkModel``.
+            form: In which the rows are given: here always as arrays.
+            every: The rows.
+            sizes: Rows of each worker.
+            validation: Rows to validate on.
+            held_sizes: How many of these each worker has.
+            **arguments: Of ``fit``.
+        """
+        type(ours)._session = LocalSession(self._workers, sizes, held_sizes)
+        held_out = plain(validation) if validation else None
+        return ours.fit(plain(every), validation_data=held_out, **arguments).history
+
+    def evaluate(self, ours: SparkModel, every: Rows, batch: int) -> dict[str, Any]:
+        session = LocalSession(self._workers, EVALUATED, ())
+        return evaluate_on_workers(ours, plain(every), session, batch)
+
+    def predictor(self, ours: SparkModel, how: str, batch: int) -> Any:
+        """What travels to a worker that predicts, as a stage or as a function of SQL."""
+        source, choice = KerasSource(ours.model), PredictionChoice()
+        archive = source.encode(choice.outputs_of(source.signature))
+        columns = choice.columns(archive, source.signature)
+        if how == "function":
+            return payload.dump(UdfTask(archive, columns[0], batch, "auto"))
+        schema = T.StructType([T.StructField("features", T.ArrayType(T.FloatType()))])
+        spec = make_spec(schema, archive.signature, "features", None)
+        return payload.dump(PredictTask(archive, spec, batch, "auto", tuple(columns)))
+
+    def predict(self, predictor: Any) -> np.ndarray:
+        """The predictions of the workers, in the order of the rows."""
+        (x, _, _) = rows(sum(EVALUATED), 2)
+        frames = [
+            _stream(pa.table({"features": pa.array(list(x["x"][part]), pa.list_(pa.float32()))}))
+            for part in cut(EVALUATED)
+        ]
+        told = [f.result(TASK_S) for f in self._workers.run(predictor, frames, False)]
+        values = [row for of in told for batch in of for row in batch]
+        found = [v.get("predictions", v.get("prediction")) for v in values]
+        plainly = [next(iter(v.values())) if isinstance(v, dict) else v for v in found]
+        return np.asarray(plainly, "float64").reshape(len(plainly), -1)
+
+    def kill(self, number: int) -> None:
+        """Kills a worker that does nothing."""
+        self._workers.replace(number)
+
+
 # -- the session -----------------------------------------------------------------------------------
 
 
 @dataclass
 class _Function:
-    """A function of SQL that was made earlier, and what it gave then."""
+    """A function of SQL that was made earlier, and what the model gave then."""
 
-    content: bytes
+    predictor: Any
     expected: np.ndarray
 
 
@@ -267,11 +341,11 @@ class Session:
     """One session; not to be used after a call that Keras cannot do, or that found a difference.
 
     Args:
-        workers: The processes that train, evaluate and predict.
+        place: Of the workers that train, evaluate and predict.
     """
 
-    def __init__(self, workers: Workers) -> None:
-        self._workers = workers
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._notebook = Notebook()
         self._seed, self._trained = 1, 0
         self._ours: SparkModel | None = None
@@ -384,10 +458,7 @@ class Session:
                 self.ref = keras.models.load_model(path, custom_objects=custom, safe_mode=False)
             ours = self._spark_model("synchronous", 2, 4, True)
             ours.save(path)
-            self._ours = load_as(
-                LocalSparkModel.of(LocalSession(self._workers, (), ())), read_model(path), path,
-                custom, False,
-            )  # fmt: skip
+            self._ours = self._place.load(path, custom)
             self.model = self._ours.model
         self.ref.run_eagerly = True
 
@@ -415,7 +486,7 @@ class Session:
         keras.utils.clear_session()
 
     def _kill(self, number: int) -> None:
-        self._workers.replace(number)
+        self._place.kill(number)
 
     # -- training --------------------------------------------------------------------------------
 
@@ -423,17 +494,20 @@ class Session:
         """The ``SparkModel`` of the session, or a new one around its model."""
         key = (mode, count, batch)
         if fresh or self._ours is None or self._key != key:
-            local = LocalSparkModel.of(LocalSession(self._workers, (), ()))
-            self._ours = local(
+            self._ours = self._place.spark_model(
                 self.model, num_workers=count, mode=mode, frequency="batch", batch_size=batch
             )
             self._key, self._trained = key, 0
         return self._ours
 
+    def _present(self) -> SparkModel:
+        """The ``SparkModel`` of the session as it is."""
+        return self._spark_model(*(self._key or ("synchronous", 2, 4)), False)
+
     def _fit(
         self, mode: str, sizes: tuple[int, ...], batch: int = 4, epochs: int = 1,
         weighted: bool = False, classes: bool = False, held_out: int = 0, shuffle: bool = False,
-        fresh: bool = False,
+        fresh: bool = False, form: str = "arrays",
     ) -> list[str]:  # fmt: skip
         how = Case(sizes=sizes, batch=batch, shuffle=shuffle)
         every = rows(sum(sizes), 0, weighted)
@@ -441,22 +515,20 @@ class Session:
         even = held_out // len(sizes)
         held_sizes = (*[even] * (len(sizes) - 1), held_out - even * (len(sizes) - 1))
         ours = self._spark_model(mode, len(sizes), batch, fresh)
-        type(ours)._session = LocalSession(self._workers, sizes, held_sizes)
         orders = Orders(how, self.ref, every, sizes) if shuffle else None
         seed, common = _SEED_STEP * self._trained, {
             "epochs": epochs, "verbose": 0, "class_weight": {0: 0.5, 1: 2.0} if classes else None,
         }  # fmt: skip
-        jobs = self._workers.jobs
+        jobs, failed = self._place.jobs, None
         try:
-            history = ours.fit(
-                plain(every), shuffle=shuffle,
-                validation_data=plain(validation) if validation else None, **common,
-            ).history  # fmt: skip
+            history = self._place.fit(
+                ours, form, every, sizes, validation, held_sizes, shuffle=shuffle, **common
+            )
         except SparkDLError as error:
-            if self._workers.jobs > jobs:
-                raise
-            self.refused.append(str(error))
-            return []
+            if self._place.jobs == jobs:
+                self.refused.append(str(error))
+                return []
+            failed = error
         self._trained += epochs
         with _by_keras():
             batches = GlobalBatches(how, parts_of(every, sizes), orders, seed)  # type: ignore[arg-type]
@@ -468,6 +540,8 @@ class Session:
                 batches, shuffle=False, callbacks=[_Begins(batches)], validation_data=told,
                 **common,
             ).history  # fmt: skip
+        if failed is not None:
+            raise failed
         return self._differ(histories=([expected], [history]))
 
     # -- evaluation and prediction -----------------------------------------------------------------
@@ -475,64 +549,41 @@ class Session:
     def _evaluate(self, how: str, batch: int = 3, weighted: bool = False) -> list[str]:
         every = rows(sum(EVALUATED), 2, weighted)
         sizes = (sum(EVALUATED),) if how == "arrays" else EVALUATED
-        ours = self._spark_model(*(self._key or ("synchronous", 2, 4)), False)
-        if how == "arrays":
-            received = ours.evaluate(plain(every), batch_size=batch)
-        else:
-            session = LocalSession(self._workers, sizes, ())
-            received = evaluate_on_workers(ours, plain(every), session, batch)
         with _by_keras():
             batches = ListOfBatches(_batches(every, sizes, batch))
             expected = self.ref.evaluate(batches, verbose=0, return_dict=True)
+        ours = self._present()
+        if how == "arrays":
+            received = ours.evaluate(plain(every), batch_size=batch)
+        else:
+            received = self._place.evaluate(ours, every, batch)
         return self._differ(evaluated=(expected, received))
 
     def _predict(self, how: str, batch: int = 3) -> list[str]:
-        (x, _, _) = rows(sum(EVALUATED), 2)
+        expected = self._expected(batch)
         if how == "arrays":
-            received = self._spark_model(
-                *(self._key or ("synchronous", 2, 4)), False
-            ).predict(x["x"], batch_size=batch)  # fmt: skip
+            (x, _, _) = rows(sum(EVALUATED), 2)
+            received = self._present().predict(x["x"], batch_size=batch)
         else:
-            received = self._on_workers(self._task(how, batch))
-        return self._differ(predicted=([self._expected(batch)], [received]))
+            predictor = self._place.predictor(self._present(), how, batch)
+            received = self._place.predict(predictor)
+        return self._differ(predicted=([expected], [received]))
 
     def _make_function(self) -> None:
-        self._functions.append(_Function(self._task("function", 3), self._expected(3)))
+        expected = self._expected(3)
+        predictor = self._place.predictor(self._present(), "function", 3)
+        self._functions.append(_Function(predictor, expected))
 
     def _use_function(self, number: int) -> list[str]:
         if not self._functions:
             return []
         made = self._functions[number % len(self._functions)]
-        return self._differ(predicted=([made.expected], [self._on_workers(made.content)]))
+        return self._differ(predicted=([made.expected], [self._place.predict(made.predictor)]))
 
     def _expected(self, batch: int) -> np.ndarray:
         with _by_keras():
             (x, _, _) = rows(sum(EVALUATED), 2)
             return np.asarray(self.ref.predict(x["x"], batch_size=batch, verbose=0))
-
-    def _task(self, how: str, batch: int) -> bytes:
-        """What travels to a worker that predicts."""
-        source, choice = KerasSource(self.model), PredictionChoice()
-        archive = source.encode(choice.outputs_of(source.signature))
-        columns = choice.columns(archive, source.signature)
-        if how == "function":
-            return payload.dump(UdfTask(archive, columns[0], batch, "auto"))
-        schema = T.StructType([T.StructField("features", T.ArrayType(T.FloatType()))])
-        spec = make_spec(schema, archive.signature, "features", None)
-        return payload.dump(PredictTask(archive, spec, batch, "auto", tuple(columns)))
-
-    def _on_workers(self, content: bytes) -> np.ndarray:
-        """The predictions of the workers, in the order of the rows."""
-        (x, _, _) = rows(sum(EVALUATED), 2)
-        frames = [
-            _stream(pa.table({"features": pa.array(list(x["x"][part]), pa.list_(pa.float32()))}))
-            for part in cut(EVALUATED)
-        ]
-        told = [f.result(TASK_S) for f in self._workers.run(content, frames, False)]
-        values = [row for of in told for batch in of for row in batch]
-        found = [v.get("predictions", v.get("prediction")) for v in values]
-        plainly = [next(iter(v.values())) if isinstance(v, dict) else v for v in found]
-        return np.asarray(plainly, "float64").reshape(len(plainly), -1)
 
     # -- comparison ------------------------------------------------------------------------------
 
@@ -580,6 +631,3 @@ def _by_keras() -> Iterator[None]:
         yield
     except Exception as error:
         raise KerasFailed(f"{type(error).__name__}: {str(error)[:300]}") from error
-
-
-assert joined and types

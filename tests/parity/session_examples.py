@@ -74,5 +74,17 @@ EXAMPLES: dict[str, tuple[str, list[Call]]] = {
         "And the other way round.",
         [*_weights(True)],
     ),
+    "nothing to train": (
+        "A model whose layers are all frozen ended in a framework's error within the job.",
+        [
+            call("build", **{**BUILD, "stack": ("dense",)}),
+            call("freeze", number=1, trainable=False),
+            call("freeze", number=2, trainable=False),
+            *LOOKS,
+            call("fit", mode="asynchronous", sizes=(12,)),
+            call("freeze", number=2, trainable=True),
+            *LOOKS,
+        ],
+    ),
 }
 """Name -> why it is here, and the calls."""

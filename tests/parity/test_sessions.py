@@ -52,9 +52,9 @@ def check_in_process(count: int, seed: int, backend: str = "tensorflow") -> None
 
 def test_a_difference_is_found(workers: Workers) -> None:
     """The comparison itself: one side alone is changed."""
-    from session import Session
+    from session import Place, Session
 
-    session = Session(workers)
+    session = Session(Place(workers))
     try:
         assert not session.do(call("build", **BUILD))
         session.model.optimizer.learning_rate = 0.5

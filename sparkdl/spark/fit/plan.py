@@ -10,7 +10,7 @@ from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.checks.compiling import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer, require_trainable
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
 from sparkdl.spark.fit.arguments import FitArguments
@@ -137,8 +137,10 @@ def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> Non
 
     Raises:
         ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
-        ModelError: No ensemble can be made of the model, or several workers cannot train it.
+        ModelError: No ensemble can be made of the model, several workers cannot train it, or it
+            has nothing to train.
     """
+    require_trainable(model)
     if num_workers > 1:
         require_no_states(model)
     if isinstance(exchange, AllReduceExchange):
