@@ -183,11 +183,7 @@ class SingleTrainer(Trainer):
 
 
 class AveragingTrainer(SingleTrainer):
-    """Workers train an epoch apart; then the model is the mean of theirs.
-
-    Args:
-        num_workers: Workers; the others as of :class:`SingleTrainer`.
-    """
+    """Workers train an epoch apart; then the model is the mean of theirs."""
 
     @lists_its_arguments
     def __init__(
@@ -204,12 +200,7 @@ class AveragingTrainer(SingleTrainer):
 
 
 class EnsembleTrainer(SingleTrainer):
-    """Each worker trains a model of its own on its part of the rows.
-
-    Args:
-        num_ensembles: Models; the others as of :class:`SingleTrainer`.
-        num_epoch: Passes over the rows.
-    """
+    """Each worker trains a model of its own on its part of the rows."""
 
     @lists_its_arguments
     def __init__(
