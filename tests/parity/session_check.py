@@ -341,7 +341,8 @@ def _settings(rng: random.Random) -> dict[str, Any]:
 
 
 def _described(calls: list[Call], found: list[str], workers: Workers) -> str:
-    simple = simplified([*calls], workers, time.monotonic() + SIMPLIFY_S)
+    alone = check(calls, workers)
+    simple = simplified([*calls], workers, time.monotonic() + SIMPLIFY_S) if alone else calls
     lines = [
         f"KERAS_BACKEND={keras.backend.backend()}: [",
         *(f"    {one!r}," for one in simple),
