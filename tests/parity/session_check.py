@@ -1,6 +1,6 @@
 """Draws sessions and checks each; also a program, for the backends of Keras.
 
-KERAS_BACKEND=jax python session_check.py 40 [seed [seconds]]        many; seed 0 without one
+KERAS_BACKEND=jax python session_check.py 40 [seed [steps [seconds]]]  many; seed 0 without one
 python session_check.py "[call('build', form='functional', ...)]"    one
 """
 
@@ -352,7 +352,11 @@ def _described(calls: list[Call], found: list[str], workers: Workers) -> str:
 
 
 def check_many(
-    count: int, workers: Workers, random_seed: int = 0, seconds: float = math.inf
+    count: int,
+    workers: Workers,
+    random_seed: int = 0,
+    seconds: float = math.inf,
+    steps: int = STEPS,
 ) -> Report:
     """Draws sessions and checks each, for some seconds at most; the same ones for the same seed."""
     report = Report(ends_at=time.monotonic() + seconds)
@@ -360,7 +364,7 @@ def check_many(
     run_state_machine_as_test(
         seed(random_seed)(kind),
         settings=settings(
-            max_examples=count, stateful_step_count=STEPS, deadline=None, database=None,
+            max_examples=count, stateful_step_count=steps, deadline=None, database=None,
             phases=[Phase.generate], suppress_health_check=[*HealthCheck],
         ),
     )  # fmt: skip
@@ -373,8 +377,11 @@ def main() -> int:
             found = check(eval(sys.argv[1]), workers)
             print("\n".join(found))
             return bool(found)
-        count, given, seconds = [*sys.argv[1:], "0", "inf"][:3]
-        report = check_many(int(count), workers, int(given), float(seconds))
+        count, given, steps, seconds = [
+            *sys.argv[1:],
+            *("", "0", STEPS, "inf")[len(sys.argv) - 1 :],
+        ]
+        report = check_many(int(count), workers, int(given), float(seconds), int(steps))
     print(f"{sum(os.times()[:4]):.0f} s of CPU: {report}")
     return bool(report.failures)
 

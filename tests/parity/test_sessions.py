@@ -16,6 +16,7 @@ from session_examples import BUILD, EXAMPLES, FIT
 
 SCRIPT = Path(__file__).parent / "session_check.py"
 FEW, MANY = 40, 1000
+STEPS, MORE_STEPS = 5, 8
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -26,24 +27,24 @@ def test_example(name: str, workers: Workers) -> None:
 
 
 def test_drawn_sessions() -> None:
-    check_in_process(FEW, 0)
+    check_in_process(FEW, 0, STEPS)
 
 
 @pytest.mark.slow
 def test_many_drawn_sessions() -> None:
-    check_in_process(MANY, randrange(2**32))
+    check_in_process(MANY, randrange(2**32), MORE_STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["jax", "torch"])
 def test_many_drawn_sessions_of_another_backend(backend: str) -> None:
     pytest.importorskip(backend)
-    check_in_process(MANY // 4, randrange(2**32), backend)
+    check_in_process(MANY // 4, randrange(2**32), MORE_STEPS, backend)
 
 
-def check_in_process(count: int, seed: int, backend: str = "tensorflow") -> None:
+def check_in_process(count: int, seed: int, steps: int, backend: str = "tensorflow") -> None:
     """Checks as many drawn sessions, in a process of their own."""
-    command = [sys.executable, str(SCRIPT), str(count), str(seed)]
+    command = [sys.executable, str(SCRIPT), str(count), str(seed), str(steps)]
     environment = {**os.environ, "KERAS_BACKEND": backend}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     print(done.stdout)

@@ -42,7 +42,6 @@ class SparkPlace(Place):
     ) -> Any:  # fmt: skip
         columns = {"sample_weight": "weight"} if every[2] else {}
         if form == "arrays":
-            ours.repartition  # noqa: B018
             return ours.fit(plain(every), **arguments).history
         frame = self._frame(every, sizes, validation, held_sizes)
         if validation:
@@ -93,7 +92,7 @@ class SparkPlace(Place):
         spread = self._spark.sparkContext.parallelize(range(len(parts)), len(parts))
         return self._spark.createDataFrame(
             spread.flatMap(lambda number: parts[number]),
-            "number int, features array<float>, label float, weight float, held_out boolean",
+            "number int, features array<float>, label array<float>, weight float, held_out boolean",
         )
 
 
@@ -101,7 +100,7 @@ def _parts(every: Rows, sizes: Sequence[int], held_out: bool) -> list[list[Any]]
     x, y, w = every
     weight = w.get("w", np.ones(sum(sizes)))
     made = [
-        (i, x["x"][i].tolist(), float(y["y"][i, 0]), float(weight[i]), held_out)
+        (i, x["x"][i].tolist(), y["y"][i].tolist(), float(weight[i]), held_out)
         for i in range(sum(sizes))
     ]
     edges = [0, *itertools.accumulate(sizes)]
