@@ -62,14 +62,24 @@ class Workers(Closing):
         folder = tempfile.mkdtemp(prefix="parity-")
         self._listener = Listener(f"{folder}/workers", authkey=key)
         path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, sys.path)])
-        environment = {**os.environ, "PARITY_KEY": key.hex(), "PYTHONPATH": path}
-        command = [sys.executable, str(HERE / "rank_process.py"), str(self._listener.address)]
-        self._processes = [
-            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-            for _ in range(count)
-        ]
+        self._environment = {**os.environ, "PARITY_KEY": key.hex(), "PYTHONPATH": path}
+        self._processes = [self._start() for _ in range(count)]
         self._connections = [self._listener.accept() for _ in range(count)]
         self.jobs = 0
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(HERE / "rank_process.py"), str(self._listener.address)]
+        return subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
+
+    def replace(self, number: int) -> None:
+        """Kills a process, as Spark does at times, and starts another one in its place."""
+        old = self._processes[number % len(self._processes)]
+        old.kill()
+        old.wait()
+        self._processes[number % len(self._processes)] = self._start()
+        place = next(i for i, connection in enumerate(self._connections) if connection.poll())
+        self._connections[place].close()
+        self._connections[place] = self._listener.accept()
 
     def run(self, content: bytes, frames: Sequence[bytes], barrier: bool) -> list[Future[Any]]:
         """Starts a task on a rank for each frame; each future has what a rank returned."""

@@ -11,7 +11,7 @@ from sparkdl.collective.rules.exchange_rule import ExchangeRule
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.checks.compiling import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer, require_trainable
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
 from sparkdl.learner.state.model_weights import require_joined_steps
@@ -143,8 +143,10 @@ def prepare_model(
     Raises:
         ConfigError: The rule cannot work with that many workers, with the model's optimizer, or
             with a layer that is synchronized.
-        ModelError: No ensemble can be made of the model, or several workers cannot train it.
+        ModelError: No ensemble can be made of the model, several workers cannot train it, or it
+            has nothing to train.
     """
+    require_trainable(model)
     if num_workers > 1:
         require_no_states(model)
         rule = exchange.rule
