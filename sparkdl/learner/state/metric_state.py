@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -174,6 +175,45 @@ def _build_again(model: Any) -> None:
             part.built = False
     if model._compile_loss is not None:
         model._compile_loss.metrics.clear()  # to which building adds one for each output
+
+
+def larger_is_better(model: Any, name: str) -> bool | None:
+    """Whether a metric is to grow, as Keras' object for it says; None where nothing tells.
+
+    Args:
+        model: Compiled.
+        name: In a History, also of validation rows.
+    """
+    name = name.removeprefix("val_")
+    outputs = list(model_signature(model).outputs)
+    if name == "loss" or name in [f"{output}_loss" for output in outputs]:
+        return False
+    direction = getattr(_metrics_by_name(model).get(name), "_direction", None)
+    return None if direction is None else bool(direction == "up")
+
+
+def _metrics_by_name(model: Any) -> dict[str, Any]:
+    """Name in a History -> metric, of layers and of ``compile``; builds these, as labels do."""
+    compiled = model._compile_metrics
+    named = {metric.name: metric for metric in model.metrics}
+    if compiled is None:
+        return named
+    with contextlib.suppress(Exception):  # of a model that tells no outputs, or a wrong metric
+        if not compiled.built:
+            outputs = model.outputs if model._outputs_struct is None else model._outputs_struct
+            compiled.build(outputs, outputs)
+        for metric in compiled.metrics:
+            metric.result = partial(_itself, metric)  # Keras gives results their names
+        try:
+            named |= compiled.result()
+        finally:
+            for metric in compiled.metrics:
+                del metric.result
+    return named
+
+
+def _itself(metric: Any) -> Any:
+    return metric
 
 
 def flatten_metrics(model: Any) -> MetricState:
