@@ -159,7 +159,13 @@ class TensorFlowLearner(KerasLearner):
     def _compile_batch(self, function: Callable[..., Any]) -> Steps:
         if self._eager:
             return lambda stack, *given: function(*given)
-        return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
+        return self._shaped(function, 0)
+
+    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
+        """Compiled for each shape of the arrays, whose rows lie along the axis ``rows_at``."""
+        several = self._has_several_losses
+        alike = (lambda: rows_at if self._streams.alone else None) if several else lambda: None
+        return ShapedCalls(function, alike, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
@@ -181,15 +187,15 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
-        return ShapedCalls(
-            run, reduce_retracing=not self._has_several_losses, jit_compile=self._jit
-        )
+        return self._shaped(run, 1, jit_compile=self._jit)
 
     @property
     def _has_several_losses(self) -> bool:
         """Keras weighs the loss of each output by the rows of a batch only where the graph knows
-        their number: each batch size needs a graph of its own then."""
-        return isinstance(self.model.loss, (dict, list, tuple))
+        their number. In its own compiled steps none does, so one worker's batches count alike; of
+        several they count by their rows, and each batch size needs a graph of its own."""
+        outputs = getattr(self.model, "outputs", None) or ()
+        return isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
         if self._jit or self._eager or not _in_main_thread():
@@ -227,7 +233,7 @@ class TensorFlowLearner(KerasLearner):
             )  # fmt: skip
             return done[0]
 
-        return ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+        return self._shaped(run, 1)
 
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
@@ -535,7 +541,7 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            steps = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+            steps = self._shaped(run, 1)
             # To trace it finds which variables have a gradient, and which of these are slices.
             steps.compiled(stack, *given)
             self._reducing[(*_kind(reducer), num_terms)] = steps

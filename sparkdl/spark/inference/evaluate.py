@@ -62,7 +62,9 @@ class EvaluateTask:
         start_framework(self.devices.place(rank.resources))
         from sparkdl.learner.cache import cached_learner
 
-        return cached_learner(self.archive, self.spec.form)
+        learner = cached_learner(self.archive, self.spec.form)
+        learner.take_stream(0, 1)  # it evaluates as one process does, whatever it trained in
+        return learner
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The partition's metric state."""
