@@ -21,6 +21,9 @@ from sparkdl.errors import ConfigError
 HERE = Path(__file__).parent
 PAGE = HERE.parent.parent / "docs" / "keras.md"
 
+LONG = ("layers of picture", "layers of movie", "layers of film")
+"""Of one drawing layer each, or of many that are compiled for seconds."""
+
 
 @pytest.mark.parametrize("list_name", LISTS)
 def test_every_name_is_tried_or_told_of(list_name: str) -> None:
@@ -28,7 +31,9 @@ def test_every_name_is_tried_or_told_of(list_name: str) -> None:
     assert all(WHY[list_name].values())
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(
+    "group", [pytest.param(g, marks=pytest.mark.slow) if g in LONG else g for g in GROUPS]
+)
 def test_as_keras(group: str, workers: Workers, tmp_path: Path) -> None:
     assert problems(group, str(tmp_path), workers) == []
 
@@ -82,7 +87,7 @@ def test_limits_hold(epochs: int | None, steps: int | None, workers: Workers) ->
     keras.config.set_max_steps_per_epoch(steps)
     (x, y), held_out, plain, model = rows(19), rows(11, 1), build(), build()
     arguments = {"epochs": 2 if steps else 3, "verbose": 0, "shuffle": False}
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="Limiting"):
         expected = plain.fit(x, y, batch_size=4, validation_data=held_out, **arguments).history
     session = LocalSession(workers, (19,), (11,))
     ours = LocalSparkModel.of(session)(model, mode="synchronous", num_workers=1, batch_size=4)
@@ -166,4 +171,6 @@ def test_a_metric_of_labels_whose_loss_takes_any_size(metric: object, workers: W
         model(), mode="synchronous", num_workers=1, batch_size=16
     )
     history = ours.fit((x, y), verbose=0).history
-    assert {**history} == pytest.approx(expected, rel=1e-5)
+    assert {*history} == {*expected}
+    for name, values in expected.items():
+        assert history[name] == pytest.approx(values, rel=1e-5), name

@@ -152,7 +152,8 @@ LAYERS: dict[str, str] = {
         ContrastLimitedAdaptiveHistogramEqualization((0, 1), tile_grid_size=(2, 2))(x)
         RandomBrightness(.2, (0, 1), seed=1)(x)
         RandomColorDegeneration(.5, seed=2)(x); RandomContrast(.3, (0, 1), seed=3)(x)
-        RandomColorJitter((0, 1), .2, .2, .2, .2, seed=4)(x); GlobalMaxPooling2D()(RandomCrop(4, 4, seed=5)(x))
+        RandomColorJitter((0, 1), .2, .2, .2, .2, seed=4)(x)
+        GlobalMaxPooling2D()(RandomCrop(4, 4, seed=5)(x))
         RandomElasticTransform(1., 1., seed=6)(x); RandomErasing(1., seed=7)(x)
         RandomFlip(seed=8)(x); RandomGaussianBlur(1., 3, 1., (0, 1), seed=9)(x)
         RandomGrayscale(.5, seed=10)(x); RandomHue(.3, (0, 1), seed=11)(x)
@@ -217,7 +218,8 @@ METRICS: dict[str, str] = {
     "one-hot": """
         CategoricalAccuracy(); CategoricalCrossentropy(); CategoricalHinge()
         F1Score(average='macro'); FBetaScore(average='macro', name='fbeta')
-        TopKCategoricalAccuracy(2); OneHotIoU(3, [0, 2]); OneHotMeanIoU(3); categorical_accuracy; categorical_crossentropy; categorical_hinge
+        TopKCategoricalAccuracy(2); OneHotIoU(3, [0, 2]); OneHotMeanIoU(3)
+        categorical_accuracy; categorical_crossentropy; categorical_hinge
         top_k_categorical_accuracy
     """,
     "bits": """
@@ -522,16 +524,14 @@ def walks(folder: str) -> dict[str, tuple[list[str], Callable[[list[str]], Trial
     found: dict[str, tuple[list[str], Callable[[list[str]], Trial]]] = {}
     for kind, text in LAYERS.items():
         found[f"layers of {kind}"] = known("layers", text), partial(layer_trial, kind)
-    for kind, text in LOSSES.items():
-        found[f"losses of {kind}"] = (
-            known("losses", text),
-            lambda lines, kind=kind: head_trial([(kind, line) for line in lines]),
-        )
-    for kind, text in METRICS.items():
-        found[f"metrics of {kind}"] = (
-            known("metrics", text),
-            lambda lines, kind=kind: head_trial([(kind, WHOLE[kind])], {kind: lines}),
-        )
+    found["losses"] = _in_kinds(
+        "losses",
+        LOSSES,
+        lambda kinds: head_trial([(kind, line) for kind, lines in kinds.items() for line in lines]),
+    )
+    found["metrics"] = _in_kinds(
+        "metrics", METRICS, lambda kinds: head_trial([(kind, WHOLE[kind]) for kind in kinds], kinds)
+    )
     parts = {"initializer": INITIALIZERS, "regularizer": REGULARIZERS, "constraint": CONSTRAINTS}
     for argument, text in parts.items():
         found[f"{argument}s"] = (
@@ -546,6 +546,19 @@ def walks(folder: str) -> dict[str, tuple[list[str], Callable[[list[str]], Trial
             lambda lines: part_trial({}, "SGD(.05, use_ema=True)", lines, f"{folder}/written"),
         )
     return found
+
+
+def _in_kinds(
+    list_name: str, table: dict[str, str], make: Callable[[dict[str, list[str]]], Trial]
+) -> tuple[list[str], Callable[[list[str]], Trial]]:
+    """The lines of a table by kinds of labels, and what makes a model of them."""
+    by_kind = {kind: known(list_name, text) for kind, text in table.items()}
+
+    def of(lines: list[str]) -> Trial:
+        kept = {kind: [one for one in each if one in lines] for kind, each in by_kind.items()}
+        return make({kind: each for kind, each in kept.items() if each})
+
+    return [line for each in by_kind.values() for line in each], of
 
 
 GROUPS = [*walks("")]
