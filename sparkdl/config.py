@@ -417,7 +417,7 @@ class LoopSettings:
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
 
     def steps_of(self, rows: int) -> int | None:
-        """Batches in an epoch of a worker with so many rows; None for all of its rows, once."""
+        """Batches in an epoch of a worker that has ``rows``; None for all of these, once."""
         if self.most_steps is None or self.steps_per_epoch is not None:
             return least_of(self.steps_per_epoch, self.most_steps)
         return self.most_steps if rows > self.most_steps * self.batch_size else None

@@ -327,6 +327,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
         "sparkdl.spark.forms.frames.selection": lambda _, spec, names: zip(
             spec.columns, names, strict=True
         ),
+        "sparkdl.spark.forms.shipped.frame_of_table": LocalFrame,
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,

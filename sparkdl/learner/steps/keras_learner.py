@@ -515,13 +515,6 @@ def require_compiled(model: Any) -> None:
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
         )
-    if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
-        raise ModelError(
-            "models that keep their variables in Flax's NNX cannot be trained by workers",
-            expected="keras.config.is_nnx_enabled() False",
-            received="True",
-            hint="start Python without KERAS_NNX_ENABLED",
-        )
     if not _can_have_loss(model):
         raise ModelError(
             f"model {model.name!r} has no loss",

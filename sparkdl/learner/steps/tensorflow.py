@@ -162,9 +162,11 @@ class TensorFlowLearner(KerasLearner):
         return self._shaped(function, 0)
 
     def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
-        """Compiled for each shape of the arrays, whose rows lie along the axis ``rows_at``."""
-        several = self._has_several_losses
-        alike = (lambda: rows_at if self._streams.alone else None) if several else lambda: None
+        """Keras weighs the loss of each output by a batch's rows where the graph knows their number.
+        Its own graphs do not, nor one worker's here; of several each batch size has a graph."""
+        outputs = getattr(self.model, "outputs", None) or ()
+        several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
+        alike = lambda: rows_at if several and self._streams.alone else None  # noqa: E731
         return ShapedCalls(function, alike, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
@@ -188,14 +190,6 @@ class TensorFlowLearner(KerasLearner):
             return self._trace_concat() if with_weights else tf.constant(0)
 
         return self._shaped(run, 1, jit_compile=self._jit)
-
-    @property
-    def _has_several_losses(self) -> bool:
-        """Keras weighs the loss of each output by the rows of a batch only where the graph knows
-        their number. In its own compiled steps none does, so one worker's batches count alike; of
-        several they count by their rows, and each batch size needs a graph of its own."""
-        outputs = getattr(self.model, "outputs", None) or ()
-        return isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
         if self._jit or self._eager or not _in_main_thread():

@@ -171,7 +171,7 @@ class FitArguments(UserSettings):
             )
 
     def within(self, most_epochs: int | None) -> FitArguments:
-        """The same with at most so many epochs, as ``keras.config.set_max_epochs`` says."""
+        """The same with ``keras.config.max_epochs()`` epochs at most."""
         if most_epochs is None or self.epochs <= most_epochs:
             return self
         warn_user(f"keras.config.set_max_epochs limits this fit to {most_epochs} epochs")
