@@ -162,7 +162,7 @@ class TensorFlowLearner(KerasLearner):
         return self._shaped(function, 0)
 
     def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
-        """Keras weighs the loss of each output by a batch's rows where the graph knows their number.
+        """Keras weighs the loss of each output by rows where the graph knows a batch has how many.
         Its own graphs do not, nor one worker's here; of several each batch size has a graph."""
         outputs = getattr(self.model, "outputs", None) or ()
         several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
