@@ -198,9 +198,12 @@ def _metrics_by_name(model: Any) -> dict[str, Any]:
     named = {metric.name: metric for metric in model.metrics}
     if compiled is None:
         return named
-    with contextlib.suppress(Exception):  # of a model that tells no outputs, or a wrong metric
+    with contextlib.suppress(Exception):  # a metric that is none
         if not compiled.built:
-            outputs = model.outputs if model._outputs_struct is None else model._outputs_struct
+            specs = model_signature(model).outputs.values()
+            tensors = [keras.KerasTensor((None, *(spec.shape or (1,)))) for spec in specs]
+            outputs = tensors if len(tensors) > 1 else tensors[0]
+            outputs = getattr(model, "_outputs_struct", None) or outputs
             compiled.build(outputs, outputs)
         for metric in compiled.metrics:
             metric.result = partial(_itself, metric)  # Keras gives results their names

@@ -57,6 +57,22 @@ def test_of_several_outputs(name: str, larger: bool) -> None:
     assert larger_is_better(compiled(TWO, ("account", "b")), name) is larger
 
 
+def test_of_other_kinds_of_models() -> None:
+    class Own(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x)
+
+    for model in (Own(), keras.Sequential([keras.layers.Dense(2)])):
+        model.compile("sgd", "mse", metrics=["accuracy", "mae"])
+        model(keras.ops.zeros((1, 3)))
+        assert larger_is_better(model, "val_accuracy") is True
+        assert larger_is_better(model, "mae") is False
+
+
 def test_the_metrics_work_as_before() -> None:
     model = compiled(["accuracy"])
     assert larger_is_better(model, "accuracy")
