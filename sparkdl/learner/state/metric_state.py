@@ -203,7 +203,8 @@ def _metrics_by_name(model: Any) -> dict[str, Any]:
             specs = model_signature(model).outputs.values()
             tensors = [keras.KerasTensor((None, *(spec.shape or (1,)))) for spec in specs]
             outputs = tensors if len(tensors) > 1 else tensors[0]
-            outputs = getattr(model, "_outputs_struct", None) or outputs
+            struct = getattr(model, "_outputs_struct", None)
+            outputs = outputs if struct is None else struct
             compiled.build(outputs, outputs)
         for metric in compiled.metrics:
             metric.result = partial(_itself, metric)  # Keras gives results their names
