@@ -161,9 +161,8 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
         try:
             metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
         except Exception:
-            sized = {
-                name: _sized(array, signature.outputs[name].shape) for name, array in y.items()
-            }
+            shapes = {name: output.shape for name, output in signature.outputs.items()}
+            sized = {name: _sized(array, shapes.get(name)) for name, array in y.items()}
             if sized == y:
                 raise
             metric_state.build_metrics(model, x, sized, weights or None)  # type: ignore[arg-type]
