@@ -15,7 +15,7 @@ from sparkdl.errors import ModelError
 
 LabelKind = Literal["sparse", "binary", "dense", "own"]
 """What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
-shape; or (a user's own) unknown."""
+shape; or (a user's own, ``CTC``, ``Circle``) of a shape that only the loss knows."""
 _BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
 _SHARES, _AMOUNTS, _SIDES = (0.0, 1.0), (0.0, math.inf), (-1.0, 1.0)
 _RANGES = {
@@ -31,6 +31,12 @@ _OF_CLASSES = frozenset({
     "dice", "tversky",
 })  # fmt: skip
 """The losses of Keras that compare a vector with one place for each class."""
+_OF_NUMBERS = frozenset({
+    "meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror",
+    "meansquaredlogarithmicerror", "cosinesimilarity", "huber", "logcosh", "hinge", "squaredhinge",
+    "poisson", *_BINARY,
+})  # fmt: skip
+"""Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
 Shape = tuple[int | None, ...]
@@ -70,7 +76,7 @@ class Signature:
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and
-            numbers in [0, 1], ``'own'`` for a loss of the user's.
+            numbers in [0, 1], ``'own'`` for a loss of the user's or one that no shape is known of.
         named_inputs: Whether the input names are the model's own (functional), so that unknown
             names can be refused.
         needs_labels: False where the model may do without: it was compiled without a loss.
@@ -150,11 +156,7 @@ def model_signature(model: Any) -> Signature:
     ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
     ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
     optional = _without_loss(model, losses)
-    numbers = {
-        output: name
-        for output, name in names.items()
-        if name is not None and kinds[output] != "sparse" and name not in _OF_CLASSES
-    }
+    numbers = {output: name for output, name in names.items() if name in _OF_NUMBERS}
     return Signature(
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
@@ -357,8 +359,8 @@ def _kind(loss: Any) -> LabelKind:
     if _class_count(loss) is not None:
         return "sparse"
     plain, _ = loss_name(loss)
-    if plain is None:
-        return "own"
-    if "sparsecategorical" in plain:
+    if plain in ("sparsecategoricalcrossentropy", "categoricalgeneralizedcrossentropy"):
         return "sparse"
-    return "binary" if plain in _BINARY else "dense"
+    if plain in _BINARY:
+        return "binary"
+    return "dense" if plain in _OF_CLASSES | _OF_NUMBERS else "own"

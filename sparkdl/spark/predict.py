@@ -9,6 +9,7 @@ import numpy as np
 
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
+from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
@@ -130,6 +131,13 @@ def predict_data(
     signature = source.signature
     if isinstance(form, ArraysForm):
         return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
+    if debug_limits()[1] is not None:
+        raise ConfigError(
+            "predict gives every row of a DataFrame or RDD a prediction",
+            expected="keras.config.set_max_steps_per_epoch(None)",
+            received=f"a limit of {debug_limits()[1]} batches",
+            hint="predict(df.limit(rows)); the limit holds for fit, evaluate and arrays",
+        )
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if isinstance(form, RddForm):
         require_running_rdd(form.data)

@@ -41,6 +41,7 @@ from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import ROLE, Source
 from sparkdl.spark.forms.wire import wire_names
+from sparkdl.spark.session.versions import spark_schema_of
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.server import Server
@@ -164,6 +165,15 @@ class LocalFrame:
 
     sparkSession: LocalSession
     table: pa.Table
+
+    @property
+    def schema(self) -> Any:
+        return spark_schema_of(self.table.schema)
+
+    def select(self, *pairs: tuple[str, str]) -> LocalFrame:
+        """The columns of pairs of a name and the one that it gets."""
+        names, aliases = zip(*pairs, strict=True)
+        return replace(self, table=self.table.select(names).rename_columns(list(aliases)))
 
     def toDF(self, *names: str) -> LocalFrame:
         return replace(self, table=self.table.rename_columns(list(names)))
@@ -323,6 +333,11 @@ def without_spark(session: LocalSession) -> Iterator[None]:
     """Within, the driver finds this session, and starts ranks in its workers."""
     places = {
         "sparkdl.spark.forms.arrays.session_of": lambda *_: session,
+        "sparkdl.spark.forms.frames.require_running": lambda *_: None,
+        "sparkdl.spark.forms.frames.selection": lambda _, spec, names: zip(
+            spec.columns, names, strict=True
+        ),
+        "sparkdl.spark.forms.shipped.frame_of_table": LocalFrame,
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,

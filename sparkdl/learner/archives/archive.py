@@ -222,12 +222,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         config = _read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be sent to the workers",
-            expected="a model that keras can save and load (get_config on custom layers)",
-            received=_in_short(error),
-            hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
-        ) from error
+        raise _cannot_travel(model, error) from error
     archive = archive_of_bytes(content, objects)
 
     def load(with_values: bool) -> Any:
@@ -236,7 +231,10 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
                 if not has_own(model, "compile", "compile_from_config"):
                     return _without_values(json.loads(_read_config(content)), objects)
         with _model_file(content) as path:
-            return load_model_file(path, objects, compiled=optimizer is not None)
+            try:
+                return load_model_file(path, objects, compiled=optimizer is not None)
+            except Exception as error:
+                raise _cannot_travel(model, error) from error
 
     try:
         with making_models:
@@ -253,6 +251,15 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         ) from error
     key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
+
+
+def _cannot_travel(model: Any, error: Exception) -> ModelError:
+    return ModelError(
+        f"model {model.name!r} cannot be sent to the workers",
+        expected="a model that keras can save and load (get_config on custom layers)",
+        received=_in_short(error),
+        hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+    )
 
 
 def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
@@ -535,7 +542,8 @@ def _missing_object(error: Exception) -> str | None:
 
 def _in_short(error: Exception) -> str:
     """Keras' error without the configuration of the model, which it may quote in full."""
-    text = f"{type(error).__name__}: {error}"
+    _, _, cause = str(error).rpartition("Exception encountered: ")
+    text = f"{type(error).__name__}: {cause}"
     return text if len(text) <= 600 else f"{text[:600]}..."
 
 

@@ -29,8 +29,16 @@ def require_remakable(model: Any) -> None:
     arguments of their constructor without a ``get_config``; losses, metrics and optimizers do not.
 
     Raises:
-        ModelError: A class does not tell an argument of its constructor.
+        ModelError: A class does not tell an argument of its constructor; or Keras keeps variables
+            in Flax's NNX.
     """
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
+        raise ModelError(
+            "models that keep their variables in Flax's NNX cannot be trained by workers",
+            expected="keras.config.is_nnx_enabled() False",
+            received="True",
+            hint="start Python without KERAS_NNX_ENABLED",
+        )
     parts = compiled_objects(model)
     if not parts:
         return

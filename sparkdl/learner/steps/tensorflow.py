@@ -161,7 +161,15 @@ class TensorFlowLearner(KerasLearner):
     def _compile_batch(self, function: Callable[..., Any]) -> Steps:
         if self._eager or self._moments.layers:  # whose sums wait: for a thread of their own
             return lambda stack, *given: function(*given)
-        return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
+        return self._shaped(function, 0)
+
+    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
+        """Keras weighs the loss of each output by rows where the graph knows a batch has how many.
+        Its own graphs do not, nor one worker's here; of several each batch size has a graph."""
+        outputs = getattr(self.model, "outputs", None) or ()
+        several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
+        alike = lambda: rows_at if several and self._streams.alone else None  # noqa: E731
+        return ShapedCalls(function, alike, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
@@ -183,15 +191,7 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
-        return ShapedCalls(
-            run, reduce_retracing=not self._has_several_losses, jit_compile=self._jit
-        )
-
-    @property
-    def _has_several_losses(self) -> bool:
-        """Keras weighs the loss of each output by the rows of a batch only where the graph knows
-        their number: each batch size needs a graph of its own then."""
-        return isinstance(self.model.loss, (dict, list, tuple))
+        return self._shaped(run, 1, jit_compile=self._jit)
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
         if self._jit or self._eager or not _in_main_thread():
@@ -229,7 +229,7 @@ class TensorFlowLearner(KerasLearner):
             )  # fmt: skip
             return done[0]
 
-        return ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+        return self._shaped(run, 1)
 
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
@@ -544,7 +544,7 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            steps = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+            steps = self._shaped(run, 1)
             # To trace it finds which variables have a gradient, and which of these are slices.
             steps.compiled(stack, *given)
             self._reducing[(*_kind(reducer), num_terms)] = steps

@@ -223,7 +223,8 @@ class TrainTask:
                         partition.check_finite()
                     source = Batches(
                         partition.train, settings.batch_size, shuffle=settings.shuffle,
-                        seed=settings.seed, rank=rank.rank, steps=settings.steps_per_epoch,
+                        seed=settings.seed, rank=rank.rank,
+                        steps=settings.steps_of(len(partition.train)),
                         repeat=True, class_weight=settings.class_weight,
                         by_content=settings.shuffle,
                     )  # fmt: skip
@@ -231,7 +232,7 @@ class TrainTask:
                     if self.validate:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
-                            steps=settings.validation_steps, by_content=settings.shuffle,
+                            steps=settings.held_out_steps, by_content=settings.shuffle,
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)

@@ -71,6 +71,7 @@ def loop_settings(
     *,
     first_epoch: int,
     epochs_trained: int,
+    most_steps: int | None,
     has_callbacks: bool,
     waits: bool,
     keep_spans: bool,
@@ -83,6 +84,7 @@ def loop_settings(
         arguments: What the user asked of this fit.
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
+        most_steps: Batches in an epoch of each worker, at most; None for any number.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
         waits: Whether the workers wait at an epoch's end until callbacks have run.
         keep_spans: Whether a timeline is wanted.
@@ -100,6 +102,7 @@ def loop_settings(
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
         steps_per_epoch=arguments.steps_per_epoch,
+        most_steps=most_steps,
         validation_steps=arguments.validation_steps,
         class_weight=_plain(arguments.class_weight),
         memory_budget_bytes=config.limits.memory_budget_mb << 20,

@@ -195,17 +195,23 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
         ModelError: The loss or a metric cannot be computed, or a metric's variables must not be
             summed.
     """
-    spec = source.spec
+    spec, signature = source.spec, model_signature(model)
     x, y, weights = (
         {name: _ArrayLike((batch_size, *s.shape), s.dtype) for name, s in part.items()}
         for part in (spec.features, spec.labels, spec.weights)
     )
     try:
-        metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+        try:
+            metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+        except Exception:
+            shapes = {name: output.shape for name, output in signature.outputs.items()}
+            sized = {name: _sized(array, shapes.get(name)) for name, array in y.items()}
+            if sized == y:
+                raise
+            metric_state.build_metrics(model, x, sized, weights or None)  # type: ignore[arg-type]
     except ModelError:
         raise
     except Exception as error:
-        signature = model_signature(model)
         raise DataError(
             f"model {model.name!r} cannot take these columns",
             expected=f"inputs {_shapes(signature.inputs)}, outputs {_shapes(signature.outputs)}",
@@ -213,6 +219,20 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
             hint="try model.fit on a few rows as NumPy arrays",
         ) from error
     check_metrics_add_up(model, x, spec.labels)
+
+
+def _sized(labels: _ArrayLike, output: tuple[int | None, ...] | None) -> _ArrayLike:
+    """Labels of free sizes (a loss of the user's takes any) with those of an output of their rank.
+
+    Where sizes are free, TensorFlow knows not even the rank of ``labels == outputs``.
+    """
+    if output is None or len(labels.shape) != 1 + len(output):
+        return labels
+    sizes = zip(labels.shape[1:], output, strict=True)
+    return _ArrayLike(
+        (labels.shape[0], *(theirs if mine is None else mine for mine, theirs in sizes)),
+        labels.dtype,
+    )
 
 
 def _shapes(specs: Mapping[str, Any]) -> str:
