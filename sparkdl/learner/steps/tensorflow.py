@@ -84,9 +84,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._moments = SynchronizedMoments(model)
-        self._gradients = self._compile_batch(self._trace_weighed)
+        self._gradients = self._compile_batch(lambda *data: self._trace_weighed(*data, None))
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
+        apart = self._trace_weighed_apart
+        self._apart_gradients = self._compile_batch(lambda *data: apart(*data, None))
         self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
@@ -280,7 +281,7 @@ class TensorFlowLearner(KerasLearner):
         return forward_terms(self.model, batch, sums=self._sums).stacked()
 
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
     ) -> tf.Tensor | list[tf.Tensor]:
         step = self._trace_step(pack_batch(x, y, sample_weight), factors)
         form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
@@ -340,7 +341,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
     ) -> list[tf.Tensor]:
         values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
         dense = [v for i, v in enumerate(values) if i not in self._places]
