@@ -8,7 +8,7 @@ set -euo pipefail
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 python3 -m venv "$folder/venv"
-"$folder/venv/bin/pip" install -q keras==3.15.1 tensorflow-cpu numpy
+"$folder/venv/bin/pip" install -q keras==3.15.1 tensorflow-cpu==2.21.0 numpy==2.4.6
 KERAS_BACKEND=tensorflow TF_CPP_MIN_LOG_LEVEL=3 CUDA_VISIBLE_DEVICES="" "$folder/venv/bin/python" - <<'PYTHON'
 import keras
 import numpy as np
