@@ -118,7 +118,6 @@ class Greeter(Generic[S]):
             raises, because no thread can be started, say, the stranger is turned away.
         peeks: Whether strangers, or which ones at the moment, leave what they hear in the socket,
             which then stays readable.
-        name: Of the thread.
     """
 
     def __init__(

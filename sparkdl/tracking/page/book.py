@@ -79,10 +79,6 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
 
     Args:
         event: By :func:`sparkdl.progress.events.as_json`, or a line of an event file.
-        time_s: When it was told, in seconds since 1970.
-
-    Returns:
-        The record; None for an event that the page does not show.
     """
     kind = event.get("event")
     time_s = round(time_s, 2)
