@@ -27,7 +27,6 @@ class WorkerStatus:
         batches, rows, commits, clock: Counted over all its attempts.
         staleness_mean, staleness_max: Commits of others between its pulls and its commits.
         member: Was let in and takes part; a worker that waits to join is alive, but no member.
-        retries: Attempts before the present one.
         usage: What the present attempt had used at its last report; None before one.
         load: Of its host, at the last heartbeat that told it; None before one.
     """

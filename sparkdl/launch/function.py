@@ -48,7 +48,6 @@ class FunctionTask(RaisingTask):
     """A function to be called on every rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        call: The pickled function and arguments (:func:`dump_call`).
         start_timeout_s: Limit for all ranks to come.
         all_results: Whether other ranks than 0 return their result.
         capture: Whether lines that the rank's process prints go to the driver; else only those

@@ -379,9 +379,6 @@ class CallClient:
 def list_methods(client: CallClient) -> list[str]:
     """The names of the methods that a node serves now, in alphabetical order.
 
-    Args:
-        client: What a node has got for the other node's handle.
-
     Raises:
         TransportError: The node cannot be reached.
     """

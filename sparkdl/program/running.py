@@ -150,7 +150,6 @@ class NodeTask:
     """The nodes of a program, one for each rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        nodes: The pickled nodes, in the order of ranks.
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
         endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they

@@ -38,7 +38,6 @@ class CallServer(Closing):
         target: The object; ``__call__`` is served as well. Methods whose names begin with ``_`` are
             not.
         bind: Address (or network, ``'10.0.0.0/8'``) to listen on.
-        ports: To listen on, see :func:`sparkdl.settings.network.ports_of`.
         certificate: For TLS with clients of other hosts; those of this host connect to 127.0.0.1.
             None for no encryption.
 

@@ -158,7 +158,6 @@ class FitMonitor:
     batch.
 
     Args:
-        steering: Decides on the learning rate and on stopping; told last.
         metric_values: From a metric state (summed over workers) to the metrics' values.
         validates: Whether there are to be rows to validate on: ``'must'``, or ``'may'`` where a
             column chooses them; None without validation.

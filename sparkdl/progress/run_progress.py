@@ -38,7 +38,6 @@ class RunProgress:
     """A run over all workers.
 
     Args:
-        batches_per_epoch: Steps of all workers in one epoch.
         staleness: Mean commits between a pull and the commit that followed it.
         workers: Each that has joined, by rank.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.

@@ -197,9 +197,6 @@ def _is_count(value: object) -> bool:
 
 
 def _require(right: bool, name: str, value: object) -> None:
-    """
-    Raises:
-        ValueError: ``right`` is False.
-    """
+    """Raises ValueError where ``right`` is False."""
     if not right:
         raise ValueError(f"{name}: {str(value)[:200]}")

@@ -35,7 +35,6 @@ class OutgoingHandshake:
 
     Args:
         address: Host and port, or the name of a Unix socket.
-        group: 16 bytes that name the communicator to be.
         deadline: When to give up, on the monotonic clock.
     """
 

@@ -148,7 +148,6 @@ def connect_paths(
     Args:
         world: The members' ranks in the whole run, which handshakes use.
         capacity: Largest record in bytes.
-        watch: Its limit is that for connecting.
     """
     connect_to, expect = _plan(places, members, world)
     group = hashlib.sha256(label.encode()).digest()[:16]

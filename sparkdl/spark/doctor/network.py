@@ -137,7 +137,6 @@ class Answer:
         seen_gpus: How many of them the framework sees; None where it was not asked, as Spark gave
             none, or did not answer in time.
         facts: As :func:`host_facts.collect` gives them, if they were asked for.
-        ran_s: How long the probe of this rank took.
     """
 
     rank: int
@@ -170,7 +169,6 @@ class ProbeTask(RaisingTask):
     """The probe on one rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        driver: Address and port of the driver's :class:`Echo`; None where it has none.
         timeout_s: Limit for one exchange of texts and for the framework; all connections together
             have half of it.
         backend: The Keras backend, whose framework shall see the GPUs.
