@@ -33,7 +33,8 @@ def pack(output: str) -> None:
             received=sys.executable,
             hint="python3 -m venv env && env/bin/pip install 'sparkdl-keras[tensorflow]' venv-pack",
         )
-    program = shutil.which(tool, path=os.pathsep.join([_scripts(), os.environ.get("PATH", "")]))
+    scripts = os.path.dirname(sys.executable)
+    program = shutil.which(tool, path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
     if program is None:
         raise ResourceError(
             "the environment cannot be packed", expected=f"the program {tool}",
@@ -82,7 +83,3 @@ def submit_line(given: Namespace) -> str:
         "  $(sparkdl path) train MODEL --data PATH --output PATH",
     ]
     return "\n".join(lines)
-
-
-def _scripts() -> str:
-    return os.path.dirname(sys.executable)

@@ -11,7 +11,6 @@ from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import UserSettings, declared
 
-_RUNS = "sparkdl.cli.models"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -38,14 +37,19 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_train(commands)
     _add_predict(commands)
-    _add_evaluate(commands)
-    _add_inspect(commands)
+    evaluate = _command(commands, "evaluate", f"{_MODELS}:evaluate", "loss and metrics of all rows")
+    _add_model(evaluate)
+    _add_data(evaluate, label=True)
+    text = "what a model takes, and what of it travels"
+    _add_model(_command(commands, "inspect", f"{_MODELS}:inspect", text), functions=True)
     _add_estimate(commands)
     _add_run(commands)
     _add_doctor(commands)
-    _add_env(commands)
+    text = "versions and limits of this process, to be pasted into an issue"
+    _command(commands, "env", f"{_CLUSTER}:env", text, session=False)
     _add_package(commands)
-    _add_path(commands)
+    text = "the file for: spark-submit ... $(sparkdl path) train ..."
+    _command(commands, "path", f"{_CLUSTER}:path", text, session=False)
     _add_dashboard(commands)
     return parser
 
@@ -166,18 +170,6 @@ def _add_predict(commands: Commands) -> None:
     parser.add_argument("--limit", type=int, default=20, help="rows to show without --output")
 
 
-def _add_evaluate(commands: Commands) -> None:
-    parser = _command(commands, "evaluate", f"{_MODELS}:evaluate", "loss and metrics of all rows")
-    _add_model(parser)
-    _add_data(parser, label=True)
-
-
-def _add_inspect(commands: Commands) -> None:
-    text = "what a model takes, and what of it travels"
-    parser = _command(commands, "inspect", f"{_MODELS}:inspect", text)
-    _add_model(parser, functions=True)
-
-
 def _add_estimate(commands: Commands) -> None:
     text = "bytes and seconds of an exchange, by calculation"
     parser = _command(commands, "estimate", f"{_MODELS}:estimate", text)
@@ -215,11 +207,6 @@ def _add_doctor(commands: Commands) -> None:
     parser.add_argument("--timeout", type=float, default=10.0, help="seconds for one probe")
 
 
-def _add_env(commands: Commands) -> None:
-    text = "versions and limits of this process, to be pasted into an issue"
-    _command(commands, "env", f"{_CLUSTER}:env", text, session=False)
-
-
 def _add_package(commands: Commands) -> None:
     text = "packs this Python environment, and prints the line that submits with it"
     parser = _command(commands, "package", f"{_CLUSTER}:package", text, session=False)
@@ -241,14 +228,9 @@ def _add_package(commands: Commands) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print the line, pack nothing")
 
 
-def _add_path(commands: Commands) -> None:
-    text = "the file for: spark-submit ... $(sparkdl path) train ..."
-    _command(commands, "path", f"{_CLUSTER}:path", text, session=False)
-
-
 def _add_dashboard(commands: Commands) -> None:
     text = "the page of past runs, until it is interrupted"
-    parser = _command(commands, "dashboard", f"{_RUNS}:dashboard", text)
+    parser = _command(commands, "dashboard", f"{_MODELS}:dashboard", text)
     parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file, "
                         "on any file system")  # fmt: skip
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")

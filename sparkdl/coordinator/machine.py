@@ -202,7 +202,6 @@ class Coordinator:
     due are what ``receive``, ``disconnect`` and ``tick`` return. All three are thread-safe.
 
     Args:
-        settings: Number of workers and time limits.
         store: What the workers share beside; None: nothing, they exchange it among themselves.
     """
 

@@ -40,17 +40,14 @@ class Welcome:
 
     Args:
         done: This rank's work was finished by another attempt; there is nothing to do.
-        epoch: Epoch to continue in.
         batch: Batches of that epoch that are committed already.
         source: Where the weights come from: ``'center'`` (pull), ``'state'`` (a member's weights
             and optimizer state), ``'snapshot'`` (pull: the last snapshot).
         steps_per_epoch: Most batches per epoch of any rank; agreed among ranks that train in step.
-        num_workers: Workers of the run.
         clock: Commits or rounds applied so far.
         worker_clock: Commits of this rank so far.
         rows: Rows this rank has committed so far.
         lease_s: Silence after which the coordinator gives this worker up.
-        in_step: Whether all ranks train in step.
         decision: What a store whose values lie on shards has decided; None for others.
         texts: Rank -> the ``text`` that it gave with its HELLO.
     """
@@ -123,8 +120,6 @@ class Session(Closing):
         """Joins the run. Waits for ranks that begin together, and for a live attempt of this rank.
 
         Args:
-            rows: Rows in this worker's partition.
-            batches_per_epoch: Batches it makes of them.
             text: For the other ranks, in :attr:`Welcome.texts`.
             weights_bytes: Size of this worker's model, which a store refuses if it differs.
 

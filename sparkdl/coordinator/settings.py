@@ -12,7 +12,6 @@ class Settings:
     """Limits of one run. All times in seconds.
 
     Args:
-        num_workers: Ranks ``0 .. num_workers - 1`` take part.
         lease_s: A worker that was silent for longer is dead.
         grace_s: A worker whose connection broke may come back for this long.
         start_timeout_s: Ranks that begin together: longest wait for all of them, from the first

@@ -25,12 +25,8 @@ class WorkerStatus:
         attempt: The present try at this rank; None before the first.
         epoch, batch: How far it has committed.
         batches, rows, commits, clock: Counted over all its attempts.
-        finished: Its work is done.
-        batches_per_epoch: Batches that it makes of its rows.
-        host, pid: Where it runs.
         staleness_mean, staleness_max: Commits of others between its pulls and its commits.
         member: Was let in and takes part; a worker that waits to join is alive, but no member.
-        retries: Attempts before the present one.
         usage: What the present attempt had used at its last report; None before one.
         load: Of its host, at the last heartbeat that told it; None before one.
     """
@@ -73,9 +69,7 @@ class EpochTotals:
     """One epoch over all ranks.
 
     Args:
-        rows, val_rows: Rows trained and evaluated.
         metrics, val_metrics: Sums of the ranks' metric states, float64; empty for none.
-        ended: Ranks that have ended it.
         seconds: From the end of the epoch before to its own, as far as it has ended; None for the
             first epoch, before which ranks start and compile.
     """
@@ -93,9 +87,7 @@ class Status:
     """A run at one moment.
 
     Args:
-        workers: By rank.
         epochs: By number, from the epoch on that was asked for.
-        failure: Of the first rank that failed, or None.
         clock, rounds: Commits or rounds that the store has applied.
         released_epoch: Last epoch whose end the driver has released; -1 for none.
         started: Whether the ranks that begin together have begun.

@@ -16,9 +16,6 @@ class Introduction:
     """A rank's description of itself when it joins.
 
     Args:
-        rows: Rows in its partition.
-        batches_per_epoch: Batches that it makes of them.
-        host, pid: Where it runs.
         text: For the other ranks (how they can connect to it).
     """
 

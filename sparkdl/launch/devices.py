@@ -46,11 +46,8 @@ class Placement:
     """The devices that a task runs on.
 
     Args:
-        backend: The Keras backend; None: any.
         gpus: The only GPUs that are seen, by address, empty for the CPU; None: those that the
             process sees anyway.
-        cores: CPU cores of the task.
-        own_process: See :class:`DeviceRequest`.
     """
 
     backend: str | None
@@ -64,8 +61,6 @@ class DeviceRequest:
     """The devices that a task must run on, as far as the driver knows.
 
     Args:
-        backend: The Keras backend; None: any.
-        use_gpu: See :class:`sparkdl.SparkModel`.
         unscheduled: With ``'auto'`` and where no GPU is scheduled: whether the task sees the GPUs
             that the process sees anyway (a user's function), or none (a model).
         own_process: The task runs in a new process, which ends with it: a framework that connects

@@ -48,19 +48,12 @@ class FunctionTask(RaisingTask):
     """A function to be called on every rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        call: The pickled function and arguments (:func:`dump_call`).
-        token: The run's secret.
-        devices: What the function sees.
-        communicator: Name of the communicator among the ranks.
-        timeout_s: Limit for one collective operation.
         start_timeout_s: Limit for all ranks to come.
         all_results: Whether other ranks than 0 return their result.
         capture: Whether lines that the rank's process prints go to the driver; else only those
             of :func:`sparkdl.log_to_driver` do.
         endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
             there is none: they meet by the launcher, and lines come with the result.
-        listening: Where the ranks listen for each other.
-        certificate: For TLS between the ranks' hosts; None for no encryption.
         peers: What a framework that connects the ranks itself finds in its environment; None:
             nothing.
         feed: How the rank's rows are given to the function, as its first argument; None if it gets

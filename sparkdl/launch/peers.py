@@ -127,11 +127,6 @@ def peer_environment(
     Each rank takes a free port of the user's range, which is closed again before the framework can
     listen on it: another process might take it in between.
 
-    Args:
-        peers: Whose variables, and who has which role.
-        communicator: Of all ranks; it carries the addresses.
-        listening: The address and the ports that a rank may take.
-
     Raises:
         ResourceError: None of the ports is free.
     """

@@ -23,7 +23,6 @@ class ProcessLauncher:
     Leaving the launch kills the ranks that still run.
 
     Args:
-        num_ranks: How many.
         restarts: How often each rank may be started again after it failed; none if empty.
         environments: Variables of each rank's process, beside those of this one; none if empty.
         first_rank: The number of the first, if another launcher starts those before it. The ranks

@@ -34,7 +34,6 @@ class Result:
     """One thing that a rank returns.
 
     Args:
-        rank: Who returns it.
         kind: What it is: a rank returns one result of a kind.
         text: JSON or plain text, small.
         content: Bytes of any size.

@@ -120,10 +120,8 @@ class RankContext:
     """Which of the ranks this is, and what its launcher provides.
 
     Args:
-        rank: From 0.
         attempt: A number that no other attempt at the work of this rank has.
         num_ranks: Ranks in all; 0 where only Spark knows (a rank for each partition of a frame).
-        resources: What the scheduler gave it.
         gathering: The ranks' exchange of texts; None where they do not run at the same time.
         log: Takes lines for the driver; None where the launcher has no way for them.
     """

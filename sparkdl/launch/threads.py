@@ -77,10 +77,6 @@ class ThreadLauncher:
 
     A thread cannot be ended: leaving the launch waits until all ranks have ended by themselves.
     Those that exchange texts are told when another rank has failed.
-
-    Args:
-        num_ranks: How many.
-        restarts: How often each rank may be started again after it failed; none if empty.
     """
 
     def __init__(self, num_ranks: int, restarts: Sequence[int] = ()) -> None:

@@ -24,7 +24,6 @@ def blocks(size: int, first: int = 0) -> Iterator[slice]:
     """Slices of at most ``BLOCK`` elements that cover ``range(size)`` once.
 
     Args:
-        size: Elements to cover.
         first: Number of the block to begin with; after the last block comes the first.
     """
     count = -(-size // BLOCK)
@@ -53,10 +52,8 @@ def each_block(size: int, body: Callable[..., None], buffers: int = 0) -> None:
     """Calls ``body(part, *buffers)`` once for every block of ``range(size)``, in any order.
 
     Args:
-        size: Elements to cover.
         body: Takes a slice, and float32 vectors of that length with undefined content. Called in
             several threads at once if :func:`use_threads` said so.
-        buffers: How many of those.
     """
     count = -(-size // BLOCK)
     helpers, shares = _helpers, min(_threads, count // 2)  # one block is not worth a thread

@@ -51,12 +51,9 @@ def take_nesterov_step(
     it is what workers have trained.
 
     Args:
-        weights: Float32.
         change: Of the same length; stays as it is.
         decayed: ``momentum · m``, which takes one pass less than ``m`` itself; changed in place.
-        factor: See above.
         momentum: In (0, 1).
-        out: May be ``weights``.
         total: What the momentum takes in, where that is not ``change``.
     """
     decay, scale = np.float32(momentum), np.float32(factor)
@@ -102,11 +99,9 @@ def take_adagrad_step(
     """``a += g²;  out = weights + factor · g / (√(a + within_root) + beside_root)``.
 
     Args:
-        weights: Float32.
         sent: The gradient ``g`` times a constant; stays as it is.
         totals: ``a``, the sums of squared gradients; changed in place.
         factor: The negative learning rate.
-        out: May be ``weights``.
         gradient_per_sent: ``g`` is ``sent`` times this.
         within_root: An epsilon where Keras adds it.
         beside_root: An epsilon where the papers add it.
@@ -162,9 +157,7 @@ class FlatSGD(FlatOptimizer):
         weights += momentum · v - rate · g    (Nesterov)
 
     Args:
-        learning_rate: As for :class:`FlatOptimizer`.
         momentum: In [0, 1); 0 is plain gradient descent.
-        nesterov: Whether to look ahead.
 
     Reference: Sutskever, Martens, Dahl and Hinton, 2013, "On the importance of initialization and
     momentum in deep learning" (ICML).
@@ -210,9 +203,7 @@ class FlatAdagrad(FlatOptimizer):
     """Adagrad: ``a += g²; weights -= rate · g / √(a + epsilon)``.
 
     Args:
-        learning_rate: As for :class:`FlatOptimizer`.
         initial_accumulator_value: Where ``a`` starts.
-        epsilon: Keeps the division finite.
 
     Reference: Duchi, Hazan and Singer, 2011, "Adaptive Subgradient Methods" (JMLR 12).
     """
@@ -252,10 +243,7 @@ class FlatRMSprop(FlatOptimizer):
         m = momentum · m + s;   weights -= m                        (m = s without momentum)
 
     Args:
-        learning_rate: As for :class:`FlatOptimizer`.
         rho: Decay of the means, in [0, 1).
-        momentum: In [0, 1).
-        epsilon: Keeps the division finite.
         centered: Whether the gradients' variance takes the place of their mean square.
 
     Reference: Tieleman and Hinton, 2012, "Lecture 6.5: RMSprop" (Coursera).
@@ -349,10 +337,8 @@ class FlatAdam(FlatOptimizer):
     With ``amsgrad`` the largest ``v`` so far takes the place of ``v`` in the last line.
 
     Args:
-        learning_rate: As for :class:`FlatOptimizer`.
         beta_1: Decay of the mean, in [0, 1).
         beta_2: Decay of the mean square, in [0, 1).
-        epsilon: Keeps the division finite.
         amsgrad: Whether the step of a coordinate never grows because its ``v`` has shrunk.
 
     References: Kingma and Ba, 2015, "Adam: A Method for Stochastic Optimization", arXiv:1412.6980;
@@ -449,10 +435,6 @@ class FlatAdamW(FlatAdam):
     """Adam with decoupled weight decay: ``weights *= 1 - rate · weight_decay``, then Adam's step.
 
     Decay acts on every trained coordinate; flat weights know no variable names to leave out.
-
-    Args:
-        learning_rate, beta_1, beta_2, epsilon, amsgrad: As for :class:`FlatAdam`.
-        weight_decay: The decay per unit of learning rate.
 
     Reference: Loshchilov and Hutter, 2019, "Decoupled Weight Decay Regularization",
     arXiv:1711.05101.

@@ -43,8 +43,6 @@ def optimizer_from_config(
             schedule becomes None: the caller's current learning rate.
         classes: Those to choose from, by the Keras class that each takes the steps of. Keras' Adam
             with weight decay becomes AdamW.
-        where: Where it runs, for error messages.
-        hint: What to do about an option that is not supported.
         beside: Options that the caller sees to.
 
     Raises:

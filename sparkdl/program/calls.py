@@ -104,9 +104,6 @@ class CallAddress:
     """The address at which a node serves calls.
 
     Args:
-        host: Its host.
-        port: The port.
-        label: The node's name, for messages.
         host_id: Equal to the caller's if both are on one host.
         local_port: Of an encrypted run: the port on 127.0.0.1 for callers of the same host, who
             need no encryption; 0 if there is none.
@@ -146,12 +143,9 @@ class CallClient:
     It connects when it is first used, waits until the node serves, and may be used by any thread.
 
     Args:
-        address: Where the node serves.
-        token: The run's secret.
         timeout_s: How long a call may take, the time for connecting included; None for ever. It
             holds for futures as well, which end with WaitTimeoutError then.
         connect_s: How long the node may take to come up.
-        certificate: Of an encrypted run; None for no encryption.
         wait_for_ready: Whether a call waits for a node that cannot be reached yet; False: it fails
             at once.
     """
@@ -384,9 +378,6 @@ class CallClient:
 
 def list_methods(client: CallClient) -> list[str]:
     """The names of the methods that a node serves now, in alphabetical order.
-
-    Args:
-        client: What a node has got for the other node's handle.
 
     Raises:
         TransportError: The node cannot be reached.

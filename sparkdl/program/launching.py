@@ -101,12 +101,8 @@ class Surroundings:
     """The place in which a program runs: it starts the nodes, and says how they are reached.
 
     Args:
-        launcher: Starts them.
-        bind: Address that the launching process listens on.
         advertised: Address that nodes connect to; None: the one that is listened on.
         ports: Of the launching process, see :func:`sparkdl.settings.network.ports_of`.
-        listening: Where the nodes listen for each other.
-        certificate: For TLS between hosts; None for no encryption.
         endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
         look: Is called again and again while the nodes run, and once when they have ended.
     """

@@ -150,13 +150,8 @@ class NodeTask:
     """The nodes of a program, one for each rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        nodes: The pickled nodes, in the order of ranks.
-        token: The run's secret.
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
-        devices: What the nodes see.
-        listening: Where they listen for each other.
-        certificate: For TLS between their hosts; None for no encryption.
         endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they
             meet by the launcher, which also has their lines.
     """

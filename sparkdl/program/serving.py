@@ -37,12 +37,7 @@ class CallServer(Closing):
     Args:
         target: The object; ``__call__`` is served as well. Methods whose names begin with ``_`` are
             not.
-        token: The run's secret, which clients must show.
         bind: Address (or network, ``'10.0.0.0/8'``) to listen on.
-        advertised: Address that clients connect to; None: the one that is listened on.
-        ports: To listen on, see :func:`sparkdl.settings.network.ports_of`.
-        label: The node's name, for messages.
-        threads: Calls at a time.
         certificate: For TLS with clients of other hosts; those of this host connect to 127.0.0.1.
             None for no encryption.
 

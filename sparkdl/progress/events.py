@@ -40,8 +40,6 @@ class RunDescription:
 
     Args:
         run_id: A name that no other fit has, in the order of time.
-        model: The model's name.
-        num_workers: Workers of the run.
         parameters: What the fit was asked to do, by name: plain values.
     """
 
@@ -58,7 +56,6 @@ class TrainingBegan:
     Args:
         first_epoch: Epoch to begin with, counted from 0.
         epochs: Epoch to stop at.
-        run: Which fit it is.
     """
 
     first_epoch: int
@@ -209,12 +206,7 @@ class EpochEnded:
 
 @dataclass(frozen=True)
 class TrainingEnded:
-    """A fit ended well.
-
-    Args:
-        epochs_done: Epochs that are done, those before this fit included.
-        stopped: Whether a callback stopped it.
-    """
+    """A fit ended well."""
 
     epochs_done: int
     stopped: bool = False
@@ -250,7 +242,6 @@ class TrialBegan:
 
     Args:
         trial: Its number, from 0.
-        params: Its hyper-parameters.
         begin, end: The epochs that it has done, and those that it will have done.
         parent: The trial whose weights it starts from; None for its own.
     """
@@ -276,12 +267,9 @@ class TrialEnded:
     """A trial was compared with others, has failed, or was stopped; it may go on later.
 
     Args:
-        trial: Its number.
-        epochs: Epochs done.
         state: ``'waiting'`` (it may go on), ``'complete'`` (trained to the end), ``'failed'`` or
             ``'stopped'`` (the search ended before).
         metrics: As after the last epoch; empty if it failed.
-        error: Why it failed.
         importances: Hyper-parameter -> the share of the metric's variance that it explains, over
             the trials so far (:func:`sparkdl.tune.analysis.importances`); empty while they are few.
     """

@@ -158,15 +158,9 @@ class FitMonitor:
     batch.
 
     Args:
-        steering: Decides on the learning rate and on stopping; told last.
-        sinks: Who else is told.
         metric_values: From a metric state (summed over workers) to the metrics' values.
-        epochs: Epoch to stop at.
-        first_epoch: Epoch to begin with.
-        run: Which fit it is.
         validates: Whether there are to be rows to validate on: ``'must'``, or ``'may'`` where a
             column chooses them; None without validation.
-        clock: Seconds, for the speeds.
 
     Raises:
         DataError: From :meth:`update`: no worker has a row to validate on, and there must be one.

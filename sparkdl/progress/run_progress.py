@@ -18,8 +18,6 @@ class EpochProgress:
     Args:
         missing: Workers that have yet to finish it. Where all train in step, a worker that died
             is not waited for: the epoch ends without it.
-        batches: Batches trained in it so far.
-        rows: Rows trained in it so far.
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
             value of the sum is the row-weighted value over all workers.
         val_metrics: The same of the validation rows; empty before they are evaluated.
@@ -40,11 +38,6 @@ class RunProgress:
     """A run over all workers.
 
     Args:
-        epochs: By number.
-        batches_per_epoch: Steps of all workers in one epoch.
-        rows: Rows that all workers have trained so far.
-        joined: Workers that have joined.
-        failure: The first worker that raised, or None.
         staleness: Mean commits between a pull and the commit that followed it.
         workers: Each that has joined, by rank.
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.

@@ -93,9 +93,6 @@ class FtrlTable:
     """State of the coordinates that one rank owns: 16 bytes each, beside 15 to 25 of the index.
 
     Not thread-safe.
-
-    Args:
-        rule: The step of a coordinate.
     """
 
     def __init__(self, rule: Ftrl) -> None:
@@ -107,11 +104,7 @@ class FtrlTable:
         return len(self._index)
 
     def slots(self, ids: Ids) -> Slots:
-        """The place of each id; one that is new begins with zeros.
-
-        Args:
-            ids: Each of them once.
-        """
+        """The place of each id; one that is new begins with zeros."""
         slots = self._index.add(ids)
         if self._index.end > len(self._z):
             size = grown(len(self._z), self._index.end)
@@ -124,13 +117,7 @@ class FtrlTable:
         return self.rule.weights(self._z.take(slots), self._n.take(slots))
 
     def step(self, slots: Slots, weights: Numbers, gradients: Numbers) -> None:
-        """One step of the weights at some places, each of them once.
-
-        Args:
-            slots: The places.
-            weights: What :meth:`weights` gives for them.
-            gradients: One for each.
-        """
+        """One step of the weights at some places, each of them once."""
         z, n = self._z.take(slots), self._n.take(slots)
         self.rule.step(z, n, weights, gradients)
         self._z[slots], self._n[slots] = z, n

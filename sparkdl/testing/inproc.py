@@ -81,12 +81,7 @@ def _carried(message: Message, limits: FrameLimits) -> Message:
 
 
 class InprocServer(Closing):
-    """A service with a dispatcher and no listening socket.
-
-    Args:
-        service: Answers the requests.
-        token: What clients must show.
-    """
+    """A service with a dispatcher and no listening socket."""
 
     def __init__(self, service: Service, token: str = TOKEN) -> None:
         self._token = token
@@ -127,7 +122,6 @@ class InprocParameterServer(InprocServer):
     """A coordinator with a parameter store, without a process and without sockets.
 
     Args:
-        config: Of the server.
         center: Initial weights; taken over, not copied.
     """
 

@@ -25,10 +25,7 @@ class InprocShards(Closing):
     """A coordinator and shards; the clients are as those of real servers.
 
     Args:
-        config: Of the run, with one server.
         center: Initial weights; copied.
-        count: Shards.
-        tables: Those of the model, if it has any.
     """
 
     def __init__(

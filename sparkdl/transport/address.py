@@ -14,11 +14,9 @@ class Address:
 
     Args:
         http: ``http://host:port`` of the Flask app: always there, for /health and /metrics.
-        host: Host of the framed socket.
         port: Its port; 0 for none.
         uds: Path of the Unix socket; empty for none.
         host_id: Of the server's host, so that workers know whether they share it.
-        mode: The ``parameter_server_mode`` it was started with.
     """
 
     http: str
@@ -34,7 +32,6 @@ class Endpoint:
     """A server and the secret of its run: all that a rank needs to connect.
 
     Args:
-        address: Where the server is.
         token: The run's secret; no text of this object shows it.
         fingerprint: SHA-256 of the server's certificate; empty where TCP is not encrypted.
     """

@@ -152,7 +152,6 @@ class Connection:
         """Sends a frame, again after a broken connection, and returns the reply.
 
         Args:
-            message: What to send.
             body: The length from the start of ``raw``, or the bytes themselves, which are put
                 there anew for each try (a blob is sent from where it lies).
             deferred: Whether the server may take its time.

@@ -128,15 +128,12 @@ class Message:
     """One frame, decoded; also the one shape of requests and replies.
 
     Attributes:
-        kind: What is asked or answered.
         flags: See :class:`Flag`.
         rank: The worker's rank; -1 for the driver.
         attempt: The task attempt, so that a retried task is told apart.
         sequence: Number of this commit within ``(rank, attempt)``, from 1; makes it exactly-once.
         clock: Commits (or rounds) that the server had applied.
         rows: Rows of this commit; in a round's reply those of all ranks.
-        batches: Batches of this commit.
-        epoch: Epoch the sender is in.
         batch: Batches of that epoch done when this frame was sent.
         learning_rate: The worker's now; in replies the driver's wish; NaN for none.
         offset: The byte of a blob at which the body begins.

@@ -35,8 +35,6 @@ def receive_frame(
     """Reads one frame; its body goes straight into ``buffer()``.
 
     Args:
-        connection: A stream socket.
-        limits: Checked before anything is allocated.
         buffer: Called only for a frame with a body.
         inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
             already (shared memory). A blob always follows, and then gets memory of its own: the

@@ -23,12 +23,9 @@ class TrialRecord:
     """The facts about one trial.
 
     Args:
-        number: From 0.
-        params: Its hyper-parameters.
         metrics: Epochs done -> the values of all metrics then.
         epochs: Epochs done.
         state: ``'running'``, ``'waiting'`` (its last segment ended), ``'failed'`` or ``'stopped'``.
-        error: Why it failed; empty otherwise.
         kept: Whether its checkpoints are there, if it has written any.
         kept_epoch: Epochs done by the model that the trial stands for: that of its last comparison,
             or of its best epoch where the search keeps that; 0 before the first comparison.
@@ -200,9 +197,6 @@ def _is_count(value: object) -> bool:
 
 
 def _require(right: bool, name: str, value: object) -> None:
-    """
-    Raises:
-        ValueError: ``right`` is False.
-    """
+    """Raises ValueError where ``right`` is False."""
     if not right:
         raise ValueError(f"{name}: {str(value)[:200]}")

@@ -140,12 +140,6 @@ def run_search(
     """Runs to the searcher's end, or until the time is over; the journal has what happened.
 
     Args:
-        searcher: Decides; fresh.
-        trainer: Trains.
-        journal: May hold the beginning of the search, which is not trained again.
-        goal: The metric.
-        seed: Of the trials' hyper-parameters.
-        max_concurrent: Segments side by side.
         timeout_s: The time after which the trainings that run are ended; None for no limit.
         on_score: Called with a trial and its score.
         sampler: Gives new trials their values; None for values by chance.

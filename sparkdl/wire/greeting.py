@@ -113,12 +113,10 @@ class Greeter(Generic[S]):
 
     Args:
         listener: Listening stream socket; owned from now on.
-        introduce: Makes a stranger of an accepted connection.
         welcome: Takes a stranger that has shown the token, with a connection that blocks. Where it
             raises, because no thread can be started, say, the stranger is turned away.
         peeks: Whether strangers, or which ones at the moment, leave what they hear in the socket,
             which then stays readable.
-        name: Of the thread.
     """
 
     def __init__(

@@ -59,15 +59,9 @@ class BuiltinCommunicator(OrderedCommunicator):
     """One rank of a connected world; made by :class:`BuiltinConnector` or :meth:`group`.
 
     Args:
-        rank: This rank.
-        members: All ranks' members.
         world: The members' ranks in the whole run, which handshakes use (differ in groups).
         listener: This process's sockets; shared with groups.
-        token: The run's secret.
         label: Name of this communicator among those that share the listener.
-        timeout_s: Limit for one operation.
-        connect_timeout_s: Limit for connecting.
-        certificate: For TLS between hosts; None for no encryption.
     """
 
     name = "builtin"
@@ -216,8 +210,6 @@ class BuiltinCommunicator(OrderedCommunicator):
 
         Args:
             reduced: The shards of this host's ranks that this rank's ring has carried.
-            target: This rank's shard.
-            edges: Of all shards.
         """
         places, rings = self._places, self._places.num_rings
         sizes = [(edges[r + 1] - edges[r]) * target.itemsize for r in places.local]

@@ -23,7 +23,6 @@ class BuiltinConnector:
     """Makes the built-in communicator of one rank.
 
     Args:
-        rank: This rank, from 0.
         bind_host: Address to listen on, the IPv6 ones have a colon; or a network
             (``'10.0.0.0/8'``) of which this machine has an address; None: the advertised address.
         port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
@@ -32,9 +31,6 @@ class BuiltinConnector:
         towards: A host on the network of the ranks; empty for any other network.
         host_id: Equal for ranks that can share memory; None: that of this machine. Ranks with
             different ids use TCP.
-        timeout_s: Limit for one operation.
-        connect_timeout_s: Limit for connecting all ranks.
-        certificate: For TLS between hosts; None for no encryption.
 
     Raises:
         ResourceError: From :meth:`prepare`: no port is free, or the address is not this machine's.

@@ -34,11 +34,7 @@ class OutgoingHandshake:
     """A connection that this rank makes, on a socket that does not block.
 
     Args:
-        key: Which connection is made.
         address: Host and port, or the name of a Unix socket.
-        group: 16 bytes that name the communicator to be.
-        rank: This rank, as the others know it.
-        token: The run's secret.
         deadline: When to give up, on the monotonic clock.
     """
 

@@ -37,11 +37,6 @@ def encrypt_neighbours(
 
     Args:
         to_next, from_previous: Connected and non-blocking; taken over, also where this fails.
-        rank: This rank.
-        neighbours: The next rank and the previous one.
-        group: Names the communicator.
-        certificate: The run's.
-        watch: Deadline of the wait.
 
     Raises:
         AuthenticationError: A neighbour does not hold the run's certificate.
@@ -151,15 +146,8 @@ def connect_paths(
     """Connects this rank to those of its host and of its ring.
 
     Args:
-        listener: This process's sockets.
-        places: Which ranks share a host, and which rings join the hosts.
-        members: All ranks' members.
         world: The members' ranks in the whole run, which handshakes use.
-        token: The run's secret.
-        label: Name of the communicator among those that share the listener.
         capacity: Largest record in bytes.
-        watch: Its limit is that for connecting.
-        certificate: For TLS in the ring; None for no encryption.
     """
     connect_to, expect = _plan(places, members, world)
     group = hashlib.sha256(label.encode()).digest()[:16]

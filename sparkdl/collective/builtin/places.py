@@ -14,7 +14,6 @@ class Places:
 
     Args:
         hosts: The ranks of each host; hosts in the order of their first rank.
-        rank: This rank.
     """
 
     hosts: tuple[tuple[int, ...], ...]

@@ -39,7 +39,6 @@ class Listener:
     """The sockets that one rank holds from ``prepare`` to ``close``.
 
     Args:
-        bind_host: Address to listen on.
         port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
         local: Whether to listen for ranks of the same host too.
 
@@ -82,13 +81,9 @@ class Listener:
         """Connects to some ranks and waits for others to connect, all at once.
 
         Args:
-            rank: This rank, as the others know it.
-            token: The run's secret.
             group: 16 bytes that name the communicator to be; connections of other communicators
                 that come meanwhile are kept.
-            connect_to: Connections to make, and where.
             expect: Connections to be made by the others.
-            timeout_s: Limit for all of it.
 
         Returns:
             The connections made and those accepted, authenticated and non-blocking.

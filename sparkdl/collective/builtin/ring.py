@@ -50,12 +50,10 @@ class Ring:
     """One rank of a ring.
 
     Args:
-        index: This rank's place in the ring.
         ranks: The ranks in ring order, as the communicator numbers them.
         to_next: The connection to the next rank, non-blocking; TLS or not.
         from_previous: The connection from the previous rank, likewise.
         capacity: Largest record in bytes.
-        watch: Deadline and messages of the operation under way.
     """
 
     def __init__(
@@ -189,8 +187,6 @@ class Ring:
         Args:
             portions: This rank's contribution to the portion of each place of the ring, flat.
             target: May be this rank's own portion.
-            factor: What this rank's contribution is multiplied by.
-            ufunc: How contributions are joined.
         """
         own, last = self.index, self.count - 2
         longest = max(portion.size for portion in portions)
@@ -360,9 +356,6 @@ class Ring:
         """Waits until a socket is ready: looks for a short time, then sleeps.
 
         Args:
-            missing: The ranks waited for.
-            receiving: Whether bytes are waited for.
-            sending: Whether room for bytes is waited for.
             wants: Bytes that can be used at once; a sleep may last until as many have come.
         """
         poll = select.poll()

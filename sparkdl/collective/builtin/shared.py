@@ -39,12 +39,9 @@ class Counters:
     """The counters of the ranks of one host.
 
     Args:
-        index: This rank among those of the host.
-        ranks: The ranks of the host, as the communicator numbers them.
         links: A connected Unix socket to each other index.
         words: The mapping as 64-bit integers.
         stride: Words from one rank's counters to the next one's.
-        watch: Deadline and messages of the operation under way.
     """
 
     def __init__(
@@ -152,13 +149,6 @@ def share_mapping(
 
     It has no name (a memfd), so nothing is left behind when all ranks are killed.
 
-    Args:
-        index: This rank among those of the host.
-        ranks: The ranks of the host, as the communicator numbers them.
-        links: A connected Unix socket to each other index.
-        size: Bytes, the same on all ranks.
-        watch: Deadline of the wait for it.
-
     Raises:
         TransportError: A peer ended meanwhile, or the system has no anonymous shared memory.
         ProtocolError: Another rank shares memory of another size.
@@ -237,13 +227,6 @@ def piece_bytes(ranks: int) -> int:
 
 class SharedMemory:
     """The ranks of one host.
-
-    Args:
-        index: This rank among those of the host.
-        ranks: The ranks of the host, as the communicator numbers them.
-        links: A connected Unix socket to each other index.
-        capacity: Largest record in bytes.
-        watch: Deadline and messages of the operation under way.
 
     Raises:
         TransportError: A peer ended while the mapping was shared.
@@ -342,8 +325,6 @@ class SharedMemory:
             source: Flat, of equal size on all ranks.
             target: Flat; may be ``source``.
             edges: ``count + 1`` rising edges of the portions.
-            factor: What this rank's contribution is multiplied by.
-            ufunc: How contributions are joined.
             gather: False: only this rank's own portion of ``target`` is written.
         """
         parts = _PortionPieces(_spans(edges), self._piece // source.itemsize)
@@ -366,13 +347,10 @@ class SharedMemory:
         """Reduces ``source``; ``target`` is this rank's portion of the result, and no more.
 
         Args:
-            source: Flat, of equal size on all ranks.
             target: Flat; the spans of this rank's portion, one after the other. May be that portion
                 of ``source``, if it has one span.
             portions: For each rank of the host the spans (start, stop) that it reduces, the same on
                 all ranks; a rank may have none.
-            factor: What this rank's contribution is multiplied by.
-            ufunc: How contributions are joined.
         """
         parts = _PortionPieces(portions, self._piece // source.itemsize)
         starts = parts.starts(self.index)

@@ -20,12 +20,7 @@ SLICE_MS = 50
 
 
 class Watch:
-    """The deadline of the running operation, and a flag by which another thread ends it.
-
-    Args:
-        rank: This rank, for messages.
-        timeout_s: Limit for one operation.
-    """
+    """The deadline of the running operation, and a flag by which another thread ends it."""
 
     def __init__(self, rank: int, timeout_s: float) -> None:
         self.rank, self.timeout_s = rank, timeout_s
@@ -43,9 +38,6 @@ class Watch:
 
     def look(self, missing: list[int]) -> None:
         """Called again and again during a wait; raises when it must end.
-
-        Args:
-            missing: The ranks waited for.
 
         Raises:
             WaitTimeoutError: The limit has passed; names ``missing``.

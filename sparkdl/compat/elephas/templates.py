@@ -52,7 +52,6 @@ class Hole:
 
     Args:
         name: After the keyword or the call that it is an argument of, as Hyperas names it.
-        distribution: Its distribution's name.
         arguments: Of the distribution, as code.
     """
 

@@ -57,8 +57,6 @@ class Block:
     Args:
         buffer: The memory.
         starts: Where each record begins in it.
-        lengths: Bytes of each.
-        name: Of the file.
         first: Number of the first record in the file.
         offset: Where ``buffer[0]`` stands in the file (once it is decompressed).
     """
@@ -96,7 +94,6 @@ def decompressed(stream: BinaryIO, codec: Codec | None = None) -> BinaryIO:
     """The bytes of a file, decompressed where they are compressed.
 
     Args:
-        stream: The file, from its start.
         codec: How it is compressed; None looks at its first bytes.
     """
     head = stream.read(12)
@@ -166,11 +163,8 @@ def read_blocks(
     The memory of a block is used again for the next one. Two blocks, or twice the largest record.
 
     Args:
-        stream: The file's bytes, not compressed.
-        name: Of the file, for messages.
         verify: Whether the data of each record are held against their CRC. The CRC of a record's
             length is looked at in any case.
-        block_bytes: Bytes to read at a time.
 
     Raises:
         DataError: A frame is cut off or broken; it names the file, the record and the byte.

@@ -97,7 +97,8 @@ def decode_block(block: Block, schema: pa.Schema, record_type: RecordType) -> pa
         records = reader.records()
         data = _binary(reader, records.start, records.end)
         return pa.record_batch([data.cast(schema[0].type)], schema=schema)
-    single = {field.name: _is_single_number(field.type) for field in schema}
+    numbers = (ListKind.INT64, ListKind.FLOAT)
+    single = {field.name: kind_of(field.type) in numbers for field in schema}
     if record_type == "Example" and (indexed := reader.indexed(single)) is not None:
         arrays = [_indexed_column(reader, indexed[field.name], field) for field in schema]
         return pa.RecordBatch.from_arrays(arrays, schema=schema) if arrays else _no_columns(block)
@@ -125,10 +126,6 @@ def _column(
         return _feature_column(reader, reader.lists(features), field)
     array, present = _nested(reader, reader.named(lists, field.name), field, depth, value)
     return _checked(reader, array, present, field)
-
-
-def _is_single_number(kind: pa.DataType) -> bool:
-    return kind_of(kind) in (ListKind.INT64, ListKind.FLOAT)
 
 
 def _indexed_column(reader: FieldReader, found: Lists | Singles, field: pa.Field) -> pa.Array:

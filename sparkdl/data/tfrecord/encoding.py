@@ -31,7 +31,6 @@ def encode_batch(batch: pa.RecordBatch, record_type: RecordType) -> memoryview:
 
     Args:
         batch: Rows, of columns that :func:`~sparkdl.data.tfrecord.decoding.check_schema` allows.
-        record_type: What kind of record each row becomes.
 
     Raises:
         DataError: A value has no place in a record: a null in a list, a record of 2 GiB.

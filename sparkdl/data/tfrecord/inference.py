@@ -46,10 +46,15 @@ class SchemaInference:
             return
         reader = FieldReader(block)
         maps, _ = reader.children(reader.records(), 1)
-        self._add_features(reader, reader.entries(maps))
+        entries = reader.entries(maps)
+        for name in _names(reader, entries):
+            self._note(reader, name, reader.named(entries, name), 0)
         if self.record_type == "SequenceExample":
             maps, _ = reader.children(reader.records(), 2)
-            self._add_lists(reader, reader.entries(maps))
+            entries = reader.entries(maps)
+            for name in _names(reader, entries):
+                features, _ = reader.children(reader.named(entries, name), 1)
+                self._note(reader, name, features, 2)
 
     def schema(self) -> pa.Schema:
         """The schema of all records so far."""
@@ -65,15 +70,6 @@ class SchemaInference:
         for _ in range(found.depth):
             value = pa.list_(value)
         return value
-
-    def _add_features(self, reader: FieldReader, entries: Entries) -> None:
-        for name in _names(reader, entries):
-            self._note(reader, name, reader.named(entries, name), 0)
-
-    def _add_lists(self, reader: FieldReader, entries: Entries) -> None:
-        for name in _names(reader, entries):
-            features, _ = reader.children(reader.named(entries, name), 1)
-            self._note(reader, name, features, 2)
 
     def _note(self, reader: FieldReader, name: str, features: ByteSpans, depth: int) -> None:
         lists = reader.lists(features)

@@ -34,8 +34,6 @@ class StreamSettings:
     """How the rows of a stream are given.
 
     Args:
-        shuffle: Whether each micro-batch has an order of its own.
-        seed: Of the order.
         memory_budget_bytes: Rows of a micro-batch beyond this are kept on the rank's disk.
         stall_timeout_s: How long the function may ask for no rows while it does not wait for any.
         fed: How many ranks get rows, the first ones; None: all.

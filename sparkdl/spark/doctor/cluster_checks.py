@@ -167,9 +167,6 @@ def check_probe(
     """The findings of the ranks of the common probe.
 
     Args:
-        answers: Of all ranks.
-        start_s: How long the stage took to begin.
-        timeout_s: Limit of a probe.
         with_server: Whether ranks train through a server, and need no connections to each other.
     """
     slow = start_s > timeout_s

@@ -57,7 +57,6 @@ class ProbedFolder:
     """The findings of the driver.
 
     Args:
-        folder: Of the checkpoints.
         problem: Why it cannot be written; empty if it can.
         marker: A file in it, where it is on this machine's disks; None elsewhere.
     """

@@ -67,7 +67,8 @@ def _foreign() -> dict[str, Any]:
     ``'behind'`` are folders of others that ours hides.
     """
     places = [os.path.join(folder or os.getcwd(), "sparkdl") for folder in sys.path]
-    foreign = [place for place in places if _is_package(place) and not _is_ours(place)]
+    packages = [place for place in places if os.path.isfile(os.path.join(place, "__init__.py"))]
+    foreign = [place for place in packages if not _is_ours(place)]
     try:
         spec = importlib.util.find_spec("sparkdl")
         first = os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
@@ -76,10 +77,6 @@ def _foreign() -> dict[str, Any]:
     imported = first if first in foreign else None
     others = sorted({place for place in foreign if place != imported})
     return {"imported": imported, "behind": [] if imported else others}
-
-
-def _is_package(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, "__init__.py"))
 
 
 def _is_ours(folder: str) -> bool:

@@ -44,9 +44,6 @@ class Echo(Closing):
     A connection begins with the proof of the token and the rank that connects.
 
     Args:
-        bind_address: Interface to listen on.
-        port: 0 for any free one, a port or a range.
-        token: The secret of this probe.
         advertised: What others connect to; None for ``bind_address``, or for an address of this
             host where that is every one, as a server's.
 
@@ -134,15 +131,12 @@ class Answer:
     """The findings of a rank.
 
     Args:
-        rank: The rank.
-        host: Its machine.
         driver: Its connection to the driver; None where the driver does not listen.
         ranks: Other rank -> the connection to it.
         gpus: Addresses of the GPUs that Spark gave to the task.
         seen_gpus: How many of them the framework sees; None where it was not asked, as Spark gave
             none, or did not answer in time.
         facts: As :func:`host_facts.collect` gives them, if they were asked for.
-        ran_s: How long the probe of this rank took.
     """
 
     rank: int
@@ -175,13 +169,10 @@ class ProbeTask(RaisingTask):
     """The probe on one rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        driver: Address and port of the driver's :class:`Echo`; None where it has none.
-        token: The secret of this probe.
         timeout_s: Limit for one exchange of texts and for the framework; all connections together
             have half of it.
         backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
-        listening: Where the ranks listen for each other.
     """
 
     driver: tuple[str, int] | None

@@ -38,7 +38,6 @@ class DoctorReport:
 
     Args:
         checks: In the order in which they were made.
-        seconds: How long all of them took.
     """
 
     checks: tuple[Check, ...]

@@ -28,50 +28,13 @@ SERVER_FIELDS = (
 """The numbers of a server, in this order."""
 MOST_LINES = 400
 """Log lines that the page shows; the latest."""
-
-
-def _search_began(event: dict[str, Any], time_s: float) -> Record:
-    return {
-        "kind": "search", "t": time_s, "metric": event["metric"], "maximize": event["maximize"],
-        "parameters": event["parameters"],
-    }  # fmt: skip
-
-
-def _trial_began(event: dict[str, Any], time_s: float) -> Record:
-    return {
-        "kind": "trial", "t": time_s, "trial": event["trial"], "params": event["params"],
-        "begin": event["begin"], "end": event["end"],
-    }  # fmt: skip
-
-
-def _trial_epoch(event: dict[str, Any], time_s: float) -> Record:
-    return {
-        "kind": "point", "t": time_s, "trial": event["trial"], "epoch": event["epoch"],
-        "metrics": event["metrics"],
-    }  # fmt: skip
-
-
-def _trial_ended(event: dict[str, Any], time_s: float) -> Record:
-    return {
-        "kind": "rung", "t": time_s, "trial": event["trial"], "epochs": event["epochs"],
-        "state": event["state"], "metrics": event["metrics"], "error": event["error"],
-        "importances": event["importances"],
-    }  # fmt: skip
-
-
-def _search_ended(event: dict[str, Any], time_s: float) -> Record:
-    if event["error"]:
-        return {"kind": "fail", "t": time_s, "error": event["error"]}
-    return {
-        "kind": "end", "t": time_s, "stopped": False, "best": event["best"],
-        "value": event["value"],
-    }  # fmt: skip
-
-
 _OF_A_SEARCH = {
-    "search_began": _search_began, "trial_began": _trial_began, "trial_ended": _trial_ended,
-    "trial_epoch_ended": _trial_epoch, "search_ended": _search_ended,
-}  # fmt: skip
+    "search_began": ("search", ("metric", "maximize", "parameters")),
+    "trial_began": ("trial", ("trial", "params", "begin", "end")),
+    "trial_epoch_ended": ("point", ("trial", "epoch", "metrics")),
+    "trial_ended": ("rung", ("trial", "epochs", "state", "metrics", "error", "importances")),
+}
+"""Events of a search -> the kind of their record, and what it has of the event."""
 
 
 def record_of(event: dict[str, Any], time_s: float) -> Record | None:
@@ -79,10 +42,6 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
 
     Args:
         event: By :func:`sparkdl.progress.events.as_json`, or a line of an event file.
-        time_s: When it was told, in seconds since 1970.
-
-    Returns:
-        The record; None for an event that the page does not show.
     """
     kind = event.get("event")
     time_s = round(time_s, 2)
@@ -113,11 +72,15 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
     if kind == "lines_logged":
         return {"kind": "log", "t": time_s, "lines": event["lines"][-MOST_LINES:]}
     if kind in _OF_A_SEARCH:
-        return _OF_A_SEARCH[kind](event, time_s)
+        name, kept = _OF_A_SEARCH[kind]
+        return {"kind": name, "t": time_s, **{field: event[field] for field in kept}}
     if kind == "training_ended":
         return {"kind": "end", "t": time_s, "stopped": event["stopped"]}
-    if kind == "training_failed":
+    if kind == "training_failed" or (kind == "search_ended" and event["error"]):
         return {"kind": "fail", "t": time_s, "error": event["error"]}
+    if kind == "search_ended":
+        ended = {"best": event["best"], "value": event["value"]}
+        return {"kind": "end", "t": time_s, "stopped": False, **ended}
     return None
 
 

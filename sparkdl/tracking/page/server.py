@@ -171,7 +171,6 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
     """The Flask app of the page.
 
     Args:
-        book: The runs.
         token: Without it there is nothing to see.
         closing: Set when streams shall end, and new ones with them.
     """
