@@ -91,8 +91,6 @@ class LinearTraining:
     """One rank's part in the training; all ranks make one and call the same methods.
 
     Args:
-        communicator: Among all ranks.
-        rows: Of this rank.
         settings: The same on all ranks.
     """
 

@@ -35,13 +35,9 @@ class ShardClient(Closing):
     """One worker's connection to one shard. One request at a time.
 
     Args:
-        opener: Opens connections to the shard.
         range_: Which values it holds.
         values: The part of the worker's flat buffer that a push sends and a pull fills.
-        rank, attempt: Of the worker.
-        number: Of the shard, in errors and for the draws of random codecs.
         compression: Of the run, for this range.
-        timeouts: How long to wait.
     """
 
     def __init__(
@@ -146,8 +142,6 @@ class ShardedClient(Client):
         session: With the coordinator; closed with the client.
         shards: One client for each, whose values are parts of ``flat``; closed with this one.
         flat: The buffer of the whole layout.
-        rule: The run's.
-        layout: Of ``flat``.
     """
 
     def __init__(
@@ -202,9 +196,6 @@ class ShardedClient(Client):
 
         Where the rule waits for all workers, they step together; where it exchanges rows in
         windows, with the weights; else at each batch, and the next batch's rows are pulled ahead.
-
-        Args:
-            tables: All tables of the model.
         """
         if self._rule.blocking:
             self._rows = RoundRows(self._open_link(tables), tables)
@@ -381,12 +372,6 @@ def connect_shards(
 
     Args:
         session: With the coordinator; closed with the client, or if this fails.
-        endpoints: Of the shards, in order.
-        layout: Of the whole flat buffer.
-        rule: The run's.
-        compression: Of the run; None sends float32.
-        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
-        timeouts: How long to wait.
 
     Raises:
         TransportError: A shard cannot be reached.
