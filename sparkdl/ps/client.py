@@ -360,10 +360,6 @@ class Client(Closing):
         """The bytes that another rank sent by :meth:`put_carried`. Overwrites ``buffer``."""
         return bytes(self._all_chunks(StoreKind.CARRIED_GET))
 
-    def put_state(self, state: bytes, epoch: int, batch: int) -> None:
-        """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
-        self.session.send_blob(StoreKind.STATE_PUT, [state], epoch, batch)
-
     def get_state(self) -> bytes:
         """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
         return bytes(self._all_chunks(StoreKind.STATE_GET))
@@ -414,7 +410,8 @@ class Client(Closing):
                 hint="install the same sparkdl on the driver and on all executors",
             )
         pushed = self.session.raw.copy()
-        self.put_state(self.give_state(), progress.epoch, progress.batch - 1)
+        state = [self.give_state()]
+        self.session.send_blob(StoreKind.STATE_PUT, state, progress.epoch, progress.batch - 1)
         np.copyto(self.session.raw, pushed)
 
     def _ask_encoded(self, message: Message) -> None:
@@ -456,14 +453,11 @@ def connect(
     return Client(session, compression)
 
 
-def pull_center(driver: DriverClient, out: FloatArray | None = None) -> FloatArray:
+def pull_center(driver: DriverClient) -> FloatArray:
     """A copy of the center (where the workers hold the weights: of the last snapshot).
 
     Args:
         driver: Connected with the limits of the store.
-        out: Where to; None for a new array.
     """
     driver.request(Message(StoreKind.PULL))
-    result = np.empty(driver.limits.dense_bytes // 4, np.float32) if out is None else out
-    np.copyto(result, driver.limits.dense(driver.raw))
-    return result
+    return driver.limits.dense(driver.raw).copy()

@@ -366,7 +366,7 @@ class ServerGradientSynchronizer(Way):
     @contextlib.contextmanager
     def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """The center, from which the worker trains on, too."""
-        self.load_center(learner, last)
+        self._take(learner, self._client.pull(last=last))
         yield
 
     @staticmethod
@@ -384,7 +384,3 @@ class ServerGradientSynchronizer(Way):
         else:
             learner.restore_metrics()
             self._take(learner, self._client.pull())
-
-    def load_center(self, learner: SharedLearner, last: bool) -> None:
-        """Gives ``learner`` the center as it is now."""
-        self._take(learner, self._client.pull(last=last))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 
@@ -210,12 +209,9 @@ class ShardedClient(Client):
         limits = [shard.limits for shard in self._shards]
         connections = [shard.open_another() for shard in self._shards]
         dims = {spec.name: spec.store().dim for spec in tables}
-        decided = self._decision_now if self._rule.blocking else None
+        decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
         session = self.session
         return RowLink(connections, limits, dims, session.rank, session.attempt, decided)
-
-    def _decision_now(self) -> list[Any]:
-        return self._decision.to_wire()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -365,8 +361,6 @@ def connect_shards(
     rule: Rule,
     *,
     compression: Compression | None = None,
-    mode: str = "auto",
-    timeouts: Timeouts | None = None,
 ) -> ShardedClient:
     """Connects a worker, which has a session with the coordinator, to all shards.
 
@@ -376,17 +370,16 @@ def connect_shards(
     Raises:
         TransportError: A shard cannot be reached.
     """
-    timeouts = timeouts or Timeouts()
     flat = np.zeros(layout.size, np.float32)
     shards: list[ShardClient] = []
     try:
         for number, range_ in enumerate(ranges_of(layout, len(endpoints))):
             own = compression_of(compression, range_)
             limits = limits_of(range_.layout, own)
-            opener = openers_of(endpoints[number], mode, limits, timeouts)
+            opener = openers_of(endpoints[number], "auto", limits, Timeouts())
             shard = ShardClient(
                 opener, range_, flat[range_.place], rank=session.rank, attempt=session.attempt,
-                number=number, compression=own, timeouts=timeouts,
+                number=number, compression=own,
             )  # fmt: skip
             shards.append(shard)
         return ShardedClient(session, shards, flat, rule, layout)
