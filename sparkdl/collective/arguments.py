@@ -91,10 +91,6 @@ def check_out(
     """Raises ConfigError unless the result of an operation on ``source`` can go into ``out``.
 
     Args:
-        source: The input.
-        out: For the result.
-        shape: Of the result.
-        operation: For the message.
         first: The element of ``source`` at which ``out`` may begin.
     """
     if (

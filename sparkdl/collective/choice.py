@@ -50,7 +50,6 @@ def choose_all_reduce_exchange(
             gradients.
         compression: As :func:`sparkdl.codecs.make_codec` takes it; one of
             :data:`sparkdl.codecs.SUM_DTYPES`.
-        optimizer: Of the compiled Keras model.
 
     Raises:
         ConfigError: A combination that makes no sense; says why.

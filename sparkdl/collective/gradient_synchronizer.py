@@ -117,14 +117,7 @@ class AllReduceGradientSynchronizer:
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
     ) -> None:
-        """Gives every rank the root's weights and optimizer state.
-
-        Args:
-            learner: This rank's.
-            root: The rank whose state all take.
-            scale: Most rows per batch of any rank, where the exchange is inside the compiled step.
-            steps: Steps of an epoch; not used here.
-        """
+        """Gives every rank the root's weights and optimizer state."""
         self.scale = scale
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
@@ -240,11 +233,7 @@ class AllReduceGradientSynchronizer:
         self._handles.append((place, sent, handle))
 
     def finish(self) -> bool:
-        """Waits for all parts: ``buffer`` then holds the mean over all ranks.
-
-        Returns:
-            Whether any rank had rows; if none had, there is nothing to apply.
-        """
+        """Waits for all parts: ``buffer`` then holds the mean over all ranks."""
         handles, self._handles = self._handles, []
         for place, joined, handle in handles:
             with self._clock.within("exchange", any_thread=True):

@@ -137,14 +137,7 @@ def gather_reasons(builtin: OrderedCommunicator, reason: str) -> dict[int, str]:
 
 
 class HorovodCommunicator(OrderedCommunicator):
-    """One rank of a Horovod world; made by :class:`HorovodConnector`.
-
-    Args:
-        builtin: Connected among the same ranks; closed with this one.
-        members: All ranks' members.
-        interface: Network interface for Gloo, or None.
-        timeout_s: Limit for one operation.
-    """
+    """One rank of a Horovod world; made by :class:`HorovodConnector`."""
 
     name = "horovod"
     in_graph = True

@@ -37,7 +37,6 @@ class HorovodConnector:
     Args:
         rank: This rank, from 0.
         interface: Network interface for Gloo; None: the one that has the advertised address.
-        timeout_s: Limit for one operation.
         **options: Of :class:`sparkdl.collective.builtin.BuiltinConnector`.
     """
 

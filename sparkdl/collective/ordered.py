@@ -47,10 +47,6 @@ class OrderedCommunicator(Closing):
     from several threads are safe only if all ranks issue them in the same order.
 
     Args:
-        rank: This rank, from 0.
-        size: Number of ranks.
-        local_rank: This rank among those on its host.
-        local_size: Number of ranks on this host.
         timeout_s: Limit for one operation, after which the communicator has failed.
     """
 

@@ -279,8 +279,6 @@ class RuleSynchronizer:
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
-        layout: Of the flat buffer.
-        rule: Bound to the run.
         window: Steps between two exchanges; ``EPOCH_WINDOW`` for one at the end of each epoch.
         wire: ``'float16'`` or ``'bfloat16'``: what is sent instead of float32, for rules with
             ``takes_halves``.
@@ -326,14 +324,7 @@ class RuleSynchronizer:
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
     ) -> None:
-        """Gives every rank the root's weights and optimizer state, and the rule its own state.
-
-        Args:
-            learner: This rank's.
-            root: The rank whose state all take.
-            scale: Not used here.
-            steps: Steps of an epoch, the most of any rank.
-        """
+        """Gives every rank the root's weights and optimizer state, and the rule its own state."""
         take_root_state(self._communicator, learner, self._exchange.buffer, root)
         if isinstance(self._exchange, OptimizerExchange):
             self._exchange.keeper = root
@@ -378,9 +369,6 @@ class RuleSynchronizer:
         """Puts the rule's optimizer state into the learner's optimizer, if it has room for it.
 
         A collective call.
-
-        Returns:
-            The state to go on from where the optimizer has no room for it; empty for none.
         """
         if self._steps.fits:
             self._steps.keep(learner, self._exchange.state())

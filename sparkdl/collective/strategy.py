@@ -29,21 +29,13 @@ from sparkdl.weights import Layout
 
 
 class SessionMeeting:
-    """A meeting through the coordinator: quicker than a barrier's ``allGather``.
-
-    Args:
-        session: This rank's.
-    """
+    """A meeting through the coordinator: quicker than a barrier's ``allGather``."""
 
     def __init__(self, session: Session) -> None:
         self.rank, self.attempt, self._session = session.rank, session.attempt, session
 
     def all_gather(self, text: str) -> list[str]:
-        """Every rank's text in rank order.
-
-        Raises:
-            WaitTimeoutError: Some ranks did not come in time; they are named.
-        """
+        """Every rank's text in rank order."""
         return self._session.meet(text)
 
 
@@ -86,9 +78,6 @@ class AllReduceStrategy:
 
     Args:
         token: The run's secret; the same on all ranks.
-        layout: Of the flat buffer.
-        communicator: Name of the communicator.
-        options: For its connector.
         wire: The type in which gradients are sent; see :class:`AllReduceGradientSynchronizer`.
         rule: What becomes of the ranks' updates; None: the mean of the gradients, at every step.
         window: Steps between two exchanges of the rule.

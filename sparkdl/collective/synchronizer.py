@@ -108,7 +108,6 @@ class StepSynchronizer(Protocol):
         """Gives every rank the root's weights and optimizer state.
 
         Args:
-            learner: This rank's.
             root: The rank whose state all take.
             scale: Most rows per batch of any rank.
             steps: Steps of an epoch, the most of any rank.
@@ -160,8 +159,6 @@ class AllReduceSynchronizer:
     the same.
 
     Args:
-        communicator: Connected.
-        layout: Of the flat buffer.
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
         check: That of ``steps``.

@@ -186,13 +186,7 @@ def _malformed(name: str, expected: str, received: str) -> ModelError:
 
 
 def damaged_model(what: str, expected: str, received: str) -> ModelError:
-    """The error for a model's bytes that are not those that were written.
-
-    Args:
-        what: Which bytes, and what is wrong with them.
-        expected: What was written.
-        received: What was read.
-    """
+    """The error for a model's bytes that are not those that were written."""
     return ModelError(
         what,
         expected=expected,

@@ -69,7 +69,8 @@ class _Index:
 class Checkpoints:
     """Writes ``epoch-00003.keras`` and an index that names the newest.
 
-    The last two are kept, and those after the epochs that :meth:`keep` was told.
+    The last two are kept, and those after the epochs that :meth:`keep` was told. ResourceError says
+    what cannot be read or written.
 
     Args:
         folder: A path or URI.
@@ -104,13 +105,6 @@ class Checkpoints:
         """Writes the model after ``state.epoch`` epochs; the index is changed after it.
 
         Those of another run are deleted last.
-
-        Args:
-            model_file: A ``.keras`` file: weights and optimizer state.
-            state: What the file does not hold.
-
-        Raises:
-            ResourceError: The folder cannot be written.
         """
         name, before = _name_of(state.epoch), self._read_index()
         content = with_parts(model_file, state=state, run=self.run)
@@ -127,9 +121,6 @@ class Checkpoints:
         """Keeps the checkpoints after these epochs, whatever is written later, and no others.
 
         One that is not there yet is kept from when it is written. Nothing where there is none.
-
-        Args:
-            epochs: Epochs done in each.
         """
         index = self._index()
         if index is None:
@@ -140,11 +131,7 @@ class Checkpoints:
             self._delete({*index.kept} - {*kept, *index.files})
 
     def rewind(self, epochs: int) -> bool:
-        """Makes the checkpoint after ``epochs`` epochs the newest, if it is there.
-
-        Returns:
-            Whether it is.
-        """
+        """Makes the checkpoint after ``epochs`` epochs the newest, if it is there."""
         index, name = self._index(), _name_of(epochs)
         if index is None or not storage.exists(f"{self.folder}/{name}"):
             return False
@@ -154,11 +141,7 @@ class Checkpoints:
         return True
 
     def after(self, epochs: int) -> Checkpoint | None:
-        """The checkpoint after ``epochs`` epochs; None if it is not there, or not whole.
-
-        Raises:
-            ResourceError: It is there and cannot be read.
-        """
+        """The checkpoint after ``epochs`` epochs; None if it is not there, or not whole."""
         name = _name_of(epochs)
         if not storage.exists(f"{self.folder}/{name}"):
             return None
@@ -218,7 +201,6 @@ class Checkpoints:
 
         Raises:
             ConfigError: The index is malformed.
-            ResourceError: The folder cannot be read.
         """
         index, names = self._read_index(), self._names()
         if index is not None:  # also where the folder does not show its files
@@ -235,7 +217,6 @@ class Checkpoints:
 
         Raises:
             ModelError: It is not there, not whole, or no checkpoint of the epoch in its name.
-            ResourceError: It is there and cannot be read.
         """
         path = f"{self.folder}/{name}"
         try:
@@ -260,11 +241,7 @@ class Checkpoints:
         storage.write_bytes(f"{self.folder}/{_INDEX}", json.dumps(told).encode())
 
     def _index(self) -> _Index | None:
-        """Which checkpoints there are; None if there are none.
-
-        Raises:
-            ConfigError: See :meth:`_read_index`.
-        """
+        """Which checkpoints there are; None if there are none."""
         return self._read_index() or self._guess_index()
 
     def _guess_index(self) -> _Index | None:
@@ -285,11 +262,7 @@ class Checkpoints:
         return _Index(_epoch_of(newest), newest, older[0] if older else None, tuple(older[1:]), run)
 
     def _names(self) -> list[str]:
-        """The checkpoints in the folder, the newest first; Spark Connect shows none.
-
-        Raises:
-            ResourceError: The folder cannot be read.
-        """
+        """The checkpoints in the folder, the newest first; Spark Connect shows none."""
         if not storage.exists(self.folder):
             return []
         names = (path.rpartition("/")[2] for path in storage.list_files(self.folder, ".keras"))

@@ -29,7 +29,6 @@ class FoundFile:
 
     Args:
         path: As :func:`sparkdl.files.streams.open_input` takes it.
-        size_bytes: Its size.
         inner: Its path from the folder on in which it was looked for.
     """
 

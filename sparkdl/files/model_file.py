@@ -64,11 +64,7 @@ def write_model(path: str, content: bytes, settings: Settings, state: RunState) 
     Args:
         path: A path or URI that :func:`check_path` has found to be good.
         content: The model as the bytes of a ``.keras`` file.
-        settings: Plain values.
         state: What ``content`` does not hold: epochs done, and what the rule keeps.
-
-    Raises:
-        ResourceError: The path cannot be written.
     """
     storage.write_bytes(path, with_parts(content, settings=settings, state=state))
 
@@ -77,7 +73,6 @@ def read_model(path: str) -> ModelFile:
     """The counterpart of :func:`write_model`; Keras has yet to load the content.
 
     Raises:
-        ResourceError: The path cannot be read.
         ModelError: It is no ``.keras`` file, or sparkdl's parts in it are malformed.
     """
     content = storage.read_bytes(path)
@@ -100,7 +95,6 @@ def read_keras_file(path: str) -> bytes:
         path: A path or URI; a ``.keras`` file unless it ends as one of :data:`HDF5` does.
 
     Raises:
-        ResourceError: The path cannot be read.
         ModelError: It is no whole ``.keras`` file.
     """
     content = storage.read_bytes(path)
@@ -113,7 +107,6 @@ def check_keras_file(content: bytes, path: str) -> None:
     """Refuses what is no ``.keras`` file that Keras can unpack.
 
     Args:
-        content: The file.
         path: Where it is from, for the message.
 
     Raises:

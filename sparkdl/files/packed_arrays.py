@@ -51,7 +51,6 @@ def unpack_arrays(content: bytes, what: str) -> dict[str, npt.NDArray[Any]]:
     """The counterpart of :func:`pack_arrays`; nothing in the bytes is executed or unpickled.
 
     Args:
-        content: The bytes.
         what: Whose they are, for the message.
 
     Raises:

@@ -2,6 +2,7 @@
 
 ``file:`` is this machine. What else a path may say is decided by those who were plugged in
 (``sparkdl.spark`` is: Hadoop's file systems, where a session runs) and then by pyarrow and fsspec.
+ResourceError says what could not be found, read or written.
 """
 
 from __future__ import annotations
@@ -35,9 +36,6 @@ def write_bytes(path: str, content: bytes) -> None:
 
     Several threads or machines that write one path do not mix their contents. On a local disk the
     content is there before the name is.
-
-    Raises:
-        ResourceError: The path cannot be written.
     """
     file_system, inner = _resolve(path)
     with explained("written", path):
@@ -48,7 +46,6 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
     """Reads a whole file.
 
     Args:
-        path: A path or URI.
         at_most: More bytes than that are an error.
 
     Raises:
@@ -65,11 +62,7 @@ def read_bytes(path: str, at_most: int | None = None) -> bytes:
 
 
 def read_start(path: str, at_most: int) -> bytes:
-    """The first ``at_most`` bytes of a file, or all of it.
-
-    Raises:
-        ResourceError: The path cannot be read.
-    """
+    """The first ``at_most`` bytes of a file, or all of it."""
     file_system, inner = _resolve(path)
     with explained("read", path):
         return file_system.read(inner, at_most)
@@ -90,11 +83,7 @@ def create_local(path: str) -> BinaryIO | None:
 
 
 def path_on_disk(path: str) -> str | None:
-    """The place of ``path`` on this machine's disks; None if it belongs elsewhere.
-
-    Raises:
-        ResourceError: No file system has such paths.
-    """
+    """The place of ``path`` on this machine's disks; None if it belongs elsewhere."""
     file_system, inner = _resolve(path)
     return inner if isinstance(file_system, LocalFileSystem) else None
 
@@ -102,19 +91,12 @@ def path_on_disk(path: str) -> str | None:
 def list_files(folder: str, ending: str) -> list[str]:
     """Paths of the files right in ``folder`` whose names have ``ending``, sorted; or ``[folder]``
     if it is a file itself.
-
-    Raises:
-        ResourceError: The folder is not there, or cannot be read.
     """
     return list(sizes_of_files(folder, ending))
 
 
 def sizes_of_files(folder: str, ending: str) -> dict[str, int | None]:
-    """The sizes of the files of :func:`list_files` in bytes; None where it is not known.
-
-    Raises:
-        ResourceError: The folder is not there, or cannot be read.
-    """
+    """The sizes of the files of :func:`list_files` in bytes; None where it is not known."""
     file_system, inner = _resolve(folder)
     with explained("read", folder):
         if file_system.find(inner) == "file":
@@ -125,22 +107,14 @@ def sizes_of_files(folder: str, ending: str) -> dict[str, int | None]:
 
 
 def exists(path: str) -> bool:
-    """Whether a file or folder is there.
-
-    Raises:
-        ResourceError: The path cannot be looked at.
-    """
+    """Whether a file or folder is there."""
     file_system, inner = _resolve(path)
     with explained("read", path):
         return file_system.find(inner) is not None
 
 
 def require_plain(path: str) -> None:
-    """Returns if what is written to ``path`` is a file that other programs read.
-
-    Raises:
-        ResourceError: It is not.
-    """
+    """Returns if what is written to ``path`` is a file that other programs read."""
     file_system, _ = _resolve(path)
     if not file_system.plain:
         raise ResourceError(
@@ -152,11 +126,7 @@ def require_plain(path: str) -> None:
 
 
 def check_writable(path: str) -> None:
-    """Tries to write next to ``path``, so that a long fit does not end in a full disk's error.
-
-    Raises:
-        ResourceError: The path cannot be written.
-    """
+    """Tries to write next to ``path``, so that a long fit does not end in a full disk's error."""
     file_system, inner = _resolve(path)
     with explained("written", path):
         file_system.check_writable(inner)
@@ -183,11 +153,7 @@ def delete_partial(folder: str, older_than_s: float) -> None:
 
 
 def _resolve(path: str) -> tuple[FileSystem, str]:
-    """The file system of a path or URI, and the path inside it.
-
-    Raises:
-        ResourceError: There is none.
-    """
+    """The file system of a path or URI, and the path inside it."""
     text = os.fspath(path)
     match = SCHEME.match(text)
     scheme = None if match is None else match[1].lower()

@@ -1,7 +1,7 @@
 """Files too large to be read whole: opened, written, moved.
 
 Unlike :mod:`sparkdl.files.storage` this asks pyarrow and fsspec alone, as executors can: they have
-no session that could be asked.
+no session that could be asked. ResourceError says what could not be found, read or written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ class FilePlace:
     """A path on its file system.
 
     Args:
-        system: Pyarrow's file system.
         inner: The path in it.
         prefix: What stands before ``inner`` in the user's path.
     """
@@ -42,11 +41,7 @@ class FilePlace:
 
 
 def place_of(path: str) -> FilePlace:
-    """The place of a path or URI.
-
-    Raises:
-        ResourceError: No file system knows it.
-    """
+    """The place of a path or URI."""
     from pyarrow import fs
 
     match = SCHEME.match(path)
@@ -63,13 +58,9 @@ def open_input(path: str, *, mapped: bool = False, place: FilePlace | None = Non
     """A file, open for reading from any position.
 
     Args:
-        path: Of the file.
         mapped: Whether a file of this machine is mapped into memory, so that what is read of it is
             no copy. It must not become shorter meanwhile.
         place: Of the file, if it is known: to find it may ask another machine.
-
-    Raises:
-        ResourceError: It cannot be read.
     """
     from pyarrow import fs
 
@@ -89,11 +80,7 @@ def is_local(path: str) -> bool:
 
 
 def create_output(path: str) -> BinaryIO:
-    """A new file with the folders above it, open for writing; one that is there is overwritten.
-
-    Raises:
-        ResourceError: It cannot be written.
-    """
+    """A new file with the folders above it, open for writing; one that is there is overwritten."""
     place = place_of(path)
     with explained("written", path):
         place.system.create_dir(os.path.dirname(place.inner), recursive=True)
@@ -101,11 +88,7 @@ def create_output(path: str) -> BinaryIO:
 
 
 def move(source: str, target: str) -> None:
-    """Moves a file to another path of its file system; makes the folders above it.
-
-    Raises:
-        ResourceError: It cannot be moved.
-    """
+    """Moves a file to another path of its file system; makes the folders above it."""
     old, new = place_of(source), place_of(target)
     with explained("written", target):
         old.system.create_dir(os.path.dirname(new.inner), recursive=True)
@@ -113,11 +96,7 @@ def move(source: str, target: str) -> None:
 
 
 def delete_folder(path: str) -> None:
-    """Deletes a folder with all in it, if it is there.
-
-    Raises:
-        ResourceError: It cannot be deleted.
-    """
+    """Deletes a folder with all in it, if it is there."""
     from pyarrow import fs
 
     place = place_of(path)

@@ -48,11 +48,7 @@ class TemporaryFolder(Closing):
 
 
 def remove_left_folders(directory: str) -> None:
-    """Removes the folders of processes that are no more.
-
-    Args:
-        directory: Where temporary folders are made.
-    """
+    """Removes the folders of processes that are no more."""
     for path in glob.glob(os.path.join(glob.escape(directory), f"{_PREFIX}*", _LOCK)):
         with contextlib.suppress(OSError):  # another user's, in use, or just removed
             lock = os.open(path, os.O_RDWR)

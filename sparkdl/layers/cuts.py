@@ -32,7 +32,6 @@ def spans_of(model: Any, wanted: int | None) -> list[Span]:
     """The parts of a model.
 
     Args:
-        model: The model.
         wanted: How many are recomputed at most; None: as many as keep the fewest bytes.
 
     Raises:

@@ -108,11 +108,7 @@ class ServedEmbedding(TableLayer):
         self._start = RowStart(self.table, dim, initializer, self.seed)
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``.
-
-        Raises:
-            ModelError: Its rule is none for rows.
-        """
+        """The table as it is trained with the model's ``optimizer``."""
         rule, rate = self.rule_and_rate(optimizer)
         start = self._start.settings
         store = RowStore(

@@ -68,18 +68,11 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return self.table
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``.
-
-        Raises:
-            ModelError: Its rule is none for rows.
-        """
+        """The table as it is trained with the model's ``optimizer``."""
         raise NotImplementedError
 
     def rule_and_rate(self, optimizer: object) -> tuple[RowRule, float | None]:
         """The rule of the rows, and their own learning rate if they have one.
-
-        Args:
-            optimizer: The model's.
 
         Raises:
             ModelError: Rows cannot be trained by it.

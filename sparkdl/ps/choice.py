@@ -64,7 +64,6 @@ def choose_server_exchange(
         config: With a mode that has a server.
         rule: As :func:`sparkdl.rules.make_rule` takes it; None for the mode's default.
         compression: As :func:`choose_codec` takes it.
-        optimizer: Of the compiled Keras model.
 
     Raises:
         ConfigError: A combination that makes no sense; says why.
@@ -164,10 +163,8 @@ def choose_codec(
 
     Args:
         compression: None, a name, a codec, a class of codecs, or ``{'name': ..., **options}``.
-        rule: The run's.
         window: Batches per exchange.
         transport: What the user chose: ``'auto'``, ``'http'``, ``'socket'`` or ``'shm'``.
-        optimizer: Of the compiled model.
 
     Raises:
         ConfigError: The combination would do nothing, or train wrong; says why.

@@ -47,7 +47,6 @@ class Coder:
     not sent yet is then lost, as are the steps since the last commit.
 
     Args:
-        compression: Of the run.
         rank, attempt: Seed the draws of random codecs.
         shard: Of which it holds the values; 0 where there are no others.
     """
@@ -180,12 +179,7 @@ class Client(Closing):
         return self.session.limits.dense(self.session.raw)
 
     def sliced_buffer(self, size: int, places: int) -> FloatArray:
-        """The float32 buffer of a round in which the gradients of some variables are slices.
-
-        Args:
-            size: Elements of what stays dense.
-            places: Variables whose gradients are slices.
-        """
+        """The float32 buffer of a round in which the gradients of some variables are slices."""
         start = head_offset(places)
         return self.session.raw[start : start + 4 * size].view(np.float32)
 
@@ -264,7 +258,6 @@ class Client(Closing):
         """The sums of a few numbers over all ranks that have rows in the present round.
 
         Args:
-            numbers: This rank's.
             number: Which sums of this round they are: all ranks number them alike.
             progress: That of the commit to come.
         """
@@ -282,7 +275,6 @@ class Client(Closing):
         slices of all ranks.
 
         Args:
-            progress: Of the commit.
             size: Elements in :meth:`sliced_buffer`, which is sent; where this client encodes,
                 ``buffer`` is sent whole.
             slices: Sent beside it.
@@ -334,8 +326,6 @@ class Client(Closing):
         """Whether this rank is to send the weights of a position, by :meth:`snapshot`.
 
         Args:
-            epoch: Of the position.
-            batch: Of the position.
             every_step: Whether this rank had a batch in every step of the epoch.
 
         Waits while another rank is sending them: False says that the server has them.
@@ -354,7 +344,6 @@ class Client(Closing):
         """Whether this rank is to send its counters and seeds, and whether there are any to take.
 
         Args:
-            epoch, batch: The position.
             every_step: Whether this rank had a batch in every step of the epoch.
 
         Waits while another rank is sending them.
@@ -370,10 +359,6 @@ class Client(Closing):
     def carried(self) -> bytes:
         """The bytes that another rank sent by :meth:`put_carried`. Overwrites ``buffer``."""
         return bytes(self._all_chunks(StoreKind.CARRIED_GET))
-
-    def put_state(self, state: bytes, epoch: int, batch: int) -> None:
-        """Uploads weights and optimizer state for a joiner. Overwrites ``buffer``."""
-        self.session.send_blob(StoreKind.STATE_PUT, [state], epoch, batch)
 
     def get_state(self) -> bytes:
         """The state that a member uploaded for this joiner. Overwrites ``buffer``."""
@@ -425,7 +410,8 @@ class Client(Closing):
                 hint="install the same sparkdl on the driver and on all executors",
             )
         pushed = self.session.raw.copy()
-        self.put_state(self.give_state(), progress.epoch, progress.batch - 1)
+        state = [self.give_state()]
+        self.session.send_blob(StoreKind.STATE_PUT, state, progress.epoch, progress.batch - 1)
         np.copyto(self.session.raw, pushed)
 
     def _ask_encoded(self, message: Message) -> None:
@@ -452,13 +438,9 @@ def connect(
     """Connects a worker to a parameter server; see :func:`open_session`.
 
     Args:
-        endpoint: Of the server.
         mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
-        rank: The worker's rank.
         attempt: A number that no other attempt of this rank has.
         layout: Of the flat buffer; the server refuses another size.
-        timeouts: How long to wait.
-        compression: The server's.
 
     Raises:
         TransportError: No way leads to the server; says what was tried.
@@ -471,14 +453,11 @@ def connect(
     return Client(session, compression)
 
 
-def pull_center(driver: DriverClient, out: FloatArray | None = None) -> FloatArray:
+def pull_center(driver: DriverClient) -> FloatArray:
     """A copy of the center (where the workers hold the weights: of the last snapshot).
 
     Args:
         driver: Connected with the limits of the store.
-        out: Where to; None for a new array.
     """
     driver.request(Message(StoreKind.PULL))
-    result = np.empty(driver.limits.dense_bytes // 4, np.float32) if out is None else out
-    np.copyto(result, driver.limits.dense(driver.raw))
-    return result
+    return driver.limits.dense(driver.raw).copy()

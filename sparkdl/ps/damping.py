@@ -78,7 +78,6 @@ class Damping:
         Args:
             change: What a window changed, as it is about to be sent; scaled in place.
             base: The center from which the window began.
-            batches: Of the window.
         """
         self._unseen += batches
         due = self._unseen >= LOOK_EVERY

@@ -77,16 +77,7 @@ class RoundSynchronizer(Way):
         self._unstored: tuple[int, int] | None = None  # the position of weights no snapshot has
 
     def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
-        """Brings ``learner`` to where the others are: the server's weights, or a live rank's.
-
-        Args:
-            learner: Its weights and optimizer state are set.
-            epoch: Epochs that are done.
-            batch: Rounds of the next epoch that are done.
-
-        Returns:
-            Whether it has the optimizer state of that moment, too.
-        """
+        """Brings ``learner`` to where the others are: the server's weights, or a live rank's."""
         if self._with_tables:
             assert isinstance(self._client, ShardedClient)
             learner.tables.serve_from(self._client.open_rows(learner.tables.specs))
@@ -178,12 +169,6 @@ class RoundSynchronizer(Way):
 
         Each batch is a call of its own where a round needs the learning rate of its step: rows on
         servers, and a rule of a user's own beside a schedule.
-
-        Args:
-            learner: Gives gradients, takes their mean.
-            stack: None where this rank has no more rows in this epoch, so that it contributes
-                nothing.
-            progress: After the last of the rounds; each round sends its own rows.
 
         Raises:
             NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.

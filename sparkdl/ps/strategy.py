@@ -34,7 +34,6 @@ class ServerStrategy:
 
     Args:
         endpoint: Of the server, or of the coordinator where the center lies on shards.
-        layout: Of the flat buffer.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
             :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.

@@ -74,7 +74,6 @@ class WindowSynchronizer(Way):
     Args:
         rule: Its ``exchange`` is called.
         client: Connected; has said HELLO.
-        layout: Of the flat buffer.
         overlap: Whether to exchange while training; None measures, and begins with it when
             exchanges take more than :data:`OVERLAP_FROM` of the time and the rule allows it.
         check: Looks at the weights before they are sent; None: nobody does.
@@ -173,12 +172,7 @@ class WindowSynchronizer(Way):
         self.drain(learner)
 
     def after_window(self, learner: SharedLearner, progress: Progress) -> None:
-        """One exchange: what was trained since the last one goes out, the center comes in.
-
-        Args:
-            learner: Its weights are read, and replaced.
-            progress: A :class:`sparkdl.ps.client.Progress`.
-        """
+        """One exchange: what was trained since the last one goes out, the center comes in."""
         if self._tables is not None:
             self._tables.end_window(progress.epoch, progress.batch)
         if not self.overlaps:
@@ -225,16 +219,6 @@ class WindowSynchronizer(Way):
         """Trains a stack, with an exchange after each window, and after the last batch.
 
         This object is the :class:`~sparkdl.training.learning.Exchanger` that the learner calls.
-
-        Args:
-            learner: Trains the stack in one call.
-            stack: Batches.
-            window: Of them.
-            progress: After the last of the windows; each exchange sends its own.
-
-        Raises:
-            NotFiniteError: Weights are not finite, with ``on_nan='raise'``.
-            TransportError: The server is gone.
         """
         self._progress, self._window, self._done = progress, window, 0
         with self._unwrapping.around():
@@ -281,10 +265,6 @@ class WindowSynchronizer(Way):
 
         A worker whose weights were the center of its last exchange goes on from there; one with
         weights of its own (elastic rules) gets these back.
-
-        Args:
-            learner: Its weights are replaced.
-            last: Whether to wait for the other workers' last commits.
         """
         self._land(learner)
         learner.read_weights(self._local)
@@ -303,11 +283,7 @@ class WindowSynchronizer(Way):
         return 1.0 if self._damping is None else self._damping.counted
 
     def _begin_again(self, learner: SharedLearner, progress: Progress) -> Progress:
-        """Gives the learner the center, an optimizer without NaN, and the metrics of before.
-
-        Returns:
-            The progress of an exchange that brings nothing.
-        """
+        """Gives the learner the center, an optimizer without NaN, and the metrics of before."""
         self._base[...] = self._client.pull()
         learner.write_weights(self._base)
         learner.load_optimizer_state(finite_state(learner.optimizer_state()))
@@ -369,11 +345,6 @@ class ServerGradientSynchronizer(Way):
 
     For rules that take gradients and do not wait. The rules that wait train in rounds
     (:class:`sparkdl.ps.round_synchronizer.RoundSynchronizer`).
-
-    Args:
-        client: Connected; has said HELLO.
-        layout: Of the flat buffer.
-        check: Looks at the gradients before they are sent; None: nobody does.
     """
 
     def __init__(self, client: Client, layout: Layout, check: FiniteCheck | None = None) -> None:
@@ -395,7 +366,7 @@ class ServerGradientSynchronizer(Way):
     @contextlib.contextmanager
     def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
         """The center, from which the worker trains on, too."""
-        self.load_center(learner, last)
+        self._take(learner, self._client.pull(last=last))
         yield
 
     @staticmethod
@@ -404,13 +375,7 @@ class ServerGradientSynchronizer(Way):
         learner.write_weights(learner.constrained(center))
 
     def step(self, learner: SharedLearner, batch: BatchStack, progress: Progress) -> None:
-        """Sends the gradient of one batch, and trains on from the center.
-
-        Args:
-            learner: Gives the gradient, takes the center.
-            batch: A stack of one batch.
-            progress: ``rows`` are those of the batch.
-        """
+        """Sends the gradient of one batch, and trains on from the center."""
         if self._check.skips:
             learner.keep_metrics()
         learner.gradients(batch, self._client.buffer)
@@ -419,12 +384,3 @@ class ServerGradientSynchronizer(Way):
         else:
             learner.restore_metrics()
             self._take(learner, self._client.pull())
-
-    def load_center(self, learner: SharedLearner, last: bool) -> None:
-        """Gives ``learner`` the center as it is now.
-
-        Args:
-            learner: It trains on from there.
-            last: Whether to wait for the other workers' last commits.
-        """
-        self._take(learner, self._client.pull(last=last))

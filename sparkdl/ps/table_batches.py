@@ -15,24 +15,13 @@ class TableBatches:
     The model's own variables are exchanged after each window, as without tables. So the rows have a
     clock of their own: between a pull and the push other workers may have changed them. Where the
     rule exchanges rows in windows, they travel with the variables.
-
-    Args:
-        rows: The tables.
-        learner: The model.
     """
 
     def __init__(self, rows: RowsOfWorker, learner: SharedLearner) -> None:
         self._rows, self._read = rows, learner.tables.id_reader()
 
     def train(self, learner: SharedLearner, stack: BatchStack, epoch: int, done: int) -> None:
-        """Trains a stack.
-
-        Args:
-            learner: Its layers pull from the tables.
-            stack: Batches.
-            epoch: Of the stack.
-            done: Batches of the epoch that are done after it.
-        """
+        """Trains a stack."""
         first = done - stack.num_batches
         for number, batch in enumerate(stack.single_batches(), 1):
             self._rows.begin_batch(self._wanted(batch))
@@ -44,12 +33,7 @@ class TableBatches:
             self._rows.end_step(epoch, first + number, rate, factor)
 
     def end_window(self, epoch: int, done: int) -> None:
-        """The variables are exchanged now, and with them rows that are exchanged in windows.
-
-        Args:
-            epoch: Of the window.
-            done: Batches of the epoch that are done with it.
-        """
+        """The variables are exchanged now, and with them rows that are exchanged in windows."""
         self._rows.end_window(epoch, done)
 
     def _wanted(self, batch: BatchStack) -> Wanted | None:

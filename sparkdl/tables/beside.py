@@ -88,7 +88,6 @@ def save_beside(content: bytes, path: str, write: Callable[[bytes], None]) -> No
 
     Args:
         content: See :func:`copy_beside`, as for what it raises.
-        path: Of the file.
         write: Writes the file that it is given to ``path``.
     """
     kept, place = copy_beside(content, path + ENDING), TableCheckpoints(_absolute(path + ENDING))

@@ -40,8 +40,6 @@ class TableReference:
 
     Args:
         folder: Of all tables of one step; each lies in a folder of its own there.
-        step: Steps that were done.
-        tables: Their names.
         older: Folders of earlier steps that are still there, the newest first.
         changed: Whether the tables were changed after the fit that wrote them.
         seen: The newest tables of their folder when a file with these was loaded.
@@ -119,11 +117,7 @@ class TableCheckpoints:
 
     def write(self, reference: TableReference, stores: Mapping[str, RowStore], rank: int,
               ranks: int) -> None:  # fmt: skip
-        """Writes the rows of one rank.
-
-        Raises:
-            ResourceError: The folder cannot be written.
-        """
+        """Writes the rows of one rank."""
         for name, store in stores.items():
             write_part(store, reference.folder_of(name), rank, ranks)
 
@@ -135,8 +129,6 @@ class TableCheckpoints:
         were changed outside of a fit take the place of ``former`` or of none.
 
         Args:
-            reference: Of the new tables.
-            ranks: How many have written them.
             former: The reference before it; empty for none.
 
         Raises:

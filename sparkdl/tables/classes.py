@@ -170,7 +170,6 @@ class Measured(NamedTuple):
 
     Args:
         number: By which the gradient names it.
-        table: Name of the table.
         features: Of the rows of all ranks, one rank after another.
         labels: Their own classes.
         softmax: Of each of them.
@@ -273,9 +272,6 @@ class ClassPart:
 
     Args:
         store: Of the rank's rows. Classes without a row get one, with its start value.
-        spec: The softmax.
-        rank: Of this process.
-        ranks: How many there are.
     """
 
     def __init__(self, store: RowStore, spec: ClassSpec, rank: int = 0, ranks: int = 1) -> None:

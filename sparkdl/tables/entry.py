@@ -181,7 +181,6 @@ class Eviction:
         Args:
             counts: How often each row was seen.
             clocks: The step of each row's last gradient.
-            now: The present step.
         """
         idle = now - clocks.astype(np.int64)
         leaves = np.zeros(len(counts), bool)

@@ -83,7 +83,6 @@ def write_part(
         store: The rows that ``rank`` owns. It must not change meanwhile.
         folder: A path or URI that all ranks see, without a manifest (:func:`discard`).
         rank: The rank that owns these rows.
-        ranks: How many parts there are.
         since: Only rows that had a gradient after that step of the clock; None: all.
 
     Raises:

@@ -45,7 +45,6 @@ class RowRule(ABC):
             values: All rows, of shape (rows, dim).
             state: Their state, of shape (rows, width).
             gradients: One for each of ``index``, of shape (index, dim).
-            learning_rate: Of this step.
             index: Each row once.
         """
         rate = np.float32(learning_rate)

@@ -48,7 +48,6 @@ class RowService(Protocol):
         """The rows of some ids, and a number by which :meth:`push` knows this call.
 
         Args:
-            table: Its name.
             ids: Each once.
             training: Whether a gradient may follow. If not, ids without a row give zeros.
 
@@ -72,7 +71,6 @@ class RowService(Protocol):
         """The softmax of each row over the classes of a table.
 
         Args:
-            table: Its name.
             classes: What the softmax depends on.
             features: Of shape ``(rows, dim)``.
             labels: The own class of each row.
@@ -114,11 +112,7 @@ class ServesRows(Protocol):
         """The place of the rows; None before the first call."""
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``.
-
-        Raises:
-            ModelError: Its rule is none for rows.
-        """
+        """The table as it is trained with the model's ``optimizer``."""
 
     def require_trainable_in(self, model: Any) -> None:
         """Raises ModelError if the ``keras.Model`` is compiled with what the layer cannot have."""

@@ -214,7 +214,6 @@ class RowStore:
         Args:
             ids: Each once; see :func:`merged`.
             gradients: Summed over the duplicates of an id; of shape (ids, dim).
-            learning_rate: Of this step.
             counts: How often each id was seen, for filters and evictions. None: once.
 
         Raises:
@@ -231,11 +230,6 @@ class RowStore:
         Args:
             ids: Each once.
             changes: Of shape (ids, dim).
-            counts: How often each id was seen. None: once.
-
-        Raises:
-            DataError: As :meth:`push`.
-            ModelError: As :meth:`push`.
         """
         self._step(SgdRows(), ids, np.negative(changes), 1.0, counts)
 
@@ -562,7 +556,6 @@ def merged(
     """Each id once, the sum of its gradients in their order, and how often it was there.
 
     Args:
-        ids: Any.
         gradients: Of shape (ids, dim).
         counts: How often each stands for. None: once.
     """

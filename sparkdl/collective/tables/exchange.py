@@ -69,7 +69,6 @@ class TableExchange:
     """One rank's part in the tables of a model; a :class:`sparkdl.tables.service.RowService`.
 
     Args:
-        communicator: Among all ranks, used for nothing else.
         tables: All tables of the model, the same on all ranks.
     """
 
@@ -198,11 +197,7 @@ class TableExchange:
         return self._communicator.all_to_all(parts)
 
     def _doing(self, came: Sequence[IdArray]) -> int:
-        """The work of the ranks that do not only serve: all the same, or all are done.
-
-        Raises:
-            ProtocolError: They do different things.
-        """
+        """The work of the ranks that do not only serve: all the same, or all are done."""
         doing = {(int(array[0]), int(array[1])) for array in came if array[0] > _DONE}
         if len(doing) > 1 or (not doing and any(array[0] == _SERVES for array in came)):
             raise ProtocolError(

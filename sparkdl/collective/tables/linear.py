@@ -91,8 +91,6 @@ class LinearTraining:
     """One rank's part in the training; all ranks make one and call the same methods.
 
     Args:
-        communicator: Among all ranks.
-        rows: Of this rank.
         settings: The same on all ranks.
     """
 
@@ -107,9 +105,8 @@ class LinearTraining:
         self._z, self._n = np.zeros(1), np.zeros(1)
         self.intercept = 0.0
         """The intercept, the same on all ranks."""
-        totals = communicator.all_reduce(
-            np.array([len(rows), _sum_of_weights(rows)], np.float64), "sum"
-        )
+        weight = len(rows) if rows.weights is None else rows.weights.sum()
+        totals = communicator.all_reduce(np.array([len(rows), weight], np.float64), "sum")
         self._rows, self._weight = int(totals[0]), float(totals[1])
         sizes = communicator.all_reduce(np.array([rows.vectors.size], np.int64), "max")
         self._size = int(sizes[0])
@@ -219,10 +216,6 @@ class LinearTraining:
                 owned, asked = _ids_of(np.concatenate(of_ranks), len(self.table))
             found.append(_Batch(rows, places[at], edges[at], owned, asked, parts))
         return found
-
-
-def _sum_of_weights(rows: SparseRows) -> float:
-    return float(len(rows)) if rows.weights is None else float(rows.weights.sum())
 
 
 def _logistic(margins: Numbers, rows: SparseRows) -> tuple[Numbers, float]:

@@ -24,9 +24,7 @@ class ServerConfig:
     """All that a server needs, except the center.
 
     Args:
-        layout: Of the flat buffer.
         rule: How commits change the center; may be an instance of a user's class.
-        num_workers: Workers of the run.
         mode: ``'http'``, ``'socket'``, ``'shm'``, or ``'auto'`` for all three.
         port: 0 for any free one, a port, or a range (``'7000-7010'``). The framed socket takes it
             where the mode has one, else Flask; both stay inside a range.

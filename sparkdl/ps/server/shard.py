@@ -19,7 +19,6 @@ class TablesOfRun:
     """The tables of a model in a run with servers.
 
     Args:
-        specs: The tables.
         folder: Of their files; servers and driver share it.
         reference: A :class:`sparkdl.tables.checkpoints.TableReference` of the rows to begin with;
             empty: there are none.
@@ -38,9 +37,6 @@ class ShardConfig(ServerConfig):
 
     Args:
         place: Of the range, in the flat buffer of the model.
-        number: Of the shard, from 0.
-        count: Shards of the run.
-        tables: Those of the model.
     """
 
     place: slice = field(default_factory=lambda: slice(0))

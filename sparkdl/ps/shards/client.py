@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 
@@ -35,13 +34,9 @@ class ShardClient(Closing):
     """One worker's connection to one shard. One request at a time.
 
     Args:
-        opener: Opens connections to the shard.
         range_: Which values it holds.
         values: The part of the worker's flat buffer that a push sends and a pull fills.
-        rank, attempt: Of the worker.
-        number: Of the shard, in errors and for the draws of random codecs.
         compression: Of the run, for this range.
-        timeouts: How long to wait.
     """
 
     def __init__(
@@ -146,8 +141,6 @@ class ShardedClient(Client):
         session: With the coordinator; closed with the client.
         shards: One client for each, whose values are parts of ``flat``; closed with this one.
         flat: The buffer of the whole layout.
-        rule: The run's.
-        layout: Of ``flat``.
     """
 
     def __init__(
@@ -202,9 +195,6 @@ class ShardedClient(Client):
 
         Where the rule waits for all workers, they step together; where it exchanges rows in
         windows, with the weights; else at each batch, and the next batch's rows are pulled ahead.
-
-        Args:
-            tables: All tables of the model.
         """
         if self._rule.blocking:
             self._rows = RoundRows(self._open_link(tables), tables)
@@ -219,12 +209,9 @@ class ShardedClient(Client):
         limits = [shard.limits for shard in self._shards]
         connections = [shard.open_another() for shard in self._shards]
         dims = {spec.name: spec.store().dim for spec in tables}
-        decided = self._decision_now if self._rule.blocking else None
+        decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
         session = self.session
         return RowLink(connections, limits, dims, session.rank, session.attempt, decided)
-
-    def _decision_now(self) -> list[Any]:
-        return self._decision.to_wire()
 
     def close(self) -> None:
         """Closes all connections."""
@@ -374,34 +361,25 @@ def connect_shards(
     rule: Rule,
     *,
     compression: Compression | None = None,
-    mode: str = "auto",
-    timeouts: Timeouts | None = None,
 ) -> ShardedClient:
     """Connects a worker, which has a session with the coordinator, to all shards.
 
     Args:
         session: With the coordinator; closed with the client, or if this fails.
-        endpoints: Of the shards, in order.
-        layout: Of the whole flat buffer.
-        rule: The run's.
-        compression: Of the run; None sends float32.
-        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
-        timeouts: How long to wait.
 
     Raises:
         TransportError: A shard cannot be reached.
     """
-    timeouts = timeouts or Timeouts()
     flat = np.zeros(layout.size, np.float32)
     shards: list[ShardClient] = []
     try:
         for number, range_ in enumerate(ranges_of(layout, len(endpoints))):
             own = compression_of(compression, range_)
             limits = limits_of(range_.layout, own)
-            opener = openers_of(endpoints[number], mode, limits, timeouts)
+            opener = openers_of(endpoints[number], "auto", limits, Timeouts())
             shard = ShardClient(
                 opener, range_, flat[range_.place], rank=session.rank, attempt=session.attempt,
-                number=number, compression=own, timeouts=timeouts,
+                number=number, compression=own,
             )  # fmt: skip
             shards.append(shard)
         return ShardedClient(session, shards, flat, rule, layout)

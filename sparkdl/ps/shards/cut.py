@@ -37,10 +37,6 @@ class Range:
 def ranges_of(layout: Layout, count: int) -> tuple[Range, ...]:
     """``count`` nearly equal ranges that cover the buffer; some are empty if it has fewer values.
 
-    Args:
-        layout: Of the model.
-        count: Shards.
-
     >>> layout = Layout.of([('w', (6,), 'float32')], [('mean', (3,), 'float32')])
     >>> [(r.place.start, r.place.stop, r.layout.trained_size) for r in ranges_of(layout, 2)]
     [(0, 4, 4), (4, 9, 2)]

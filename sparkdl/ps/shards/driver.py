@@ -28,7 +28,6 @@ class ShardsDriver(Closing):
 
     Args:
         endpoints: Of the shards, in order.
-        layout: Of the whole flat buffer.
         check: Called before a request is tried again; raises if a shard has ended.
     """
 
@@ -94,9 +93,6 @@ class ShardsDriver(Closing):
         """Has all shards write the rows of the tables; training goes on meanwhile.
 
         In rounds they are those of the round of the last :meth:`pull`.
-
-        Raises:
-            ResourceError: The files cannot be written.
         """
         asked = [
             c.request(Message(StoreKind.ROWS_CLOCKS, meta=dict(self._decided))).meta["clocks"]

@@ -24,7 +24,6 @@ class PushPart:
     """The changes of the rows of one table in a push.
 
     Args:
-        table: Its name.
         ids: Each once.
         values: Gradients, or changes, of shape ``(len(ids), dim)``.
         counts: How often the batches have each id; None where the table does not ask.
@@ -69,11 +68,6 @@ def pack_push(parts: Sequence[PushPart]) -> tuple[list[list[Any]], ByteArray]:
 
 def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[PushPart]:
     """The counterpart of :func:`pack_push`.
-
-    Args:
-        told: From the meta.
-        body: The body.
-        dims: Numbers of a row, of each table.
 
     Raises:
         ProtocolError: The body does not fit what the meta says.

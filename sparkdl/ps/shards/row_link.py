@@ -33,7 +33,6 @@ class Fetched:
     """Rows that came from the shards.
 
     Args:
-        table: Name of their table.
         ids: Each once.
         rows: Of shape ``(len(ids), dim)``.
         clocks: The table's clock on each shard when the rows left it; ``NO_CLOCK`` where none did.
@@ -50,7 +49,6 @@ class RowPush:
     """A change of the rows of one table, on all shards.
 
     Args:
-        table: Its name.
         ids: Each once.
         values: Gradients, or changes, of shape ``(len(ids), dim)``.
         counts: How often the batches have each id; None where the table does not ask.
@@ -88,9 +86,7 @@ class RowLink(Closing):
 
     Args:
         connections: To each shard, in order, used for nothing else; closed with this object.
-        limits: Of their frames.
         dims: Table -> numbers of a row.
-        rank, attempt: Of the worker.
         decided: The coordinator's last decision, as requests carry it; None where rows have no
             rounds.
     """
@@ -119,7 +115,6 @@ class RowLink(Closing):
         """The rows of some ids.
 
         Args:
-            table: Its name.
             ids: Each once.
             training: Whether ids without a row have their start values; else zeros.
         """
@@ -158,7 +153,6 @@ class RowLink(Closing):
         Args:
             pushes: One for each table.
             epoch, batch: The worker's position after it.
-            learning_rate: Of the step.
             changes: The values are added to the rows, instead of being gradients of a step, and
                 rows that others have changed since ``clocks`` come back.
         """
@@ -205,7 +199,6 @@ class RowLink(Closing):
         """Sends this worker's part of a round to all shards, which apply it when it is decided.
 
         Args:
-            pushes: One for each table, of gradients; none where the worker has no rows.
             progress: After the round.
             sequence: Of the commit to the coordinator that follows.
         """

@@ -21,10 +21,6 @@ class RoundRows(RowsOfWorker):
     commit; the members that the coordinator names then make one step of each row. Pulls bring that
     decision along (:mod:`sparkdl.ps.decision`), so that a worker sees the rounds it has been told
     of.
-
-    Args:
-        link: To the shards, whose requests carry the decision; closed with this object.
-        tables: All tables of the model.
     """
 
     def __init__(self, link: RowLink, tables: Sequence[TableSpec]) -> None:
@@ -44,12 +40,7 @@ class RoundRows(RowsOfWorker):
         """Nothing to do: :meth:`put_aside` has sent what the step brings."""
 
     def put_aside(self, progress: Progress, sequence: int) -> None:
-        """Sends this worker's part of the present round, also where it has no rows.
-
-        Args:
-            progress: After the round; its rows are those of this worker's batch.
-            sequence: Of the commit to the coordinator that follows.
-        """
+        """Sends this worker's part of the present round, also where it has no rows."""
         steps = self._take_step(1.0) if progress.rows else []
         self._forget()
         nowhere = [NO_CLOCK] * self._link.num_shards

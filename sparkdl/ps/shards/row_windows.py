@@ -27,11 +27,6 @@ class WindowRows(RowsOfWorker):
     no batch of a window has touched is asked for again at its next use, so that no copy is older
     than a window. The state of the rows' optimizer stays with the worker.
 
-    Args:
-        link: To the shards; closed with this object.
-        tables: All tables of the model.
-        num_workers: p.
-
     Reference: PaddlePaddle's Geo mode (``GeoCommunicator``, ``MemorySparseGeoTable``), Baidu, 2020;
     the equations are written from its description.
     """
@@ -93,13 +88,7 @@ class WindowRows(RowsOfWorker):
 
 
 class _Copies:
-    """A worker's copies of rows of one table.
-
-    Args:
-        store: Empty; its rule steps the copies.
-        rate: The table's own learning rate, or None.
-        num_shards: How many shards there are.
-    """
+    """A worker's copies of rows of one table."""
 
     def __init__(self, store: RowStore, rate: float | None, num_shards: int) -> None:
         self._store, self._rate = store, rate

@@ -24,7 +24,6 @@ class Pull:
     """One call of a layer in a step.
 
     Args:
-        table: Name of its table.
         ids: Each once.
         clocks: Of the table on each shard, when the rows left it.
         gradients: Of the rows; None while there are none.
@@ -43,7 +42,6 @@ class StepOfTable:
     """The change that a batch makes of the rows of one table.
 
     Args:
-        table: Its name.
         ids: Each once, in order.
         gradients: Of their rows, those of all calls summed.
         counts: How often the batch has each id.
@@ -58,11 +56,7 @@ class StepOfTable:
 
 
 class RowsOfWorker(Closing):
-    """The rows of a model's tables; a :class:`sparkdl.tables.service.RowService`.
-
-    Args:
-        tables: All tables of the model.
-    """
+    """The rows of a model's tables; a :class:`sparkdl.tables.service.RowService`."""
 
     def __init__(self, tables: Sequence[TableSpec]) -> None:
         self._pulls: list[Pull] = []
@@ -111,9 +105,6 @@ class RowsOfWorker(Closing):
         """One step of all tables with the gradients of a batch.
 
         Args:
-            epoch: Of the batch.
-            batch: Batches of that epoch that are done with it.
-            learning_rate: Of the model's optimizer in this step.
             loss_scale: The factor that the loss had, by which gradients are divided; infinity where
                 it has overflowed, and no step is taken.
         """
@@ -166,11 +157,6 @@ class ServedRows(RowsOfWorker):
 
     A step's gradients are sent at its end, to all shards at the same time: each applies them as one
     step of the rows, and the next pull sees them.
-
-    Args:
-        link: To the shards; closed with this object.
-        tables: All tables of the model.
-        ahead: Pulls rows of the next batch; closed with this object.
     """
 
     def __init__(self, link: RowLink, tables: Sequence[TableSpec], ahead: RowsAhead) -> None:

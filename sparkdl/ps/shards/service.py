@@ -51,7 +51,6 @@ class ShardService:
         range_: Which values it holds.
         center: These values; taken over, not copied.
         rule: How commits change them; it works element by element.
-        num_workers: Workers of the run.
         compression: Of the run, for this range; None refuses encoded commits.
         tables: The rows of the model's tables that this shard holds; None for a model without.
     """

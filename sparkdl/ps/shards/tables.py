@@ -94,12 +94,7 @@ class _Changed:
 
 @dataclass(frozen=True)
 class _Brought:
-    """The last push of a rank: it may be of several frames, of which some came.
-
-    Args:
-        position: Of the push.
-        ids: Table -> those whose rows have taken the step.
-    """
+    """The last push of a rank: it may be of several frames, of which some came."""
 
     position: tuple[int, int] = (-1, 0)
     ids: dict[str, list[Ids]] = field(default_factory=dict)
@@ -120,8 +115,6 @@ class _StagedRows:
 
     Args:
         position: After the round.
-        rows: Of the worker's batch.
-        learning_rate: Of the step.
         count: Pieces in which it comes.
         pieces: Those that are here.
     """
@@ -145,9 +138,6 @@ class TableService:
     sequence number.
 
     Args:
-        specs: The tables.
-        number: Of the shard.
-        count: Shards.
         folder: In which rows may be written.
         reference: Where the rows to begin with are; empty: there are none.
         ignores_nan: Gradients that are not finite are taken; else they are an error.

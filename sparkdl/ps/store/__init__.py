@@ -34,10 +34,6 @@ def make_store(
     """The store that fits ``rule``.
 
     Args:
-        layout: Of the flat buffer.
-        center: Initial weights; taken over, not copied.
-        rule: How commits change the center.
-        compression: What workers may send encoded; None refuses encoded commits.
         together: All ranks begin at the same moment, whatever the rule is.
         sharded: The values lie on shards (:mod:`sparkdl.ps.shards`), and ``center`` is empty.
     """

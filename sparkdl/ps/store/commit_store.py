@@ -18,9 +18,6 @@ class FirstPulls:
 
     Otherwise one that is slow to pull would begin with a center that holds what the others trained
     meanwhile: with short epochs, all of it.
-
-    Args:
-        group: The run's.
     """
 
     def __init__(self, group: Group) -> None:
@@ -60,7 +57,6 @@ class CommitStore(ParameterStore):
     A rule with ``lock_free`` is applied outside the lock, concurrently.
 
     Args:
-        layout, center, rule, compression: See :class:`ParameterStore`.
         together: All ranks begin at the same moment, whatever the rule is.
     """
 

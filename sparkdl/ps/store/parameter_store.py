@@ -28,7 +28,6 @@ class ParameterStore(Store, abc.ABC):
     are consistent, and memory stays at center + rule state + one buffer each.
 
     Args:
-        layout: Of the flat buffer.
         center: Initial weights; taken over, not copied.
         rule: How commits change the center.
         compression: What workers may send encoded; None refuses encoded commits.

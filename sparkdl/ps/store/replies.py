@@ -38,9 +38,6 @@ class Holdings:
 
     Memory: one buffer for each worker that asks for encoded replies, and its last reply. Not
     thread-safe for one worker; different workers may be answered at the same time.
-
-    Args:
-        compression: Of the run.
     """
 
     def __init__(self, compression: Compression) -> None:
@@ -153,7 +150,6 @@ class CenterReplies:
 
     Args:
         center: The weights and their rule.
-        limits: Of the frames.
         compression: What workers may send encoded; None refuses encoded commits.
         buffer: Gives the buffer of a connection.
     """

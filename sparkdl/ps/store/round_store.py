@@ -35,7 +35,6 @@ class RoundStore(ParameterStore):
     (rules that take gradients) that attempt gets the state of a member, or the last snapshot.
 
     Args:
-        layout, center, rule, compression: See :class:`ParameterStore`.
         decides_for: The layout of the values where these lie on shards; None: they lie here.
     """
 

@@ -108,9 +108,6 @@ class Sums:
     A rank without rows tells none: its commit, which waits for the round, stands for them. What a
     round has added up is kept until the next one, for a rank whose reply was lost and for the next
     attempt at a rank's work.
-
-    Args:
-        group: The run's.
     """
 
     def __init__(self, group: Group) -> None:

@@ -26,8 +26,6 @@ class SlicedCommits:
     commits it, which has no body then.
 
     Args:
-        layout: Of the whole flat buffer.
-        compression: Of the run.
         beside: The dense values go elsewhere (to shards): commits have slices alone.
     """
 
@@ -44,7 +42,6 @@ class SlicedCommits:
         """Takes one chunk of a large commit.
 
         Args:
-            message: The chunk.
             wanted: Whether the run's rule takes slices.
 
         Raises:
@@ -66,7 +63,6 @@ class SlicedCommits:
         """A commit with slices whose dense part is float32 without the sliced variables.
 
         Args:
-            message: The commit.
             scratch: A buffer of the whole layout, which may be where the message's body lies.
         """
         body = self._large.get(message.rank) if message.total else message.body
@@ -88,10 +84,6 @@ class SlicedCommits:
         self, message: Message, others: Iterable[Payload]
     ) -> tuple[FloatArray, list[Slices]]:
         """The dense values of a commit, and its slices.
-
-        Args:
-            message: The commit, from :meth:`decoded`.
-            others: The other ranks' in the same round.
 
         Raises:
             ProtocolError: They do not fit the model, or what another rank has sent.

@@ -19,7 +19,6 @@ class Snapshot:
     values are here, so no death loses them.
 
     Args:
-        group: The run's.
         reason: What requests that wait for these values wait for.
         what: The values, in an error.
         together: Whether nobody sends before all have asked: so all have the values of one position
@@ -107,10 +106,6 @@ class CarriedValues:
     A layer's counter of batches is such a value. One process counts every batch; so does the worker
     with the most batches, and it sends what it has counted. Where all workers have as many batches,
     nothing is sent.
-
-    Args:
-        group: The run's.
-        max_bytes: Bound of the values.
     """
 
     def __init__(self, group: Group, max_bytes: int) -> None:
@@ -191,22 +186,14 @@ class StateTransfer:
             self._blob = None
 
     def put(self, message: Message) -> None:
-        """Takes one chunk.
-
-        Raises:
-            ProtocolError: Too large, or a chunk out of order.
-        """
+        """Takes one chunk."""
         whole = self._assembly.put(message)
         if whole is not None:
             self._blob, self._fresh = whole, True
             self.uploader, self.position = None, (message.epoch, message.batch)
 
     def get(self, offset: int, limit: int) -> Message:
-        """The reply with one chunk from ``offset`` on.
-
-        Raises:
-            ProtocolError: There is no state, or the offset lies outside it.
-        """
+        """The reply with one chunk from ``offset`` on."""
         if self._blob is None:
             raise ProtocolError(
                 "no state is stored for a joiner",

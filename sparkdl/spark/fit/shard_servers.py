@@ -42,11 +42,7 @@ class ShardServers(Protocol):
 
 
 class ServersBesideDriver:
-    """Processes of this machine.
-
-    Args:
-        servers: Their handles, in the order of their ranges.
-    """
+    """Processes of this machine."""
 
     def __init__(self, servers: list[ServerProcess]) -> None:
         self._servers = servers
@@ -71,10 +67,7 @@ def count_servers(network: Network, num_workers: int, at_once: int, spark: Any) 
     """The servers of a run; see :class:`Network`.
 
     Args:
-        network: What the user asked.
-        num_workers: Workers of the run.
         at_once: How many of them run at the same time (0: unknown).
-        spark: The session.
     """
     if network.num_servers != "auto":
         return int(network.num_servers)
@@ -92,12 +85,6 @@ def beside_driver(
 ) -> Iterator[ServersBesideDriver]:
     """Starts ``count`` servers beside the driver; leaving the context ends them.
 
-    Args:
-        config: Of the run, with one server.
-        center: The weights to begin with.
-        count: Servers.
-        tables: Those of the model.
-
     Raises:
         ConfigError: There are more servers than weights.
         ResourceError: There are not enough free ports.
@@ -112,12 +99,7 @@ def beside_driver(
 
 
 class ServersOnExecutors:
-    """Tasks of one barrier stage, each with a slot of its own.
-
-    Args:
-        ranks: The stage.
-        endpoints: Its servers, which answer.
-    """
+    """Tasks of one barrier stage, each with a slot of its own."""
 
     def __init__(self, ranks: SparkRanks, endpoints: tuple[Endpoint, ...]) -> None:
         self._ranks, self.endpoints = ranks, endpoints
@@ -145,13 +127,7 @@ def on_executors(
     """Starts ``count`` servers as tasks of Spark; leaving the context ends them.
 
     Args:
-        config: Of the run, with one server.
-        center: The weights to begin with.
-        count: Servers.
-        spark: The session.
-        network: Where driver and servers listen.
         timeout_s: For all of them to come up.
-        tables: Those of the model.
         cancelled: Set where nobody waits for them any more.
 
     Raises:

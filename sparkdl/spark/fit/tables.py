@@ -105,7 +105,6 @@ def tables_of_run(
     Rows that the model's layers have themselves are written to files, from which servers load them.
 
     Args:
-        model: The driver's.
         folder: Of the tables' files.
         reference: Of what an earlier fit has written; empty: none has.
         on_nan: See :class:`FitConfig`.
@@ -127,12 +126,7 @@ def tables_of_run(
 
 
 def serve_trained(model: Any, state: bytes) -> None:
-    """Lets the layers of the driver's model read the rows that the workers have written.
-
-    Args:
-        model: After a fit.
-        state: What the run kept beside the optimizer.
-    """
+    """Lets the layers of the driver's model read the rows that the workers have written."""
     tables = ModelTables(model)
     if tables.layers and state:
         tables.serve_from(StoredRows(state.decode()))

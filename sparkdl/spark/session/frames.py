@@ -32,10 +32,6 @@ def is_rdd(data: Any) -> bool:
 def require_frame(what: str, data: Any) -> None:
     """Returns if ``data`` is a DataFrame of Spark.
 
-    Args:
-        what: What takes it, for the message.
-        data: What the user gave.
-
     Raises:
         ConfigError: It is something else.
     """

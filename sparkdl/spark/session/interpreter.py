@@ -50,9 +50,6 @@ def with_this_interpreter(rdd: Any) -> Any:
 
     PySpark chooses the interpreter when it makes the Java side, and again for every function that
     it joins with this one; a plain RDD is not joined.
-
-    Args:
-        rdd: What ``mapPartitions`` or another of its kind returned.
     """
     from pyspark import RDD
 

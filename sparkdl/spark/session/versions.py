@@ -47,9 +47,6 @@ def require_spark(version: tuple[int, int], what: str, hint: str) -> None:
         version: Major and minor.
         what: What it is needed for, at the beginning of a sentence.
         hint: What works with older ones.
-
-    Raises:
-        ResourceError: It is older.
     """
     if spark_version() < version:
         import pyspark
