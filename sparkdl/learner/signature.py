@@ -45,7 +45,7 @@ class Signature:
     """A model's inputs and outputs.
 
     Args:
-        inputs: By name, in the model's order. One unnamed input is called ``'features'``.
+        inputs: By name, in the order of the model's maker: of the dict or the list. One unnamed input is called ``'features'``.
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and
@@ -97,7 +97,10 @@ def model_signature(model: Any) -> Signature:
     functional = getattr(model, "_inputs_struct", None) is not None or hasattr(model, "_functional")
     if functional and getattr(model, "inputs", None):
         struct = getattr(model, "_inputs_struct", None)
-        inputs = _specs(model.inputs, _keys(struct, model.inputs))
+        if isinstance(struct, dict):  # in the order of the model's maker; Keras sorts its inputs
+            inputs = _specs(list(struct.values()), list(struct))
+        else:
+            inputs = _specs(model.inputs, _keys(struct, model.inputs))
         outputs = _specs(
             model.outputs,
             _keys(
