@@ -208,6 +208,7 @@ class FitMonitor:
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
         self._training = self._in_epoch = self._stopped = self._stopped_inside = False
+        self._ending = False
         self._batches = self._workers = 0
         self._awaited: tuple[int, ...] = ()
         self._learning_rate: float | None = None
@@ -344,6 +345,14 @@ class FitMonitor:
         self.update(replace(progress, epochs=ended))
         self._validates = validates
 
+    def end_finished(self, progress: RunProgress) -> None:
+        """Ends the epochs that the workers had finished when the user ended the fit.
+
+        Nothing where the end of an epoch was being told just then: no event comes twice.
+        """
+        if not self._ending:
+            self.update(progress)
+
     def end_workers(self, progress: RunProgress, spans: Mapping[int, Spans]) -> None:
         """Says what the workers have done in all, and when, after the last has ended.
 
@@ -429,6 +438,7 @@ class FitMonitor:
             )
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
+        self._ending = True
         if self._validates and epoch.metrics.size and not self._stopped_inside:
             self._look_for_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
@@ -458,6 +468,7 @@ class FitMonitor:
             self._stopped = True
         else:
             self._begin_epoch()
+        self._ending = False
 
     def _look_for_validation(self, epoch: EpochProgress) -> None:
         """Callbacks such as early stopping would wait in vain for metrics that never come."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ from sparkdl.spark.fit.telling import (
     window_of,
 )
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage
+from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage, was_interrupted
 from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
@@ -116,6 +116,7 @@ class FitCall:
         custom_objects: dict[str, Any],
         source: Source,
         epochs_trained: int,
+        interrupted: Callable[[Fitted], object],
     ) -> Fitted:
         """Trains the model of ``trained`` on the rows of ``source``.
 
@@ -126,6 +127,8 @@ class FitCall:
             custom_objects: The user's.
             source: The rows.
             epochs_trained: Epochs of earlier calls.
+            interrupted: Is told of a fit that the user ended, of which the model keeps what was
+                trained.
 
         Raises:
             WorkerError, DataError, TransportError: See :func:`run_fit`.
@@ -175,6 +178,8 @@ class FitCall:
             summary = run_fit(plan, monitor)
         except BaseException as error:
             monitor.fail(error)
+            if was_interrupted(error):
+                interrupted(Fitted(keras_callbacks.history, monitor.epochs_done - first_epoch))
             raise
         if checkpoints is not None and not monitor.stopped_inside:
             trained.save(checkpoints, monitor.epochs_done)
