@@ -45,7 +45,8 @@ class Signature:
     """A model's inputs and outputs.
 
     Args:
-        inputs: By name, in the order of the model's maker: of the dict or the list. One unnamed input is called ``'features'``.
+        inputs: By name, in the order of the model's maker: of the dict or the list. One unnamed
+            input is called ``'features'``.
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and

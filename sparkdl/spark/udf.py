@@ -51,8 +51,8 @@ def predict_udf(
         df.select('id', churn('features'))            # an array, vector, image or binary column
         df.select('id', churn('age', 'income'))       # several numbers
 
-    A model with several inputs takes a column for each by name, ``churn(age='age', city='c')``, or a
-    struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. Columns
+    A model with several inputs takes a column for each by name, ``churn(age='age', city='c')``, or
+    a struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. Columns
     without names are the inputs in the order of the model's maker: of the dict or list that
     ``keras.Model`` was given. A column that cannot be its input's is an error. The model is loaded
     once per Python worker; each function in a query has workers of its own, so that several

@@ -104,7 +104,9 @@ def test_several_inputs_nulls_and_no_rows(spark: Any, df: Any, x: np.ndarray) ->
     np.testing.assert_allclose([row.p for row in rows], want, atol=1e-6)
     with pytest.raises(Exception, match=r"(?s)wrong number of arguments.*2 columns.*received: 1"):
         df.select(both("features")).collect()
-    with pytest.raises(AnalysisException, match=r"input 'left'.*shape \(3,\).*'left' \(3,\), 'righ"):
+    with pytest.raises(
+        AnalysisException, match=r"input 'left'.*shape \(3,\).*'left' \(3,\), 'righ"
+    ):
         df.select(both("a", "features"))  # no job
     assert df.where("id < 0").select(both("features", "a")).collect() == []
     holes = spark.createDataFrame([(0, [1.0, 2.0, 3.0]), (1, None)], "id int, f array<float>")
@@ -128,9 +130,13 @@ def test_inputs_by_name_or_in_the_order_of_the_maker(spark: Any) -> None:
     texts = ["animal(z, a)", "animal(named_struct('ant', a, 'zebra', z))"]
     row = df.select(*calls, *map(F.expr, texts)).first()
     assert list(row) == [want] * 5 == [15.0] * 5
-    with pytest.raises(AnalysisException, match=r"input 'zebra'.*a number.*'zebra' \(\), 'ant' \(2,\)"):
+    with pytest.raises(
+        AnalysisException, match=r"input 'zebra'.*a number.*'zebra' \(\), 'ant' \(2,\)"
+    ):
         df.select(function("a", "z"))
-    with pytest.raises(DataError, match=r"(?s)a column for each of \['zebra', 'ant'\].*named_struct"):
+    with pytest.raises(
+        DataError, match=r"(?s)a column for each of \['zebra', 'ant'\].*named_struct"
+    ):
         function(ant="a", zebr="z")
     orders = "(?s)cannot be input 'zebra'.*a number.*in this order: 'zebra' \\(\\), 'ant'"
     with pytest.raises(Exception, match=orders):
