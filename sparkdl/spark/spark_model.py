@@ -38,6 +38,10 @@ from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
 
+_training: list[Any] = []
+"""The Keras models that fits of this process train now."""
+_claiming = threading.Lock()
+
 
 class SparkModel(ModelInference):
     """Trains a compiled Keras model on the workers of a Spark cluster.
@@ -138,7 +142,6 @@ class SparkModel(ModelInference):
             compression=exchange.compression,
         )
         super().__init__(chosen, exchange, model, require_objects(custom_objects), decoder)
-        self._fitting = threading.Lock()
 
     @takes_labels_apart
     @heard()
@@ -344,10 +347,15 @@ class SparkModel(ModelInference):
 
     @contextlib.contextmanager
     def _one_fit_at_a_time(self) -> Iterator[None]:
-        if not self._fitting.acquire(blocking=False):
+        model = self.model
+        with _claiming:
+            claimed = all(other is not model for other in _training)
+            if claimed:
+                _training.append(model)
+        if not claimed:
             raise ConfigError(
-                f"model {self.model.name!r} is being trained by another call of fit",
-                expected="one fit of a SparkModel at a time: it trains the model in place",
+                f"model {model.name!r} is being trained by another call of fit",
+                expected="one fit of a model at a time: it trains the model in place",
                 received="fit while an earlier fit runs, in another thread or in a callback of it",
                 hint="wait for the first, or train a copy: "
                 "SparkModel(keras.models.clone_model(model), ...), compiled",
@@ -355,7 +363,8 @@ class SparkModel(ModelInference):
         try:
             yield
         finally:
-            self._fitting.release()
+            with _claiming:
+                _training[:] = [other for other in _training if other is not model]
 
     def _require_first_of_ensemble(self, checkpoint_dir: str | None) -> None:
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):

@@ -180,7 +180,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     try:
         with making_models, named_functions(model) as functions, _present_optimizer(model):
             content = _save_bytes(model)
-        config = _read_config(content).decode()
+        config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise ModelError(
@@ -211,7 +211,7 @@ def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
 
     def make() -> Any:
         given = {"custom_objects": objects, "safe_mode": False}
-        config = json.loads(_read_config(content))
+        config = json.loads(read_config(content))
         settings, config["compile_config"] = config.get("compile_config"), None
         with lenient_constructors(objects):
             with keras.StatelessScope(initialize_variables=False):
@@ -517,7 +517,7 @@ def _identity(thing: Any) -> str:
         return uuid.uuid4().hex
 
 
-def _read_config(content: bytes) -> bytes:
+def read_config(content: bytes) -> bytes:
     """The architecture and the compile settings in a ``.keras`` archive."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         return archive.read("config.json")

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sparkdl.errors import DataError, ModelError
+from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
-from sparkdl.learner.archives.archive import load_state, model_bytes
+from sparkdl.learner.archives.archive import load_state, model_bytes, read_config
 from sparkdl.learner.checks.metric_check import check_metrics_add_up
+from sparkdl.learner.description import config_difference, optimizer_classes
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.carried_state import load_carried_state, untrusted_state
@@ -103,8 +104,31 @@ class TrainedModel:
         if checkpoint is None:
             self.rule_state = b""
             return 0
+        self._require_own(checkpoint.model_file, checkpoints.folder)
         self.load(checkpoint, checkpoints.folder)
         return checkpoint.state.epoch
+
+    def _require_own(self, content: bytes, folder: str) -> None:
+        """Refuses a checkpoint whose network, or optimizer, is another one than the model's."""
+        config = read_config(content)
+        classes = optimizer_classes(config, self.model)
+        if classes is not None and classes[0] != classes[1]:
+            raise ConfigError(
+                f"the checkpoint in {folder!r} was trained with another optimizer",
+                expected=f"{classes[0]}, as in the checkpoint",
+                received=f"{classes[1]}, which model {self.model.name!r} is compiled with",
+                hint="another checkpoint_dir, or resume=False, which begins anew; "
+                "keras.models.load_model and compile take over the weights alone",
+            )
+        different = config_difference(config, self.model)
+        if different is not None:
+            place, saved, own = different
+            raise ConfigError(
+                f"the checkpoint in {folder!r} is of another model",
+                expected=f"{place} {saved}, as in the checkpoint",
+                received=f"{own} in model {self.model.name!r}",
+                hint="another checkpoint_dir, or resume=False, which begins anew",
+            )
 
     def load(self, checkpoint: Checkpoint, folder: str, *, keep_rate: bool = False) -> None:
         """Loads one checkpoint.

@@ -160,16 +160,21 @@ def test_sparks_handler_waits_until_the_end_while_something_is_kept() -> None:
         told.append("cancelled")
         raise KeyboardInterrupt
 
+    @interrupts.heard()
+    def body() -> None:
+        with interrupts.keeping():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                told.append("kept")
+
     before = signal.signal(signal.SIGINT, handler)
     try:
         for module, first in (("pyspark.core.context", "kept"), ("mine", "cancelled")):
             handler.__module__ = module
             told.clear()
-            with pytest.raises(KeyboardInterrupt), interrupts.heard(), interrupts.keeping():
-                try:
-                    signal.raise_signal(signal.SIGINT)
-                finally:
-                    told.append("kept")
+            with pytest.raises(KeyboardInterrupt):
+                body()
             assert told[0] == first
             assert sorted(told) == ["cancelled", "kept"]
     finally:
