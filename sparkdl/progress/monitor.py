@@ -178,8 +178,9 @@ class FitMonitor:
         epochs: Epoch to stop at.
         first_epoch: Epoch to begin with.
         run: Which fit it is.
-        validates: Whether there are to be rows to validate on: ``'must'``, or ``'may'`` where a
-            column chooses them; None without validation.
+        validates: Whether there are to be rows to validate on: ``'must'`` (validation_data),
+            ``'split'`` (validation_split), or ``'may'`` where a column chooses them; None without
+            validation.
         clock: Seconds, for the speeds.
 
     Raises:
@@ -195,7 +196,7 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         run: RunDescription | None = None,
-        validates: Literal["must", "may"] | None = None,
+        validates: Literal["must", "split", "may"] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = RunDescription() if run is None else run
@@ -472,10 +473,10 @@ class FitMonitor:
 
     def _look_for_validation(self, epoch: EpochProgress) -> None:
         """Callbacks such as early stopping would wait in vain for metrics that never come."""
-        required, self._validates = self._validates == "must", None  # one look is enough
+        chosen, self._validates = self._validates, None  # one look is enough
         if epoch.val_metrics.size:
             return
-        if not required:
+        if chosen == "may":
             warn_user(
                 "no row was chosen to validate on: the column that validation_data names is true "
                 "in none, so there are no val_ metrics"
@@ -483,9 +484,14 @@ class FitMonitor:
             return
         raise DataError(
             "there are no rows to validate on",
-            expected="at least one row in validation_data, or of the share validation_split",
+            expected="at least one row of the share validation_split"
+            if chosen == "split"
+            else "at least one row in validation_data",
             received="0 rows on all workers",
-            hint="few rows want a larger validation_split",
+            hint="few rows want a larger validation_split"
+            if chosen == "split"
+            else "a filter or a split may have left none: validation_data.count() tells; "
+            "validation_data=None trains without validation",
         )
 
     def _command(self, released: int | None) -> Command | None:

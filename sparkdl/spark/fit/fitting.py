@@ -16,7 +16,13 @@ from sparkdl.errors import TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
-from sparkdl.learner.callback_sink import CallbackSink, may_act, warn_of_waiting_in_vain
+from sparkdl.learner.callback_sink import (
+    CallbackSink,
+    acts_on_metric,
+    may_act,
+    require_directions,
+    warn_of_waiting_in_vain,
+)
 from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
@@ -145,6 +151,10 @@ class FitCall:
         last_epoch = arguments.last_epoch(first_epoch)
         if first_epoch >= last_epoch:
             return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
+        if any(map(acts_on_metric, callbacks)):
+            size = config.batch_size if arguments.batch_size is None else arguments.batch_size
+            prepare_metrics(trained.model, source, size)
+            require_directions(callbacks, trained.model)
         warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
         waits = waits_for_callbacks(
             exchange, num_workers, at_once,
