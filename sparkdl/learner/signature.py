@@ -28,6 +28,8 @@ _OF_CLASSES = frozenset({
 """The losses of Keras that compare a vector with one place for each class."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
+LABEL = "label of all outputs"
+"""Stands for an output's name where one label goes, as it is, to code of the user's own."""
 Shape = tuple[int | None, ...]
 
 
@@ -85,6 +87,10 @@ class Signature:
             return self.class_counts[output], ()
         shape = self.outputs[output].shape or (None,)
         return shape[-1], shape[:-1]
+
+    def row_shape(self, output: str) -> Shape | None:
+        """The shape of an output's rows; None for :data:`LABEL`."""
+        return self.outputs[output].shape if output in self.outputs else None
 
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
