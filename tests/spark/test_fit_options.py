@@ -308,6 +308,41 @@ def test_a_decoder_and_padding_and_a_mask(spark: Any) -> None:
     assert history.history["loss"] == [pytest.approx(0, abs=1e-6)]
 
 
+class Towers(keras.Model):
+    """Two outputs, one label for both, and a loss of its own."""
+
+    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+        a, b = y_pred.values() if isinstance(y_pred, dict) else y_pred
+        return keras.ops.mean((keras.ops.sum(a * b, -1) - y) ** 2)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_one_label_for_the_outputs_of_two_towers(spark: Any, by_name: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = {"user": rng.integers(0, 8, 64), "item": rng.integers(0, 8, 64)}
+    y = rng.random(64).astype("float32")
+
+    def towers() -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = {name: keras.Input((), dtype="int32", name=name) for name in x}
+        made = {name: layers.Embedding(8, 4)(inputs[name]) for name in x}
+        model = Towers(inputs, made if by_name else list(made.values()))
+        model.compile("sgd")
+        return model
+
+    columns = zip(x["user"].tolist(), x["item"].tolist(), y.tolist(), strict=True)
+    df = spark.createDataFrame(list(columns), "user int, item int, rating float").coalesce(1)
+    plain, spark_model = towers(), SparkModel(towers(), "synchronous", num_workers=1)
+    known = plain.fit(x, y, epochs=3, batch_size=64, shuffle=False, verbose=0).history["loss"]
+    found = spark_model.fit(
+        df, epochs=3, batch_size=64, shuffle=False, verbose=0, label="rating",
+        features={"user": "user", "item": "item"},
+    )  # fmt: skip
+    assert found.history["loss"] == pytest.approx(known, rel=1e-6)
+    pairs = zip(plain.get_weights(), spark_model.model.get_weights(), strict=True)
+    assert all(np.allclose(a, b, atol=1e-7) for a, b in pairs)
+
+
 def texts() -> tuple[list[str], list[int]]:
     words = ["good", "great", "fine", "bad", "awful", "poor"]
     rng = np.random.default_rng(0)

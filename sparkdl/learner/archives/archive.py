@@ -196,8 +196,17 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
                 if not has_own(model, "compile", "compile_from_config"):
                     return _without_values(content, objects)
-        with _model_file(content) as path:
-            return load_model_file(path, objects, compiled=optimizer is not None)
+        try:
+            with _model_file(content) as path:
+                return load_model_file(path, objects, compiled=optimizer is not None)
+        except Exception as error:
+            raise ModelError(
+                f"model {model.name!r} cannot be made again on the workers",
+                expected="a model that keras.models.load_model makes again of its file",
+                received=_in_short(error),
+                hint=_functions_in_configs(model)
+                or "get_config must tell all that the constructor of a layer takes",
+            ) from None  # Keras' error has the whole configuration in it
 
     with making_models:
         settings, values = compared_with_rebuilt(model, archive.key, load, objects)
@@ -478,8 +487,26 @@ def _missing_object(error: Exception) -> str | None:
 
 def _in_short(error: Exception) -> str:
     """Keras' error without the configuration of the model, which it may quote in full."""
-    text = f"{type(error).__name__}: {error}"
+    told = re.split(r"\n\s*\n", re.sub("\x1b\\[[0-9]*m", "", str(error)))
+    kept = [part for part in told if not part.startswith(("config=", "Arguments received"))]
+    text = f"{type(error).__name__}: " + " ".join(" ".join(kept).split())
     return text if len(text) <= 600 else f"{text[:600]}..."
+
+
+def _functions_in_configs(model: Any) -> str:
+    """A hint at the layers whose ``get_config`` has a function in it: it comes back as a dict."""
+    for layer in model._flatten_layers(include_self=False):
+        if type(layer).__module__.startswith("keras."):
+            continue
+        for name, value in layer.get_config().items():
+            if inspect.isroutine(value):
+                return (
+                    f"get_config of layer {layer.name!r} has a function as {name!r}, which its "
+                    "constructor gets as a dict: from_config with config["
+                    f"{name!r}] = keras.saving.deserialize_keras_object(config[{name!r}]), or a "
+                    "keras.layers.Lambda"
+                )
+    return ""
 
 
 def load_state(model: Any, content: bytes, path: str) -> None:
