@@ -43,7 +43,7 @@ _STATE = frozenset({
 
 
 def config_difference(content: bytes, model: Any) -> tuple[str, str, str] | None:
-    """Where a saved model computes something else than a model with the same weights would.
+    """Finds what a saved model computes otherwise than a model with the same weights would.
 
     Names, initializers, seeds and dtypes do not count, nor a setting that one of the two Keras'
     does not know, nor the code of a lambda.
