@@ -442,7 +442,7 @@ def _decode_values_of_any_length(array: Any, spec: ColumnSpec, place: ValuePlace
 
 
 def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]:
-    """What the decoder makes of each value.
+    """The arrays that the decoder makes of the values.
 
     Raises:
         DataError: It failed, or made no numbers, or an array of another shape.

@@ -71,7 +71,7 @@ class HyperParameters:
 
 
 class HyperModel(Protocol):
-    """What builds a model, as ``keras_tuner.HyperModel`` does."""
+    """An object that builds a model, as ``keras_tuner.HyperModel`` does."""
 
     def build(self, hp: Any, /) -> keras.Model:
         """A compiled model for the values of a trial."""

@@ -151,7 +151,7 @@ class Source:
 
 
 def drawn_in(plan: Any) -> list[str]:
-    """What a plan of Spark computes by chance, as Spark writes it; nothing for one that does not.
+    """The expressions of a plan that are computed by chance, as Spark writes them.
 
     Functions of Spark ML (of a ``StringIndexerModel``) only say that they are, so that Spark runs
     them once: they give the same value for the same row.
@@ -181,7 +181,7 @@ def _drawn_by(expression: Any) -> list[str]:
 
 
 def _items(found: Any) -> list[Any]:
-    """What is in a sequence of Scala's."""
+    """The elements of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]
 
 

@@ -201,7 +201,7 @@ class FunctionInputs:
             )
 
     def wanted(self, name: str) -> str:
-        """What an input takes, in words."""
+        """The values that an input takes, in words."""
         spec = self.specs[name]
         if spec.dtype == "string":
             return "text"
