@@ -8,6 +8,8 @@ import keras
 import pytest
 from keras import layers
 
+from sparkdl.learner.archives.archive import model_bytes
+from sparkdl.learner.prediction.archive_source import outline_of
 from sparkdl.learner.prediction.model_source import KerasSource
 
 pytestmark = pytest.mark.keras
@@ -35,6 +37,10 @@ def test_outputs_of_one_input() -> None:
     model = keras.Model(x, [tags, halved, shorter, mean])
     assert found(model) == {"tags": "words"}
     assert found(keras.Sequential([keras.Input((None, 2)), layers.Dense(3)])) != {}
+    uncompiled = keras.Sequential([keras.Input((None, 2)), layers.Dense(3)])
+    outline = outline_of(model_bytes(uncompiled), {}, safe_mode=True)
+    assert outline is not None
+    assert list(outline.positions.values()) == list(outline.signature.inputs)
     assert found(keras.Sequential([keras.Input((7,)), layers.Dense(3)])) == {}
 
 
