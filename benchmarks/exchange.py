@@ -34,7 +34,7 @@ import workload
 
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import LoopSettings
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.server import ServerConfig, ServerProcess

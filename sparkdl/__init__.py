@@ -17,6 +17,11 @@ modules ``layers``, ``ml``, ``sparse``, ``mllib``, ``mlflow``, ``tune``, ``progr
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.process.start_lines import hold_start_lines
@@ -24,8 +29,6 @@ from sparkdl.process.start_lines import hold_start_lines
 if TYPE_CHECKING:
     from sparkdl import compat as compat
     from sparkdl import errors as errors
-    from sparkdl import estimators as estimators
-    from sparkdl import horovod as horovod
     from sparkdl import layers as layers
     from sparkdl import ml as ml
     from sparkdl import mlflow as mlflow
@@ -34,9 +37,7 @@ if TYPE_CHECKING:
     from sparkdl import sparse as sparse
     from sparkdl import testing as testing
     from sparkdl import tracking as tracking
-    from sparkdl import transformers as transformers
     from sparkdl import tune as tune
-    from sparkdl import udf as udf
     from sparkdl.collective.current import current as communicator
     from sparkdl.config import Limits as Limits
     from sparkdl.errors import SparkDLError as SparkDLError
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from sparkdl.settings.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
-    from sparkdl.spark.horovod_runner import HorovodRunner as HorovodRunner
     from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
+    from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.runs.feeding import Feeding as Feeding
     from sparkdl.spark.spark_model import SparkModel as SparkModel
@@ -92,7 +93,7 @@ _HOMES = {
     "write_tfrecords": "sparkdl.spark.tfrecord.functions",
     "register_tfrecord": "sparkdl.spark.tfrecord.functions",
     "dashboard": "sparkdl.tracking.page.dashboard",
-    "HorovodRunner": "sparkdl.spark.horovod_runner",
+    "HorovodRunner": "sparkdl.spark.run",
     "describe": "sparkdl.learner.description",
     "doctor": "sparkdl.spark.doctor.examination",
     "environment": "sparkdl.spark.doctor.examination",
@@ -162,7 +163,60 @@ def handed_in(name: str) -> Any:
     return _part(name, _HANDED_IN[name])
 
 
+_ELEPHAS = "sparkdl.compat.elephas.adapters"
+_RDD_UTILS = (
+    "encode_label", "from_labeled_point", "lp_to_simple_rdd", "to_labeled_point", "to_simple_rdd",
+)  # fmt: skip
+_MATRICES = ("from_matrix", "from_vector", "to_matrix", "to_vector")
+_DATA_FRAMES = ("df_to_simple_rdd", "from_data_frame", "to_data_frame")
+_MODEL_TYPES = ("LossModelTypeMapper", "ModelType")
+
+_PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "sparkdl.horovod": ("sparkdl", ("log_to_driver",)),
+    "sparkdl.horovod.runner_base": ("sparkdl", ("HorovodRunner",)),
+    "sparkdl.horovod.tensorflow": ("sparkdl", ()),
+    "sparkdl.horovod.tensorflow.keras": ("sparkdl", ("LogCallback",)),
+    "sparkdl.transformers": ("sparkdl", ()),
+    "sparkdl.transformers.keras_image": ("sparkdl", ("KerasImageFileTransformer",)),
+    "sparkdl.transformers.named_image": ("sparkdl", ("DeepImageFeaturizer", "DeepImagePredictor")),
+    "sparkdl.estimators": ("sparkdl", ()),
+    "sparkdl.estimators.keras_image_file_estimator": ("sparkdl", ("KerasImageFileEstimator",)),
+    "sparkdl.udf": ("sparkdl", ()),
+    "sparkdl.udf.keras_image_model": ("sparkdl", ("registerKerasImageUDF",)),
+    "sparkdl.compat.elephas.enums": (_ELEPHAS, ()),
+    "sparkdl.compat.elephas.enums.frequency": (_ELEPHAS, ("Frequency",)),
+    "sparkdl.compat.elephas.enums.modes": (_ELEPHAS, ("Mode",)),
+    "sparkdl.compat.elephas.ml": (_ELEPHAS, _DATA_FRAMES),
+    "sparkdl.compat.elephas.ml.adapter": (_ELEPHAS, _DATA_FRAMES),
+    "sparkdl.compat.elephas.mllib": ("sparkdl.mllib", _MATRICES),
+    "sparkdl.compat.elephas.mllib.adapter": ("sparkdl.mllib", _MATRICES),
+    "sparkdl.compat.elephas.utils": (_ELEPHAS, (*_RDD_UTILS, *_MODEL_TYPES)),
+    "sparkdl.compat.elephas.utils.model_utils": (_ELEPHAS, _MODEL_TYPES),
+    "sparkdl.compat.elephas.utils.rdd_utils": (_ELEPHAS, _RDD_UTILS),
+}
+"""Module paths of Databricks' and Elephas' libraries: where their names are here, and the names."""
+
+
+class _Paths(Loader):
+    """Finds and makes the modules of ``_PATHS``."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _PATHS:
+            return None
+        holds_others = any(other.startswith(f"{fullname}.") for other in _PATHS)
+        return ModuleSpec(fullname, self, is_package=holds_others)
+
+    def exec_module(self, module: ModuleType) -> None:
+        home, names = _PATHS[module.__name__]
+        module.__doc__ = f"Another library's module path of what {home} has."
+        found = importlib.import_module(home)
+        vars(module).update({name: getattr(found, name) for name in names}, __all__=[*names])
+
+
 hold_start_lines()
+sys.meta_path.insert(0, _Paths())
 
 
 def __getattr__(name: str) -> Any:

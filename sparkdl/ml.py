@@ -23,7 +23,7 @@ from sparkdl.spark.ml.classifier import KerasClassificationModel, KerasClassifie
 from sparkdl.spark.ml.estimator import KerasEstimator, KerasModel, KerasTransformer
 from sparkdl.spark.ml.files import trusted
 from sparkdl.spark.ml.regressor import KerasRegressionModel, KerasRegressor
-from sparkdl.spark.ml.summary import TrainingSummary
+from sparkdl.spark.ml.trained import TrainingSummary
 
 __all__ = [
     "KerasClassificationModel",

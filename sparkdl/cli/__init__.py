@@ -1,7 +1,7 @@
 """The command ``sparkdl``: the public API from a shell, alone or under ``spark-submit``.
 
 ``parser``: the arguments, without any heavy import. ``session``: the Spark session and the data.
-``models``, ``cluster``, ``runs``: what the commands do. ``packing``: the environment for executors.
+``models``, ``cluster``: what the commands do. ``packing``: the environment for executors.
 ``kubernetes``: what an application needs there.
 """
 

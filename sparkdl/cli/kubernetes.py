@@ -81,10 +81,6 @@ SHARED_MB = 1024
 def write_manifests(folder: str, namespace: str) -> list[str]:
     """Writes ``driver.yaml``, ``executor.yaml`` and ``service.yaml``; existing ones are replaced.
 
-    Args:
-        folder: Where to.
-        namespace: Of Kubernetes.
-
     Returns:
         Their paths.
     """

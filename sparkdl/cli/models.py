@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable
@@ -18,8 +20,10 @@ from typing import Any
 from sparkdl.cli.parser import MODEL_SETTINGS, given_settings
 from sparkdl.cli.session import columns, read_data, session_of_path, spark_session
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits, arguments_from_file
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.files.storage import exists
 from sparkdl.settings.network import Network
+from sparkdl.tracking.page.dashboard import open_page
 
 
 def train(given: Namespace) -> int:
@@ -265,3 +269,31 @@ def _load_file(path: str) -> Any:
     sys.modules[name] = module  # so that its classes can be pickled by value
     spec.loader.exec_module(module)
     return module
+
+
+def dashboard(given: Namespace) -> int:
+    """Serves the page of past runs until it is interrupted.
+
+    Raises:
+        ResourceError: The folder is not there, or the port not free.
+    """
+    with session_of_path(given, given.runs):  # which knows what is meant by a path
+        _serve(given)
+    return 0
+
+
+def _serve(given: Namespace) -> None:
+    if not exists(given.runs):
+        raise ResourceError(
+            f"there are no runs at {given.runs!r}",
+            expected="a folder that sparkdl.tracking.JsonLines wrote, or one of its files",
+            received="nothing",
+            hint="spark_model.fit(..., sinks=[sparkdl.tracking.JsonLines('runs')])",
+        )
+    with open_page(given.port, given.host, given.runs) as page:
+        link = (
+            json.dumps({"url": page.url}) if given.json else f"sparkdl: the page is at {page.url}"
+        )
+        print(link, flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

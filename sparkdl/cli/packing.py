@@ -51,10 +51,6 @@ def pack(output: str) -> None:
 def submit_line(given: Namespace) -> str:
     """The shell lines that submit ``sparkdl train`` with the archive.
 
-    Args:
-        given: ``output``, ``target``, ``deploy_mode``, ``num_executors``, ``executor_cores`` and
-            ``memory_budget_mb``.
-
     Raises:
         ConfigError: A standalone cluster starts no driver that is Python.
     """

@@ -11,7 +11,7 @@ from sparkdl.config import COMMUNICATORS, LIMITS_OF_FIT, FitConfig, Limits
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import UserSettings, declared
 
-_RUNS = "sparkdl.cli.runs"
+_RUNS = "sparkdl.cli.models"
 _MODELS, _CLUSTER = "sparkdl.cli.models", "sparkdl.cli.cluster"
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -109,11 +109,6 @@ def _add_settings(
 ) -> None:
     """Options made from declarations: without one the saved model's value or the default counts, so
     that the parser's own default is None.
-
-    Args:
-        group: Takes the options.
-        cls: Declares the settings.
-        names: Those of it that are options; all by default.
     """
     settings = declared(cls)
     for name in names or settings:

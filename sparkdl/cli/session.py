@@ -52,10 +52,6 @@ def session_of_path(given: Namespace, path: str) -> Iterator[None]:
     A path without a scheme is one of this machine, as for Spark without a cluster. Under
     ``spark-submit``, with ``HADOOP_CONF_DIR``, and with options that say which Spark, it is what
     Spark says, as for the commands that always have a session.
-
-    Args:
-        given: With the options of Spark.
-        path: Of a model, or of a folder of runs.
     """
     scheme = _SCHEME.match(path)
     named = scheme is not None and scheme[1].lower() not in _NEVER_SPARKS

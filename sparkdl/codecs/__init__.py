@@ -7,11 +7,9 @@ worker; where the codec loses something, it adds that to the next vector (error 
 from typing import Any
 
 from sparkdl.codecs.codec import Codec, Compression, Compressor, ErrorFeedback, Memoryless, Sections
-from sparkdl.codecs.dgc import DGC, DGCCompressor
 from sparkdl.codecs.halves import BF16, FP16, Raw
-from sparkdl.codecs.onebit import OneBit
-from sparkdl.codecs.quantized import Dithering, Int4, Int8
-from sparkdl.codecs.sparse import RandomK, TopK
+from sparkdl.codecs.quantized import Dithering, Int4, Int8, OneBit
+from sparkdl.codecs.sparse import DGC, DGCCompressor, RandomK, TopK
 from sparkdl.settings.registry import Registry
 
 __all__ = [

@@ -116,12 +116,7 @@ class Codec:
 
 
 class Memoryless:
-    """A compressor without state: what the codec loses is lost.
-
-    Args:
-        codec: Encodes.
-        seed: Of the codec's draws.
-    """
+    """A compressor without state: what the codec loses is lost."""
 
     residual: None = None
 
@@ -209,13 +204,7 @@ def chunks(size: int, step: int = CHUNK) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Sections:
-    """The sections of a buffer, and the codec of the trained one.
-
-    Args:
-        codec: For the trained section.
-        trained_size: Elements in the trained section.
-        size: Elements in all.
-    """
+    """The sections of a buffer, and the codec of the trained one."""
 
     codec: Codec
     trained_size: int
@@ -264,11 +253,6 @@ class Compression:
     Both sides have an equal one. A buffer ``[trained | averaged]`` travels as ``averaged section,
     float32 as it is | the codec's payload of the trained section``: running statistics are small,
     and a sparse or 1-bit codec would destroy them.
-
-    Args:
-        codec: What the user chose.
-        layout: Of the flat buffer.
-        num_workers: Workers of the run.
 
     Raises:
         ConfigError: The codec would send more than no compression does.

@@ -71,7 +71,6 @@ class FP16(Codec):
         return to_float16(array, _FP16_MAX).view(np.uint8)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Widens to float32, exactly."""
         data = as_bytes(payload)
         check_size(self.name, data, self.max_size(out.size))
         np.copyto(out, np.ascontiguousarray(data).view("<f2"))
@@ -115,7 +114,6 @@ class BF16(Codec):
         return halves.view(np.uint8)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Widens to float32, exactly."""
         data = as_bytes(payload)
         check_size(self.name, data, self.max_size(out.size))
         np.left_shift(

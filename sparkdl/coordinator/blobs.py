@@ -17,12 +17,7 @@ _READS = 5
 
 
 class Assembly:
-    """Puts the chunks of one blob together. Frames carry ``offset`` and ``total`` in the header.
-
-    Args:
-        what: Names the blob in messages.
-        max_bytes: Bound of the whole blob.
-    """
+    """Puts the chunks of one blob together. Frames carry ``offset`` and ``total`` in the header."""
 
     def __init__(self, what: str, max_bytes: int) -> None:
         self._what, self._max_bytes = what, max_bytes
@@ -71,11 +66,7 @@ class Assembly:
 
 
 def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Message:
-    """One chunk of ``blob`` from ``offset`` on, as the reply to a reader.
-
-    Raises:
-        ProtocolError: The offset lies outside the blob.
-    """
+    """One chunk of ``blob`` from ``offset`` on, as the reply to a reader."""
     if not 0 <= offset <= blob.size:
         raise ProtocolError(
             "a read outside a blob", expected=f"0 .. {blob.size}", received=f"offset {offset}"
@@ -90,13 +81,7 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
 
 
 def chunked(message: Message, blob: Blob, limit: int) -> Iterator[tuple[Message, ByteArray]]:
-    """The frames that send a blob: copies of ``message``, each with its chunk; none if it is empty.
-
-    Args:
-        message: All but offset and total.
-        blob: Of which no more than a chunk is copied at a time.
-        limit: Bytes in a chunk.
-    """
+    """The frames of a blob: copies of ``message``, each with its chunk; none if it is empty."""
     total = sum(_size(part) for part in blob)
     for offset in range(0, total, limit):
         frame = replace(message, offset=offset, total=total, meta=dict(message.meta))
@@ -177,9 +162,6 @@ class KeptBlobs:
 
     A new one replaces the last only once all of its chunks have come, so that a rank that dies in
     the middle leaves the former. Several ranks may send theirs at the same time.
-
-    Args:
-        max_bytes: Bound of one blob.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -211,10 +193,6 @@ class KeptBlobs:
 
 def read_kept(request: Callable[[Message], Message], rank: int | None = None) -> bytearray:
     """The run's last blob, or the one of a rank, read in chunks; empty if there is none.
-
-    Args:
-        request: Sends a frame, and returns the reply.
-        rank: Whose.
 
     Raises:
         ProtocolError: A newer one replaces it each time before it is read.

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import unpack_lines
+from sparkdl.coordinator.machine import Coordinator
+from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
+from sparkdl.coordinator.store import Store
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, FrameLimits, Message
+from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import explained, openers_of
+from sparkdl.transport.server import Server
+from sparkdl.wire.hosts import loopback_of
+from sparkdl.wire.tls import Certificate
 
 
 class DriverClient(Closing):
-    """Status in, orders out. Thread-safe, one request at a time.
-
-    Args:
-        opener: Opens connections.
-        limits: Bodies that may travel; None for a coordinator without a store.
-        timeouts: How long to wait.
-        check: Called before a request is tried again; raises if the server has ended.
-    """
+    """Status in, orders out. Thread-safe, one request at a time."""
 
     def __init__(
         self,
@@ -87,9 +90,6 @@ class DriverClient(Closing):
     def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.
 
-        Args:
-            rank: Whose own state; None for the run's.
-
         Raises:
             ProtocolError: A newer state replaces it each time before it is read.
         """
@@ -139,3 +139,48 @@ def open_driver(
 
 def _body(reply: Message) -> ByteArray:
     return np.empty(0, np.uint8) if reply.body is None else reply.body
+
+
+class CoordinatorHost(Closing):
+    """Serves a coordinator over framed TCP, until closed.
+
+    What goes through it is small (metrics, orders, log lines) or rare (a state per epoch), so it
+    needs no process of its own.
+
+    Raises:
+        ResourceError: No port is free, or the address is not this host's.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        listen: ListenOptions,
+        certificate: Certificate | None = None,
+        store: Store | None = None,
+    ) -> None:
+        token = secrets.token_urlsafe(32)
+        listeners = Listeners.bind(listen, None)
+        self._server = Server(
+            Coordinator(settings, store), token, listeners, settings.num_workers, certificate
+        )
+        fingerprint = "" if certificate is None else certificate.fingerprint
+        self.endpoint = Endpoint(self._server.address, token, fingerprint)
+        self._driver: DriverClient | None = None
+        with contextlib.ExitStack() as failed:
+            failed.callback(self._server.close)
+            self._server.start()
+            # by the address that is bound: the advertised one may not be reachable from here
+            address = replace(self.endpoint.address, host=loopback_of(listen.bind_address))
+            self._driver = open_driver(replace(self.endpoint, address=address))
+            failed.pop_all()
+
+    @property
+    def driver(self) -> DriverClient:
+        """The driver's connection."""
+        assert self._driver is not None
+        return self._driver
+
+    def close(self) -> None:
+        if self._driver is not None:
+            self._driver.close()
+        self._server.close()

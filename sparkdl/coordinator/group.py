@@ -19,8 +19,7 @@ from sparkdl.errors import (
     WaitTimeoutError,
 )
 from sparkdl.failures import Failure
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message, error_to_meta
 from sparkdl.transport.service import Replies
 
 
@@ -29,9 +28,6 @@ class RunOrders:
 
     Where workers train in step, every rank must learn of an order at the same step: there orders
     are told only from the next :meth:`latch` on.
-
-    Args:
-        latched: Whether workers train in step through a store.
     """
 
     def __init__(self, latched: bool) -> None:
@@ -43,11 +39,7 @@ class RunOrders:
         self.released_epoch = -1
 
     def take(self, meta: Mapping[str, Any], *, started: bool) -> None:
-        """Takes a CONTROL frame's orders.
-
-        Raises:
-            ProtocolError: One is malformed.
-        """
+        """Takes a CONTROL frame's orders."""
         try:
             stop = self._stop or bool(meta.get("stop", False))
             learning_rate = float(meta.get("learning_rate", self._learning_rate))
@@ -107,11 +99,6 @@ class Group:
 
     The coordinator and its store both act on the group: the coordinator lets workers in and out,
     the store answers what they ask of it. Whoever calls a method holds ``lock``.
-
-    Args:
-        settings: FrameLimits of the run.
-        limits: Bodies that peers may send.
-        orders: What the driver asks of the workers.
     """
 
     def __init__(self, settings: Settings, limits: FrameLimits, orders: RunOrders) -> None:

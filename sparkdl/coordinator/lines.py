@@ -38,11 +38,7 @@ class LogLines:
         self._chars = 0
 
     def put(self, message: Message) -> None:
-        """Takes the lines of a LOG frame.
-
-        Raises:
-            ProtocolError: The frame is larger than lines may be.
-        """
+        """Takes the lines of a LOG frame."""
         body = np.empty(0, np.uint8) if message.body is None else message.body
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(

@@ -18,9 +18,6 @@ class KeptChanges:
 
     Each worker takes them in that order. One that joins late takes all of them; those whose
     variables a later one sets again are forgotten when all members have taken them.
-
-    Args:
-        max_bytes: Bound of one of them.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -70,12 +67,7 @@ class KeptChanges:
 
 
 class Reporting:
-    """Reports, heartbeats, failures, kept blobs and log lines of workers.
-
-    Args:
-        group: The run's.
-        max_blob_bytes: Bound of a blob that a worker keeps here.
-    """
+    """Reports, heartbeats, failures, kept blobs and log lines of workers."""
 
     def __init__(self, group: Group, max_blob_bytes: int) -> None:
         self._group = group
@@ -240,11 +232,7 @@ def require_driver(message: Message) -> None:
 
 
 def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
-    """The first epochs, as many as one frame has room for; the driver asks for the rest later.
-
-    Raises:
-        ProtocolError: Not even one has room.
-    """
+    """The first epochs, as many as one frame has room for; the driver asks for the rest later."""
     result: dict[int, EpochTotals] = {}
     size = 0
     for number, epoch in epochs.items():

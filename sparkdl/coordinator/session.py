@@ -75,13 +75,6 @@ class Session(Closing):
 
     A heartbeat keeps the rank's lease from :meth:`join` or :meth:`meet` on. Closing the session
     of a rank that has not finished marks the rank dead.
-
-    Args:
-        opener: Opens connections.
-        limits: Bodies that may travel.
-        rank: This rank, from 0.
-        attempt: A number that no other attempt of this rank has.
-        timeouts: How long to wait.
     """
 
     def __init__(
@@ -189,7 +182,6 @@ class Session(Closing):
         self.request(Message(CoordinatorKind.FAIL, meta=failure.to_wire()))
 
     def close(self) -> None:
-        """Closes the connection and ends the heartbeat; a rank that did not finish is dead."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -377,14 +369,6 @@ def open_session(
 ) -> Session:
     """Connects a rank; ``mode='auto'`` tries shm (same host), then socket, then http.
 
-    Args:
-        endpoint: Of the server.
-        rank: The worker's rank.
-        attempt: A number that no other attempt of this rank has.
-        mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
-        limits: Bodies that may travel; None for a coordinator without a store.
-        timeouts: How long to wait.
-
     Raises:
         TransportError: No way leads to the server; says what was tried.
         AuthenticationError: The server refused the token.
@@ -403,14 +387,7 @@ def report_failure(
     error: BaseException,
     limits: FrameLimits | None = None,
 ) -> None:
-    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached.
-
-    Args:
-        endpoint: Of the server.
-        rank, attempt: Of the rank that failed.
-        error: What failed.
-        limits: Bodies that may travel; None for a coordinator without a store.
-    """
+    """Tells a run's coordinator that a rank failed for good; silent if it cannot be reached."""
     with (
         contextlib.suppress(Exception),
         open_session(endpoint, rank=rank, attempt=attempt, limits=limits) as session,

@@ -26,12 +26,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Work:
-    """The part of a request that is done after the lock is given back.
-
-    Args:
-        run: Does it, and returns the reply.
-        worker: Whose request it is.
-    """
+    """The part of a request that is done after the lock is given back."""
 
     run: Callable[[], Message]
     worker: Worker

@@ -18,11 +18,6 @@ MAX_EPOCH = 1 << 31
 def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = None) -> Message:
     """The REPORT frame; its numbers travel as they are, in the body.
 
-    Args:
-        report: Of an epoch.
-        wait: Whether the answer comes when the driver releases the epoch.
-        usage: What the rank has used so far.
-
     Raises:
         ProtocolError: The metric states are larger than a frame can be.
     """
@@ -56,11 +51,7 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
 
 
 def report_of(message: Message) -> EpochReport:
-    """The counterpart of :func:`report_message`.
-
-    Raises:
-        ProtocolError: The frame is malformed.
-    """
+    """The counterpart of :func:`report_message`."""
     meta = message.meta
     body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
     counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
@@ -85,11 +76,7 @@ def report_of(message: Message) -> EpochReport:
 
 
 def usage_of(message: Message) -> Usage | None:
-    """The time and memory that the sender of a REPORT has used so far; None if it does not say.
-
-    Raises:
-        ProtocolError: The numbers are malformed.
-    """
+    """The time and memory that the sender of a REPORT has used so far; None if it does not say."""
     numbers = message.meta.get("usage")
     if numbers is None:
         return None
@@ -108,11 +95,7 @@ def usage_of(message: Message) -> Usage | None:
 
 
 def load_of(message: Message) -> HostLoad | None:
-    """The load of the sender's host; None if a HEARTBEAT does not say it.
-
-    Raises:
-        ProtocolError: The numbers are malformed.
-    """
+    """The load of the sender's host; None if a HEARTBEAT does not say it."""
     numbers = message.meta.get("load")
     if numbers is None:
         return None
@@ -127,11 +110,7 @@ def load_of(message: Message) -> HostLoad | None:
 
 
 def lines_of(message: Message) -> list[str]:
-    """The lines that a HEARTBEAT brings.
-
-    Raises:
-        ProtocolError: They are no lines.
-    """
+    """The lines that a HEARTBEAT brings."""
     lines = message.meta.get("lines", [])
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ProtocolError(

@@ -306,6 +306,15 @@ class DataSpec:
         return tuple(found.values())
 
     @property
+    def form(self) -> str:
+        """A text that specs share whose batches have equal names, shapes and dtypes."""
+        groups = (self.features, self.labels, self.weights)
+        return str([
+            [(name, c.shape, c.dtype, c.one_hot, c.kind, c.padding) for name, c in group.items()]
+            for group in groups
+        ])  # fmt: skip
+
+    @property
     def is_padded(self) -> bool:
         """Whether batches have arrays of different length."""
         return any(entry.padding is not None for entry in self.entries)

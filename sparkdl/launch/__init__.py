@@ -1,10 +1,10 @@
 """How ranks are started: one task, once per rank, as threads, processes or tasks of Spark.
 
-``task``: what a task and a launcher are. ``function``: the task of ``sparkdl.run``.
-``threads``, ``processes``: two launchers (Spark's is in ``spark/runs/launcher.py``).
-``restarts``: ranks that are started again. ``thread_call``: a call that may be given up.
-``child``: a rank in a process of its own, with other devices. ``devices``: which those are.
-``gathering``, ``rank_session``, ``peers``: how ranks exchange texts, meet the coordinator, and are
-told of each other. ``results``: what comes back. ``capture``: what ranks print.
-``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C on the driver.
+``task``: what a task and a launcher are, and how ranks exchange texts. ``function``: the task of
+``sparkdl.run``. ``threads``, ``processes``: two launchers (Spark's is in
+``spark/runs/launcher.py``). ``thread_call``: a call that may be given up. ``child``: a rank in a
+process of its own, with other devices. ``devices``: which those are. ``rank_session``, ``peers``:
+how ranks meet the coordinator, and are told of each other. ``results``: what comes back.
+``capture``: what ranks print. ``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C
+on the driver.
 """

@@ -15,16 +15,14 @@ import os
 import pickle
 import queue
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection, Pipe
 from types import MappingProxyType
-from typing import Generic, TypeVar
 
 import pyarrow as pa
 
@@ -52,14 +50,7 @@ def run_rank(
     batches: Iterator[pa.RecordBatch],
     on_output: Sink,
 ) -> Iterator[pa.RecordBatch]:
-    """Runs a task where its devices are; an exception becomes what the task makes of it.
-
-    Args:
-        content: The pickled task.
-        rank: Which rank this is.
-        batches: Its input.
-        on_output: Takes the lines that a child process writes to its standard output and error.
-    """
+    """Runs a task where its devices are; an exception becomes what the task makes of it."""
     task: Task = payload.load(content)
     try:
         if needs_child(task.devices.place(rank.resources, rank.rank)):
@@ -74,22 +65,12 @@ def run_rank(
         yield from task.failed(rank, error)
 
 
-_LENGTH = struct.Struct("<Q")
-
 # -- from the parent -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ChildSetup:
-    """The first message.
-
-    Args:
-        parent: The parent's process id.
-        task: The pickled task (:func:`sparkdl.process.payload.dump`).
-        rank: Its rank, without gathering and log, which stay with the parent.
-        gathers: Whether the parent has a gathering for it.
-        logs: Whether the parent has a log for it.
-    """
+    """The first message."""
 
     parent: int
     task: bytes | bytearray
@@ -161,54 +142,14 @@ FromChild = NextInput | GatherTexts | LogLine | OutputBatch | TaskRaised | TaskD
 
 # -- the connection ------------------------------------------------------------------------------
 
-Sent = TypeVar("Sent")
-Received = TypeVar("Received")
 
-
-class MessageSocket(Generic[Sent, Received]):
-    """One end of the socket pair.
-
-    Args:
-        connection: The socket; closed with this object.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def send(self, message: Sent) -> None:
-        """Sends a message; one thread at a time.
-
-        Raises:
-            OSError: The other side has ended.
-        """
-        data = pickle.dumps(message)
-        self._connection.sendall(_LENGTH.pack(len(data)))
-        self._connection.sendall(data)
-
-    def receive(self) -> Received | None:
-        """The next message; None if the other side has ended."""
-        header = self._read(_LENGTH.size)
-        data = None if header is None else self._read(_LENGTH.unpack(header)[0])
-        if data is None:
-            return None
-        message: Received = pickle.loads(data)
-        return message
-
-    def close(self) -> None:
-        """Closes the socket."""
-        self._connection.close()
-
-    def _read(self, size: int) -> bytes | None:
-        data = bytearray()
-        while len(data) < size:
-            try:
-                piece = self._connection.recv(min(size - len(data), 1 << 20))
-            except OSError:
-                return None
-            if not piece:
-                return None
-            data += piece
-        return bytes(data)
+def received(connection: Connection) -> FromParent | FromChild | None:
+    """The next message; None if the other side has ended."""
+    try:
+        message: FromParent | FromChild = connection.recv()
+    except (EOFError, OSError):
+        return None
+    return message
 
 
 def to_bytes(batch: pa.RecordBatch) -> bytes:
@@ -226,14 +167,7 @@ def from_bytes(content: bytes) -> pa.RecordBatch:
 
 
 class Child(Closing):
-    """The parent's end of a child process.
-
-    Args:
-        task: The pickled task (:func:`sparkdl.process.payload.dump`).
-        rank: Its rank; the parent keeps the gathering and the log for it.
-        on_output: Takes the lines that the child writes to its standard output and error.
-        environment: Variables of the child, beside those of this process.
-    """
+    """The parent's end of a child process."""
 
     def __init__(
         self,
@@ -243,8 +177,7 @@ class Child(Closing):
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._rank = rank
-        ours, theirs = socket.socketpair()
-        self._connection = MessageSocket[FromParent, FromChild](ours)
+        self._connection, theirs = Pipe()
         with theirs:
             self._process = start_module(
                 "sparkdl.launch.child", str(theirs.fileno()), options=["-u"],
@@ -271,7 +204,7 @@ class Child(Closing):
             RanksLost: The child was killed.
             WorkerError: It ended without an answer; with the end of its output.
         """
-        while (message := self._connection.receive()) is not None:
+        while (message := received(self._connection)) is not None:
             if isinstance(message, NextInput):
                 batch = next(batches, None)
                 self._answer(InputBatch(None if batch is None else to_bytes(batch)))
@@ -327,11 +260,10 @@ class ParentConnection:
     """
 
     def __init__(self, descriptor: int) -> None:
-        connection = socket.socket(fileno=descriptor)
-        connection.set_inheritable(False)
-        self._connection = MessageSocket[FromChild, FromParent](connection)
+        os.set_inheritable(descriptor, False)
+        self._connection = Connection(descriptor)
         self._lock = threading.Lock()
-        setup = self._connection.receive()
+        setup = received(self._connection)
         if not isinstance(setup, ChildSetup):
             raise _parent_lost("no task")
         end_with(setup.parent)
@@ -361,7 +293,6 @@ class ParentConnection:
             self._tell(end)  # the parent may have ended
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
-        """Every rank's text, by way of the parent, which keeps the time."""
         self._tell(GatherTexts(text, timeout_s))
         answer = self._texts.get()
         if answer is None:
@@ -389,7 +320,7 @@ class ParentConnection:
             self._connection.send(message)
 
     def _listen(self) -> None:
-        while (message := self._connection.receive()) is not None:
+        while (message := received(self._connection)) is not None:
             if isinstance(message, InputBatch):
                 self._inputs.put(message)
             elif isinstance(message, GatheredTexts):
@@ -437,6 +368,6 @@ def end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     # as a module of its proper name, so that what is unpickled is what is defined here
-    from sparkdl.launch.child import ParentConnection as Connection
+    from sparkdl.launch.child import ParentConnection as Parent
 
-    Connection(int(sys.argv[1])).serve()
+    Parent(int(sys.argv[1])).serve()

@@ -82,10 +82,6 @@ class DeviceRequest:
     def place(self, resources: Resources, rank: int = 0) -> Placement:
         """The placement, given what the scheduler gave.
 
-        Args:
-            resources: What it gave.
-            rank: The rank to which it gave it.
-
         Raises:
             ResourceError: ``use_gpu=True``, and the scheduler gave no GPU.
         """

@@ -29,11 +29,10 @@ from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.feeds.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
-from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
 from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
 from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.task import AloneGathering, RaisingTask, RankContext
 from sparkdl.process import payload
 from sparkdl.process.log_lines import Sink, log_through, show
 from sparkdl.settings.network import THIS_HOST, RankListening
@@ -85,7 +84,6 @@ class FunctionTask(RaisingTask):
     stream: StreamSettings | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Calls the function; see :class:`sparkdl.launch.task.Task`."""
         rows = None if self.feed is None else self.feed.read(batches, rank.rank)
         for _ in batches:
             pass
@@ -230,11 +228,7 @@ def call_here(task: FunctionTask, function: Callable[[], Any]) -> Any:
 def dump_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> bytes:
-    """A call as bytes; whatever stands in the user's own files goes by value.
-
-    Raises:
-        Exception: Something in it cannot be pickled.
-    """
+    """A call as bytes; whatever stands in the user's own files goes by value."""
     return payload.dump((function, tuple(args), dict(kwargs)))
 
 
@@ -288,11 +282,7 @@ class Returned:
         return cls(communicators[0].text if communicators else "", contents)
 
     def load(self, rank: int) -> Any:
-        """A rank's result.
-
-        Raises:
-            WorkerError: It cannot be unpickled here.
-        """
+        """A rank's result."""
         try:
             return payload.load(self.results[rank])
         except Exception as error:

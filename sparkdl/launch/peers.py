@@ -183,11 +183,6 @@ def _variables(peers: Peers, addresses: list[str], communicator: Communicator) -
 def config_of(addresses: list[str], rank: int, peers: Peers) -> str:
     """The value of ``TF_CONFIG`` on a rank; an evaluator is no part of the cluster in it.
 
-    Args:
-        addresses: ``host:port`` of every rank.
-        rank: Which one.
-        peers: Who has which role.
-
     >>> config_of(["a:1", "b:2"], 1, Peers("tensorflow"))
     '{"cluster": {"chief": ["a:1"], "worker": ["b:2"]}, "task": {"type": "worker", "index": 0}}'
     """
@@ -204,10 +199,6 @@ def call_until_others_end(function: Callable[[], Any], exit_barrier: Communicato
     """Calls a function that may never return, until all other ranks have returned.
 
     It runs in a thread, which is left behind: the process must end soon.
-
-    Args:
-        function: What to call.
-        exit_barrier: All ranks come to its barrier when they have returned.
 
     Returns:
         What the function returned; None if it still runs.

@@ -10,10 +10,9 @@ from dataclasses import replace
 import pyarrow as pa
 
 from sparkdl.launch.child import Child
-from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import Launcher, RankContext, Ranks, Task
-from sparkdl.launch.threads import LocalRanks
+from sparkdl.launch.threads import LocalRanks, RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import show
 
@@ -44,7 +43,6 @@ class ProcessLauncher:
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
-        """Starts the task on every rank, without input: :class:`sparkdl.launch.task.Launcher`."""
         content = payload.dump(task)
         children: list[Child] = []
         lock = threading.Lock()
@@ -84,28 +82,19 @@ class ProcessLauncher:
 
 
 class JoinedLauncher:
-    """Starts the ranks of several launchers, which meet at a coordinator.
-
-    Args:
-        launchers: Each starts ranks with numbers of its own.
-    """
+    """Starts the ranks of several launchers, which meet at a coordinator."""
 
     def __init__(self, *launchers: Launcher) -> None:
         self._launchers = launchers
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[JoinedRanks]:
-        """Starts the task on every rank; see :class:`sparkdl.launch.task.Launcher`."""
         with contextlib.ExitStack() as stack:
             yield JoinedRanks([stack.enter_context(one.launch(task)) for one in self._launchers])
 
 
 class JoinedRanks:
-    """Ranks of several launches; the first of these that fails ends the wait.
-
-    Args:
-        launches: The launches.
-    """
+    """Ranks of several launches; the first of these that fails ends the wait."""
 
     def __init__(self, launches: list[Ranks]) -> None:
         self._launches = launches
@@ -113,7 +102,6 @@ class JoinedRanks:
         self._error: Exception | None = None
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until all have ended, or one has failed."""
         for number, launch in enumerate(self._launches):
             if number in self._results or self._error is not None:
                 continue
@@ -125,11 +113,9 @@ class JoinedRanks:
         return self._error is not None or len(self._results) == len(self._launches)
 
     def results(self) -> list[Result]:
-        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._error is not None:
             raise self._error
         return [result for number in sorted(self._results) for result in self._results[number]]
 
     def results_so_far(self) -> list[Result]:
-        """The results of the ranks that have ended."""
         return [result for launch in self._launches for result in launch.results_so_far()]

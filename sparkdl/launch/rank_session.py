@@ -92,10 +92,6 @@ class DriverUnreachableError(ResourceError):
 def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:
     """A session with the coordinator.
 
-    Args:
-        endpoint: Of the coordinator.
-        rank: Whose session it is.
-
     Raises:
         DriverUnreachableError: It cannot be reached from here.
     """

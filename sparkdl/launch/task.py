@@ -7,6 +7,7 @@ as tasks of a Spark stage (:mod:`sparkdl.spark.runs.launcher`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -14,12 +15,101 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
-from sparkdl.launch.gathering import Gathering
 from sparkdl.launch.results import Result
 from sparkdl.process.log_lines import Sink
+
+
+class Gathering(Protocol):
+    """A rank's part in the one exchange that the launcher provides."""
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        """Every rank's text in rank order.
+
+        Raises:
+            WaitTimeoutError: Some rank did not come in time.
+        """
+
+    def settle(self) -> None:
+        """Returns when no rank is inside the exchange any more: from then on one may fail."""
+
+
+class AloneGathering:
+    """The gathering of a world of one."""
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        return [text]
+
+    def settle(self) -> None:
+        """At once."""
+
+
+class Meeting:
+    """The meeting where ranks in threads or children of one process exchange texts."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._num_ranks = num_ranks
+        self._condition = threading.Condition()
+        self._texts: dict[int, str] = {}
+        self._told: list[str] = []
+        self._round = 0
+        self._ended = False
+        self.timeout: WaitTimeoutError | None = None
+        """The error of the first rank that waited too long."""
+
+    def gathering(self, rank: int) -> Gathering:
+        """A rank's part in it."""
+        return _MeetingRank(self, rank)
+
+    def end(self) -> None:
+        """Ends every wait: a rank has failed."""
+        with self._condition:
+            self._ended = True
+            self._condition.notify_all()
+
+    def all_gather(self, rank: int, text: str, timeout_s: float) -> list[str]:
+        """Every rank's text in rank order."""
+        with self._condition:
+            number = self._round
+            self._texts[rank] = text
+            if len(self._texts) == self._num_ranks:
+                self._told = [self._texts[r] for r in range(self._num_ranks)]
+                self._texts = {}
+                self._round += 1
+                self._condition.notify_all()
+                return self._told
+            self._condition.wait_for(lambda: self._round > number or self._ended, timeout_s)
+            if self._round > number:
+                return self._told
+            if self._ended:
+                raise TransportError(
+                    f"another rank has failed; rank {rank} cannot go on",
+                    expected="all ranks to take part to the end",
+                    received="a launch that has ended",
+                )
+            missing = [r for r in range(self._num_ranks) if r not in self._texts]
+            error = WaitTimeoutError(
+                f"{len(missing)} of {self._num_ranks} ranks did not come",
+                expected=f"all ranks within {timeout_s:g} s",
+                received=f"nothing from ranks {', '.join(map(str, missing))}",
+                hint="do they hang while they import a framework or unpickle the function?",
+            )
+            self.timeout = self.timeout or error
+            raise error
+
+
+class _MeetingRank:
+    def __init__(self, meeting: Meeting, rank: int) -> None:
+        self._meeting, self._rank = meeting, rank
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        return self._meeting.all_gather(self._rank, text, timeout_s)
+
+    def settle(self) -> None:
+        """At once: a failure ends every wait in the meeting."""
+
 
 GATHER_TIMEOUT_S = 300.0
 """Seconds that a rank waits for the others to come up."""
@@ -46,12 +136,7 @@ class RankContext:
     log: Sink | None = None
 
     def all_gather(self, text: str, timeout_s: float = GATHER_TIMEOUT_S) -> list[str]:
-        """Every rank's text in rank order.
-
-        Raises:
-            ConfigError: The ranks of this launch do not run at the same time.
-            WaitTimeoutError: Some rank did not come in time.
-        """
+        """Every rank's text in rank order."""
         if self.gathering is None:
             raise ConfigError(
                 f"rank {self.rank} cannot exchange texts with the others",

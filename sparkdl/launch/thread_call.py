@@ -11,12 +11,7 @@ from typing import Any
 
 
 class ThreadCall:
-    """Calls a function in a daemon thread; one that is given up is left behind.
-
-    Args:
-        function: What to call.
-        name: Of the thread.
-    """
+    """Calls a function in a daemon thread; one that is given up is left behind."""
 
     def __init__(self, function: Callable[[], Any], name: str) -> None:
         self.outcome: Future[Any] = Future()

@@ -6,16 +6,70 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
 from sparkdl.failures import SECONDARY_DELAY_S, Failure, RankFailure, root_cause
-from sparkdl.launch.gathering import Meeting
-from sparkdl.launch.restarts import RestartedRanks, RunRank
 from sparkdl.launch.results import Result, join_batches
-from sparkdl.launch.task import RankContext, Task
+from sparkdl.launch.task import Gathering, Meeting, RankContext, Task
 from sparkdl.process.closing import Closing
 from sparkdl.process.log_lines import show
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 5.0
+RunRank = Callable[[RankContext], Iterator[pa.RecordBatch]]
+
+
+class RestartedRanks:
+    """Runs ranks, and again when they fail, as often as each may.
+
+    Ranks that may be started again meet once: a later attempt is told what the first was told.
+    Before each of them is a pause, twice as long each time, for what a rank needs and does not find
+    yet.
+    """
+
+    def __init__(
+        self, restarts: Sequence[int], run: RunRank, ended: threading.Event | None = None
+    ) -> None:
+        self._restarts, self._run = tuple(restarts), run
+        self._ended = ended or threading.Event()
+
+    def run(self, rank: RankContext) -> Iterator[pa.RecordBatch]:
+        """All attempts of a rank; what the last one yielded."""
+        allowed = self._restarts[rank.rank] if rank.rank < len(self._restarts) else 0
+        if allowed and rank.gathering is not None:
+            rank = replace(rank, gathering=_KeptGathering(rank.gathering))
+        for attempt in range(allowed):
+            try:
+                batches = list(self._run(replace(rank, attempt=attempt)))
+            except (Exception, SystemExit) as error:
+                if self._ended.is_set():
+                    raise
+                told = Failure.of(rank.rank, error).error
+                line = f"is started again ({attempt + 1} of {allowed}) after: {told}"
+                show(rank.rank, line) if rank.log is None else rank.log(line)
+                # 2**attempt has too many digits for a float after some thousand restarts
+                if self._ended.wait(min(FIRST_PAUSE_S * 2 ** min(attempt, 10), LONGEST_PAUSE_S)):
+                    raise
+            else:
+                yield from batches
+                return
+        yield from self._run(replace(rank, attempt=allowed))
+
+
+class _KeptGathering:
+    def __init__(self, gathering: Gathering) -> None:
+        self._gathering = gathering
+        self._told: list[str] | None = None
+
+    def all_gather(self, text: str, timeout_s: float) -> list[str]:
+        if self._told is None:
+            self._told = self._gathering.all_gather(text, timeout_s)
+        return self._told
+
+    def settle(self) -> None:
+        self._gathering.settle()
 
 
 class ThreadLauncher:
@@ -34,8 +88,6 @@ class ThreadLauncher:
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[LocalRanks]:
-        """Starts the task on every rank, without input: :class:`sparkdl.launch.task.Launcher`."""
-
         def run(rank: RankContext) -> Iterator[pa.RecordBatch]:
             try:
                 yield from task.run(rank, iter(()))
@@ -49,13 +101,7 @@ class ThreadLauncher:
 
 
 class LocalRanks(Closing):
-    """Ranks that a thread each runs.
-
-    Args:
-        num_ranks: How many.
-        run: What a thread does.
-        end: Makes the ranks that still run end.
-    """
+    """Ranks that a thread each runs."""
 
     def __init__(self, num_ranks: int, run: RunRank, end: Callable[[], None] | None = None) -> None:
         self._run, self._end = run, end
@@ -106,7 +152,6 @@ class LocalRanks(Closing):
         return late or not all(failure.secondary for failure in self._failures)
 
     def results(self) -> list[Result]:
-        """The results of all ranks; see :class:`sparkdl.launch.task.Ranks`."""
         if self._meeting.timeout is not None:
             raise self._meeting.timeout
         cause = root_cause(self._failures)
@@ -115,13 +160,11 @@ class LocalRanks(Closing):
         return self.results_so_far()
 
     def results_so_far(self) -> list[Result]:
-        """The results of the ranks that have ended."""
         with self._changed:
             ended = dict(self._batches)
         return join_batches(b for number in sorted(ended) for b in ended[number])
 
     def close(self) -> None:
-        """Ends the ranks and waits for their threads."""
         self._meeting.end()
         if self._end is not None:
             self._end()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
-from sparkdl.learner.archives.unsaved_settings import BesideFile
+from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.training.learning import Predictor
@@ -19,8 +19,20 @@ if TYPE_CHECKING:
     from sparkdl.learner.steps.keras_learner import KerasLearner
 
 _CAPACITY = 2
-_kept: OrderedDict[str, tuple[Any, KerasLearner]] = OrderedDict()
-"""``ModelArchive.key`` -> a Keras model and its learner; the one used last is last."""
+Key = tuple[str, str]
+"""``ModelArchive.key``, and ``DataSpec.form`` of the batches that the steps were compiled for."""
+
+
+@dataclass(frozen=True)
+class _KeptLearner:
+    """A learner, and what code of the user's may have changed of its model since it was made."""
+
+    learner: KerasLearner
+    own: OwnAttributes
+
+
+_kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
+"""The learner that was used last is last."""
 
 
 @dataclass
@@ -31,6 +43,10 @@ class _KeptPredictor:
     digest: str
     model: Any
     predictor: Predictor
+    own: OwnAttributes | None
+    """None for a program that was exported."""
+    changes: bool = False
+    """Whether to predict changes it: seeds go on, or code of the user's own sets attributes."""
     users: int = 0
 
 
@@ -38,26 +54,33 @@ _predictors: OrderedDict[str, _KeptPredictor] = OrderedDict()
 """Digest of a model with its weights -> its predictor; the one used last is last."""
 
 
-def cached_learner(archive: ModelArchive) -> KerasLearner:
+def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
     """A learner with the archive's model, weights and optimizer state.
 
-    A learner kept from a model of equal architecture and compile settings is used again with its
-    compiled steps; all of its variables are set anew. Not thread-safe: a worker process runs one
-    task at a time.
+    A learner kept from a model of equal key and batches of equal form is used again with its
+    compiled steps; all of its variables and plain attributes are set anew. Not thread-safe: a
+    worker process runs one task at a time.
+
+    Args:
+        archive: The model.
+        form: Of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
+            tracing finds out about the loss, depend on it.
     """
-    kept = _kept.pop(archive.key, None)
+    kept = _kept.pop((archive.key, form), None)
     if kept is None:
         model = decode_model(archive)
-        kept = model, make_learner(model)
+        own = OwnAttributes.of(model)
+        kept = _KeptLearner(make_learner(model), own)
     else:
-        model, learner = kept
+        model = kept.learner.model
+        kept.own.give_back(model)
         restore_state(model, archive)
         model.reset_metrics()
-        learner.reload()
-    _kept[archive.key] = kept
+        kept.learner.reload()
+    _kept[archive.key, form] = kept
     while len(_kept) > _CAPACITY:
         _kept.popitem(last=False)
-    return kept[1]
+    return kept.learner
 
 
 @contextlib.contextmanager
@@ -73,25 +96,29 @@ def keras_settings(archive: ModelArchive) -> Iterator[None]:
         yield
 
 
-def is_kept(archive: ModelArchive) -> bool:
-    """Whether :func:`cached_learner` has a compiled model for ``archive``."""
-    return archive.key in _kept
+def is_kept(archive: ModelArchive, form: str = "") -> bool:
+    """Whether :func:`cached_learner` has a compiled model for ``archive`` and ``form``."""
+    return (archive.key, form) in _kept
 
 
-def forget_learner(archive: ModelArchive) -> None:
+def forget_learner(archive: ModelArchive, form: str = "") -> None:
     """Drops a learner whose state cannot be trusted, as its fit ended in an exception."""
-    _kept.pop(archive.key, None)
+    _kept.pop((archive.key, form), None)
 
 
 @contextlib.contextmanager
 def cached_predictor(wanted: PredictorArchive) -> Iterator[Predictor]:
     """Within, a predictor with the archive's weights. Not thread-safe.
 
-    One that was kept with the same weights is used as it is, also by several at once (functions in
-    one query share a worker process). One of equal architecture that nobody uses gets the new
-    weights and keeps its compiled call.
+    One that was kept with the same weights is used by several at once (functions in one query share
+    a worker process). One of equal key that nobody uses gets the weights, the seeds and the
+    attributes of the archive, and keeps its compiled call.
     """
-    kept = _predictors.pop(wanted.digest, None) or _with_new_weights(wanted) or _opened(wanted)
+    kept = _predictors.pop(wanted.digest, None)
+    if kept is None:
+        kept = _with_new_weights(wanted) or _opened(wanted)
+    elif not kept.users and kept.changes:
+        _renew(kept, wanted)
     _predictors[wanted.digest] = kept
     kept.users += 1
     try:
@@ -105,24 +132,31 @@ def cached_predictor(wanted: PredictorArchive) -> Iterator[Predictor]:
 
 def _opened(wanted: PredictorArchive) -> _KeptPredictor:
     """A new predictor."""
-    model = None
+    key, digest = wanted.archive.key, wanted.digest
     if wanted.form == "saved_model":
         from sparkdl.learner.prediction.saved_model import SavedModelPredictor
 
-        predictor: Predictor = SavedModelPredictor(wanted.archive.content)
-    else:
-        model = decode_model(wanted.archive, compiled=False)
-        predictor = make_predictor(model)
-    return _KeptPredictor(wanted.archive.key, wanted.digest, model, predictor)
+        return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
+    model = decode_model(wanted.archive, compiled=False)
+    own = OwnAttributes.of(model)
+    changes = bool(own) or len(model.variables) > len(model.weights)
+    return _KeptPredictor(key, digest, model, make_predictor(model), own, changes)
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
     """An idle predictor of equal architecture with the new weights; None: there is none."""
     for digest, kept in _predictors.items():
-        if kept.key == wanted.archive.key and not kept.users:
+        if kept.key == wanted.archive.key and kept.own is not None and not kept.users:
             del _predictors[digest]
-            restore_state(kept.model, wanted.archive)
-            kept.predictor.reload()
-            kept.digest = wanted.digest
+            _renew(kept, wanted)
             return kept
     return None
+
+
+def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
+    """Gives an idle predictor the state of an equal model."""
+    assert kept.own is not None
+    kept.own.give_back(kept.model)
+    restore_state(kept.model, wanted.archive)
+    kept.predictor.reload()
+    kept.digest = wanted.digest

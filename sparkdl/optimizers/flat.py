@@ -13,7 +13,7 @@ import numpy as np
 
 from sparkdl.optimizers.blocks import add_scaled, each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.optimizers.optimizer import FlatOptimizer, State
+from sparkdl.optimizers.optimizer import Checks, FlatOptimizer, State
 from sparkdl.settings.values import (
     require,
     require_fraction,
@@ -176,13 +176,7 @@ class FlatSGD(FlatOptimizer):
     name: ClassVar[str] = "sgd"
     keras_class: ClassVar[str] = "SGD"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fraction(self.name, "momentum", self.momentum)
-
-    def init(self, weights: FloatArray) -> State:
-        """The velocity, from 0, if there is momentum."""
-        return {"velocity": np.zeros_like(weights)} if self.momentum else {}
+    checks: ClassVar[Checks] = {"momentum": require_fraction}
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         if not self.momentum:
@@ -190,14 +184,8 @@ class FlatSGD(FlatOptimizer):
         return {"velocity": ("momentums", 1.0 / self.momentum if self.nesterov else 1.0)}
 
     def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
+        self, weights: FloatArray, gradient: FloatArray, state: State, rate: float, out: FloatArray
     ) -> None:
-        """One step along ``-gradient``."""
         if not self.momentum:
             add_scaled(weights, gradient, -rate, out)
             return
@@ -235,28 +223,19 @@ class FlatAdagrad(FlatOptimizer):
     name: ClassVar[str] = "adagrad"
     keras_class: ClassVar[str] = "Adagrad"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        start = self.initial_accumulator_value
-        require_not_negative(self.name, "initial_accumulator_value", start)
-        require_positive(self.name, "epsilon", self.epsilon)
+    checks: ClassVar[Checks] = {
+        "initial_accumulator_value": require_not_negative, "epsilon": require_positive,
+    }  # fmt: skip
 
     def init(self, weights: FloatArray) -> State:
-        """The sums of squared gradients."""
         return {"accumulator": np.full_like(weights, self.initial_accumulator_value)}
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         return {"accumulator": ("_accumulators", 1.0)}
 
     def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
+        self, weights: FloatArray, gradient: FloatArray, state: State, rate: float, out: FloatArray
     ) -> None:
-        """One step along ``-gradient``."""
         totals: FloatArray = state["accumulator"]
         take_adagrad_step(weights, gradient, totals, -rate, out, within_root=self.epsilon)
 
@@ -290,20 +269,9 @@ class FlatRMSprop(FlatOptimizer):
     name: ClassVar[str] = "rmsprop"
     keras_class: ClassVar[str] = "RMSprop"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fraction(self.name, "rho", self.rho)
-        require_fraction(self.name, "momentum", self.momentum)
-        require_positive(self.name, "epsilon", self.epsilon)
-
-    def init(self, weights: FloatArray) -> State:
-        """The running means that the options need, from 0."""
-        state: State = {"mean_square": np.zeros_like(weights)}
-        if self.centered:
-            state["mean"] = np.zeros_like(weights)
-        if self.momentum:
-            state["momentum"] = np.zeros_like(weights)
-        return state
+    checks: ClassVar[Checks] = {
+        "rho": require_fraction, "momentum": require_fraction, "epsilon": require_positive,
+    }  # fmt: skip
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         slots = {"mean_square": ("_velocities", 1.0)}
@@ -314,14 +282,8 @@ class FlatRMSprop(FlatOptimizer):
         return slots
 
     def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
+        self, weights: FloatArray, gradient: FloatArray, state: State, rate: float, out: FloatArray
     ) -> None:
-        """One step along ``-gradient``."""
         factor, epsilon = np.float32(-rate), np.float32(self.epsilon)
         rho, rest = np.float32(self.rho), np.float32(1.0 - self.rho)
         momentum = np.float32(self.momentum)
@@ -405,22 +367,13 @@ class FlatAdam(FlatOptimizer):
     name: ClassVar[str] = "adam"
     keras_class: ClassVar[str] = "Adam"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fraction(self.name, "beta_1", self.beta_1)
-        require_fraction(self.name, "beta_2", self.beta_2)
-        require_positive(self.name, "epsilon", self.epsilon)
+    checks: ClassVar[Checks] = {
+        "beta_1": require_fraction, "beta_2": require_fraction, "epsilon": require_positive,
+    }  # fmt: skip
 
     def init(self, weights: FloatArray) -> State:
         """Both moments, divided by ``1 - beta`` (which saves two operations), and the step."""
-        state: State = {
-            "scaled_mean": np.zeros_like(weights),
-            "scaled_mean_square": np.zeros_like(weights),
-            "steps": 0,
-        }
-        if self.amsgrad:
-            state["scaled_peak"] = np.zeros_like(weights)
-        return state
+        return {**super().init(weights), "steps": 0}
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         slots = {
@@ -432,25 +385,9 @@ class FlatAdam(FlatOptimizer):
         return slots
 
     def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
+        self, weights: FloatArray, gradient: FloatArray, state: State, rate: float, out: FloatArray
     ) -> None:
-        """One step along ``-gradient``."""
-        self._step(weights, gradient, state, rate, 0.0, out)
-
-    def _step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        shrink: float,
-        out: FloatArray,
-    ) -> None:
+        shrink = self.weight_decay if isinstance(self, FlatAdamW) else 0.0
         state["steps"] += 1
         steps = state["steps"]
         means: FloatArray = state["scaled_mean"]
@@ -526,9 +463,10 @@ class FlatAdamW(FlatAdam):
     name: ClassVar[str] = "adamw"
     keras_class: ClassVar[str] = "AdamW"
 
+    checks: ClassVar[Checks] = {**FlatAdam.checks, "weight_decay": require_not_negative}
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_not_negative(self.name, "weight_decay", self.weight_decay)
         rate = self.learning_rate or 0.0
         require(
             rate * self.weight_decay < 1,
@@ -537,14 +475,3 @@ class FlatAdamW(FlatAdam):
             "learning_rate · weight_decay below 1",
             self.weight_decay,
         )
-
-    def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
-    ) -> None:
-        """Decay, then one Adam step along ``-gradient``."""
-        self._step(weights, gradient, state, rate, self.weight_decay, out)

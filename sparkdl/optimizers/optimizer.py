@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray
 
 State = dict[str, Any]
+Checks = Mapping[str, Callable[[str, str, Any], None]]
+"""Option -> what refuses a value of it, given the optimizer's name, the option and the value."""
 
 
 @dataclass(frozen=True)
@@ -29,21 +34,20 @@ class FlatOptimizer(abc.ABC):
     keras_class: ClassVar[str] = ""
     """Name of the Keras optimizer that takes the same steps."""
 
+    checks: ClassVar[Checks] = {}
+
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
+        for option, check in self.checks.items():
+            check(self.name, option, getattr(self, option))
 
-    @abc.abstractmethod
     def init(self, weights: FloatArray) -> State:
         """The state before the first step: a flat dict of float32 arrays, ints or floats."""
+        return {name: np.zeros_like(weights) for name in self.keras_slots()}
 
     @abc.abstractmethod
     def step(
-        self,
-        weights: FloatArray,
-        gradient: FloatArray,
-        state: State,
-        rate: float,
-        out: FloatArray,
+        self, weights: FloatArray, gradient: FloatArray, state: State, rate: float, out: FloatArray
     ) -> None:
         """One step along ``-gradient`` into ``out``, which may be ``weights``.
 

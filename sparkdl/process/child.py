@@ -25,16 +25,7 @@ def start_module(
     stderr: int = subprocess.PIPE,
     start_new_session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts a module of this interpreter, which finds the modules that this process finds.
-
-    Args:
-        module: Run as ``python -m module``.
-        *arguments: Of the module.
-        options: Of the interpreter.
-        environment: Variables of the child, beside those of this process.
-        pass_fds: Descriptors that the child has, too.
-        stdin, stderr, start_new_session: See :class:`subprocess.Popen`; standard output is a pipe.
-    """
+    """Starts a module of this interpreter, which finds the modules that this process finds."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return subprocess.Popen(
         [sys.executable, *options, "-m", module, *arguments],
@@ -48,14 +39,7 @@ def start_module(
 
 
 class ChildOutput:
-    """Reads what a child writes, in a thread, to the end of the child.
-
-    Args:
-        process: The child.
-        stream: Its output; closed at the end.
-        on_line: Takes each line.
-        kept: Lines that are kept for an error.
-    """
+    """Reads what a child writes, in a thread, to the end of the child."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], stream: IO[bytes], on_line: Sink, kept: int = 40

@@ -11,12 +11,7 @@ from pathlib import Path
 
 
 def ask_nvidia(*arguments: str, timeout_s: float = 10.0) -> list[str]:
-    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails.
-
-    Args:
-        arguments: Of ``nvidia-smi``.
-        timeout_s: Seconds after which it has failed.
-    """
+    """The lines that NVIDIA's tool answers; none where there is no tool, or it fails."""
     try:
         told = subprocess.run(
             ["nvidia-smi", *arguments],
@@ -64,11 +59,7 @@ class HostLoad:
 
     @classmethod
     def of_numbers(cls, numbers: object) -> HostLoad:
-        """The counterpart of :meth:`numbers`.
-
-        Raises:
-            ValueError: They are not an even count of percentages, at least two.
-        """
+        """The counterpart of :meth:`numbers`."""
         if not isinstance(numbers, list) or len(numbers) < 2 or len(numbers) % 2:
             raise ValueError("expected an even count of numbers, at least two")
         if not all(_is_percent(number) for number in numbers):
@@ -78,14 +69,7 @@ class HostLoad:
 
 
 class LoadMeter:
-    """Looks at this host, now and then; for one thread.
-
-    Args:
-        gpus: Whether to ask NVIDIA's tool too, which takes up to two seconds.
-        now: Seconds.
-        proc: The folder of the kernel's files.
-        ask: Answers what NVIDIA's tool says.
-    """
+    """Looks at this host, now and then; for one thread."""
 
     def __init__(
         self,

@@ -144,9 +144,6 @@ class LineSplitter:
 
     Of a line that a progress bar wrote over itself (with carriage returns) only the last state
     is passed on.
-
-    Args:
-        on_line: The sink.
     """
 
     def __init__(self, on_line: Sink) -> None:

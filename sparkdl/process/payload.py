@@ -13,11 +13,13 @@ import glob
 import importlib
 import io
 import os
+import pickle
 import site
 import sys
 import sysconfig
 import threading
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -25,6 +27,8 @@ import cloudpickle
 
 _BY_NAME = ("__main__", "sparkdl", "pyspark", "py4j")
 """Packages that no path tells: cloudpickle knows ``__main__``; the others are on all executors."""
+_WITHOUT_VERSION = sys.stdlib_module_names | {"__main__", "cloudpickle", "sparkdl"}
+"""Packages whose version no code of the user depends on, or that is equal where sparkdl is."""
 _FOLDERS = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in (
@@ -49,6 +53,11 @@ def dump(thing: Any) -> bytes:
     Raises:
         Exception: Something in it cannot be pickled; what cloudpickle raises.
     """
+    return dump_with_packages(thing)[0]
+
+
+def dump_with_packages(thing: Any) -> tuple[bytes, dict[str, str]]:
+    """The bytes of :func:`dump`, and the packages that they go by the name of, with versions."""
     try:
         return _dump(thing, modules_by_value=True)
     except Exception:
@@ -60,7 +69,36 @@ def load(content: bytes | bytearray) -> Any:
     return cloudpickle.loads(content)
 
 
-def _dump(thing: Any, *, modules_by_value: bool) -> bytes:
+def load_apart(content: bytes) -> Any:
+    """The same; classes that went by value are new ones, which no other load has or changes.
+
+    cloudpickle gives all loads of one class in a process the same class, with the attributes that
+    it had when the latest was dumped.
+    """
+    return _ApartUnpickler(io.BytesIO(content)).load()
+
+
+class _ApartUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name in ("_make_skeleton_class", "_make_skeleton_enum"):
+            # The last argument but one is the name by which cloudpickle finds the class again.
+            return lambda *given: found(*given[:-2], None, given[-1])
+        return found
+
+
+def version_of(package: str) -> str:
+    """The version of a package; empty: it tells none. A package that is imported tells it first."""
+    told = getattr(sys.modules.get(package), "__version__", None)
+    if isinstance(told, str):
+        return told
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _dump(thing: Any, *, modules_by_value: bool) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
     with _registry:
         pickler = _Pickler(file, modules_by_value)
@@ -68,7 +106,8 @@ def _dump(thing: Any, *, modules_by_value: bool) -> bytes:
             pickler.dump(thing)
         finally:
             pickler.unregister()
-    return file.getvalue()
+    told = {package: version_of(package) for package in sorted(pickler.packages)}
+    return file.getvalue(), {package: found for package, found in told.items() if found}
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -79,6 +118,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._modules_by_value = modules_by_value
         self._seen: set[str] = set(cloudpickle.list_registry_pickle_by_value())
         self._registered: list[ModuleType] = []
+        self.packages: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, ModuleType):
@@ -94,10 +134,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if not isinstance(name, str) or name in self._seen:
             return
         self._seen.add(name)
-        module = sys.modules.get(name)
+        module, package = sys.modules.get(name), name.partition(".")[0]
         if module is not None and _is_the_users(module):
             cloudpickle.register_pickle_by_value(module)
             self._registered.append(module)
+        elif package not in _WITHOUT_VERSION:
+            self.packages.add(package)
 
     def unregister(self) -> None:
         for module in self._registered:

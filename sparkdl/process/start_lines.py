@@ -90,11 +90,7 @@ class _Held:
             return held
 
     def end(self, *, show: bool) -> None:
-        """Makes the descriptor what it was before.
-
-        Args:
-            show: Write what was held.
-        """
+        """Makes the descriptor what it was before."""
         from sparkdl.process.start_lines_filter import DROP, SHOW
 
         _flush()

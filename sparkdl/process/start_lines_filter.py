@@ -40,11 +40,7 @@ def known(no_gpu: bool) -> re.Pattern[bytes]:
 
 
 class Filter:
-    """Takes pieces of the input and returns what is to be written now.
-
-    Args:
-        pattern: Of the lines that are held.
-    """
+    """Takes pieces of the input and returns what is to be written now."""
 
     def __init__(self, pattern: re.Pattern[bytes]) -> None:
         self._pattern, self._held, self._rest = pattern, b"", b""

@@ -10,12 +10,7 @@ _BETWEEN = ("sparkdl", "pyspark", "contextlib")
 
 
 def warn_user(message: str, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the line of the nearest caller that belongs neither to sparkdl nor to PySpark.
-
-    Args:
-        message: What happened, and what to do.
-        category: The warning's class.
-    """
+    """Warns at the line of the nearest caller that belongs neither to sparkdl nor to PySpark."""
     frame, level = inspect.currentframe(), 0
     while frame is not None and str(frame.f_globals.get("__name__")).split(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1

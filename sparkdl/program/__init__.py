@@ -19,8 +19,7 @@ from sparkdl.program.cacher import CacherNode
 from sparkdl.program.calls import CallClient, RemoteTraceback, list_methods
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode, make_program
-from sparkdl.program.replay import ReplayBuffer, ReplayNode
-from sparkdl.program.reverb import ReverbNode
+from sparkdl.program.replay import ReplayBuffer, ReplayNode, ReverbNode
 from sparkdl.program.running import register_stop_handler, stop, stop_event, wait_for_stop
 from sparkdl.program.serving import CallServer
 

@@ -29,10 +29,6 @@ class Deadlines:
 
     So the call that came first is the first to pass it. The thread runs while there are calls, and
     for at most one limit longer.
-
-    Args:
-        limit_s: The limit.
-        passed: Is told the number of a call, in the thread.
     """
 
     def __init__(self, limit_s: float, passed: Callable[[int], None]) -> None:
@@ -134,16 +130,7 @@ class CallAddress:
 
 @dataclass(eq=False)
 class _Call:
-    """A call that has no result yet.
-
-    Args:
-        number: Its number.
-        name: The method.
-        future: The result.
-        pieces: What is sent, until it is.
-        reach_until: When the node must have been reached.
-        connection: On which it was sent; None: not yet.
-    """
+    """A call that has no result yet."""
 
     number: int
     name: str

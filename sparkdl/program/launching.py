@@ -13,14 +13,14 @@ from typing import Any, Literal, get_args
 import cloudpickle
 
 import sparkdl
-from sparkdl.errors import ConfigError, DataError, UnpicklableError, WaitTimeoutError
+from sparkdl.errors import ConfigError, DataError, ResourceError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
+from sparkdl.launch.devices import DeviceRequest, visible_gpus
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.process import payload
-from sparkdl.program.needs import device_request, environments_of, refuse_restarts
 from sparkdl.program.nodes import Placed, Program
 from sparkdl.program.running import RETURNED, NodeTask, ProgramControl
 from sparkdl.program.serving import CallServer
@@ -28,6 +28,72 @@ from sparkdl.settings.network import NETWORK_OF_RANKS, THIS_HOST, Network, PortS
 from sparkdl.settings.values import refuse_changed, require_name
 from sparkdl.transport.address import Endpoint
 from sparkdl.wire.tls import Certificate
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+)  # fmt: skip
+
+
+def environments_of(program: Program) -> list[dict[str, str]]:
+    """The variables of each node's process: its threads, and its share of this machine's GPUs.
+
+    Raises:
+        ResourceError: The nodes ask for more GPUs than this process sees.
+    """
+    asked = sum(placed.needs.gpus for placed in program.placed)
+    gpus = visible_gpus() if asked else []
+    if asked > len(gpus):
+        raise ResourceError(
+            f"program {program.name!r} asks for GPUs that are not there",
+            expected=f"{asked} GPUs on this machine",
+            received=f"{len(gpus)}" + (f": {', '.join(gpus)}" if gpus else ""),
+            hint="fewer nodes, gpus=0, or launch_type='spark' on a cluster that has them",
+        )
+    environments = []
+    for placed in program.placed:
+        cores, count = placed.needs.cores, placed.needs.gpus
+        environment = dict.fromkeys(_THREAD_VARIABLES, str(cores)) if cores else {}
+        if asked:
+            mine, gpus = gpus[:count], gpus[count:]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine) or "-1"
+        environments.append(environment)
+    return environments
+
+
+def task_resources(program: Program) -> dict[str, float] | None:
+    """The request of each task of Spark's stage: the most that any group does; None: nothing."""
+    cores = max(placed.needs.cores for placed in program.placed)
+    gpus = max(placed.needs.gpus for placed in program.placed)
+    resources: dict[str, float] = {}
+    if cores or gpus:
+        resources["cpus"] = max(cores, 1)
+    if gpus:
+        resources["gpu"] = gpus
+    return resources or None
+
+
+def device_request(program: Program) -> DeviceRequest:
+    """The devices of a node: of the GPUs of its task as many as its group asks for.
+
+    A task of Spark has as many as the group that asks for most. Where no group asks, a node sees
+    the GPUs of its task, or those that its process sees.
+    """
+    gpus = tuple(placed.needs.gpus for placed in program.placed)
+    return DeviceRequest(None, unscheduled=True, gpus_of_ranks=gpus if any(gpus) else ())
+
+
+def refuse_restarts(program: Program) -> None:
+    """Returns if no group has restarts."""
+    for placed in program.placed:
+        if placed.needs.restarts:
+            raise ConfigError(
+                f"a node of group {placed.label!r} cannot be started again with a launcher of your "
+                "own",
+                expected="restarts=0, or a launch_type without launcher",
+                received=f"restarts={placed.needs.restarts}",
+                hint="ThreadLauncher and ProcessLauncher take restarts themselves",
+            )
 
 
 @dataclass(frozen=True)
@@ -65,11 +131,7 @@ few cores."""
 
 
 def _packed(placed: Placed) -> bytes:
-    """A node as bytes.
-
-    Raises:
-        UnpicklableError: It has something that stays in this process.
-    """
+    """A node as bytes."""
     try:
         return payload.dump(placed)
     except Exception as error:
@@ -83,12 +145,7 @@ def _packed(placed: Placed) -> bytes:
 
 
 class LaunchedProgram:
-    """A program that runs.
-
-    Args:
-        program: The program.
-        surroundings: Where it runs; entered here, left when all nodes have ended.
-    """
+    """A program that runs."""
 
     def __init__(
         self, program: Program, surroundings: AbstractContextManager[Surroundings]

@@ -26,8 +26,7 @@ from typing import Any, Protocol, Self
 import cloudpickle
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.wire.exact import Stream, receive_exactly
-from sparkdl.wire.listening import tune
+from sparkdl.wire.listening import Stream, receive_exactly, tune
 from sparkdl.wire.proving import prove
 from sparkdl.wire.tls import Certificate, require_name
 
@@ -54,12 +53,6 @@ class EncryptedStream:
 
     Both ends show the run's certificate, and name the address that is called. The state of OpenSSL
     is behind a lock, because a Python socket's is not.
-
-    Args:
-        connection: A connected socket with a timeout, owned from now on.
-        certificate: The run's.
-        name: The address that is called, at most 255 bytes.
-        is_server: Which end this is.
 
     Raises:
         AuthenticationError: The other end has another certificate, or was called by another name.
@@ -104,7 +97,6 @@ class EncryptedStream:
             self._incoming.write(received)
 
     def sendall(self, data: bytes | memoryview, /) -> None:
-        """Sends all bytes; see :meth:`socket.socket.sendall`."""
         left = memoryview(data)
         with self._sending:
             while left:
@@ -114,11 +106,6 @@ class EncryptedStream:
                 self._socket.sendall(sealed)
 
     def recv_into(self, memory: memoryview, /) -> int:
-        """Receives some bytes into ``memory``.
-
-        Raises:
-            EOFError: The connection ended.
-        """
         while True:
             try:
                 with self._state:
@@ -127,7 +114,6 @@ class EncryptedStream:
                 self._take()
 
     def settimeout(self, timeout_s: float | None, /) -> None:
-        """The longest wait of a call from now on."""
         self._socket.settimeout(timeout_s)
 
     def shutdown(self, how: int, /) -> None:
@@ -135,7 +121,6 @@ class EncryptedStream:
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Frees the connection."""
         self._socket.close()
 
 
@@ -157,35 +142,19 @@ class MessageKind(IntEnum):
 
 @dataclass(frozen=True)
 class CallMessage:
-    """A message as it came; the object in it is unpickled only when it is asked for.
-
-    Args:
-        call: Number of the call, chosen by the caller.
-        kind: What it is.
-        pieces: The pickle, and the memory of the arrays in it.
-    """
+    """A message as it came; the object in it is unpickled only when it is asked for."""
 
     call: int
     kind: MessageKind
     pieces: list[memoryview]
 
     def load(self) -> Any:
-        """The object.
-
-        Raises:
-            Exception: It cannot be unpickled here.
-        """
+        """The object."""
         return pickle.loads(self.pieces[0], buffers=self.pieces[1:])
 
 
 class MessageConnection:
     """One end of a connection; any thread may send, one receives.
-
-    Args:
-        connection: A connected socket whose ends have proven themselves, owned from now on.
-        certificate: For TLS; None for no encryption.
-        name: The address that is called, if TLS is spoken.
-        is_server: Which end this is.
 
     Raises:
         AuthenticationError: The other end has another certificate.
@@ -240,11 +209,7 @@ class MessageConnection:
         self.send_pieces(call, kind, pieces_of(thing))
 
     def send_pieces(self, call: int, kind: MessageKind, pieces: Sequence[memoryview]) -> None:
-        """Sends what :func:`pieces_of` made of an object.
-
-        Raises:
-            OSError: The connection broke.
-        """
+        """Sends what :func:`pieces_of` made of an object."""
         sizes = struct.pack(f"<{len(pieces)}Q", *(piece.nbytes for piece in pieces))
         head = _HEAD.pack(call, kind, len(pieces)) + sizes
         with self._sending:

@@ -15,14 +15,7 @@ T = TypeVar("T")
 
 
 class Handle:
-    """A node as another node's argument: there it becomes a client that calls the node.
-
-    Args:
-        number: The node's number in its program.
-        label: Its group's name.
-        timeout_s: How long a call may take; None for ever.
-        wait_for_ready: Whether calls wait for a node that cannot be reached yet.
-    """
+    """A node as another node's argument: there it becomes a client that calls the node."""
 
     def __init__(
         self,
@@ -97,20 +90,14 @@ class PyNode:
         self.function, self.args, self.kwargs = function, args, kwargs
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """See :class:`Node`."""
         args, kwargs = replace(self.args), replace(self.kwargs)
         return lambda: self.function(*args, **kwargs)
 
 
 class PyClassNode(PyNode):
-    """A node that makes an object and calls its ``run()``.
-
-    Args:
-        constructor: Called as ``constructor(*args, **kwargs)``, where the node runs.
-    """
+    """A node that makes an object and calls its ``run()``."""
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """See :class:`Node`."""
         made: Any = super().start(replace)()
         _check_callable("PyClassNode: run()", getattr(made, "run", None))
         run: Callable[[], object] = made.run
@@ -197,14 +184,7 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Placed:
-    """A node in a program.
-
-    Args:
-        node: The node.
-        label: Its group's name.
-        index: Its number in the group.
-        needs: What it gets.
-    """
+    """A node in a program."""
 
     node: Node
     label: str

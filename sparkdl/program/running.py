@@ -22,9 +22,9 @@ from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
+from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through
 from sparkdl.program.calls import LOOPBACK, CallAddress, CallClient
@@ -80,13 +80,7 @@ class ProgramControl:
 
 @dataclass(frozen=True)
 class Running:
-    """The program as the node in this thread sees it.
-
-    Args:
-        control: The launching process.
-        stopping: Is set when the program stops.
-        host: The address of the node's machine that other nodes connect to.
-    """
+    """The program as the node in this thread sees it."""
 
     control: CallClient
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -177,7 +171,6 @@ class NodeTask:
     endpoint: Endpoint | None = None
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Runs the rank's node to its end."""
         for _ in batches:
             pass
         placed: Placed = payload.load(self.nodes[rank.rank])
@@ -231,11 +224,7 @@ class NodeTask:
             yield from watched.run(replace(rank, gathering=meeting, log=lines.send))
 
     def _open_meeting(self, rank: RankContext, stack: ExitStack) -> Meet:
-        """The exchange of addresses; where the coordinator is, what the node prints goes there.
-
-        Raises:
-            DriverUnreachableError: The coordinator cannot be reached from here.
-        """
+        """The exchange of addresses; where the coordinator is, what the node prints goes there."""
         if self.endpoint is None:
             return rank.all_gather
         session = open_rank_session(self.endpoint, rank)
@@ -318,7 +307,6 @@ class NodeTask:
         return None
 
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it, so that the launcher ends the other nodes."""
         raise RankFailure(Failure.of(rank.rank, error)) from error
 
 

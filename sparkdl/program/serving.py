@@ -182,7 +182,6 @@ class CallServer(Closing):
         return [*methods, "__call__"] if callable(self._target) else methods
 
     def close(self) -> None:
-        """Ends all connections; calls that run go on, but nobody gets their results."""
         with self._lock:
             self._closed = True
             connections = list(self._connections)

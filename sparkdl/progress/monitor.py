@@ -54,11 +54,7 @@ class Command:
 
 
 class RecentSpeed:
-    """Rows per second over the last seconds.
-
-    Args:
-        span_s: How far back it looks.
-    """
+    """Rows per second over the last seconds."""
 
     def __init__(self, span_s: float = 3.0) -> None:
         self._span_s = span_s

@@ -7,7 +7,6 @@ Every rule is a frozen object of pure functions on flat float32 vectors (see :cl
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.rules.adapted import adapt
 from sparkdl.rules.averaging import Averaging, Ensemble, SingleWorker
 from sparkdl.rules.bsp import BSP
 from sparkdl.rules.compensated import DCASGD, GapAware
@@ -25,7 +24,7 @@ from sparkdl.rules.optimizer import (
     RMSprop,
     from_keras_config,
 )
-from sparkdl.rules.rule import Commit, Peer, Rule, State
+from sparkdl.rules.rule import Commit, Peer, Rule, State, adapt
 from sparkdl.rules.ssp import SSP
 from sparkdl.settings.registry import Registry
 

@@ -40,7 +40,6 @@ class SingleWorker(Rule):
     default_window: ClassVar[int] = 0
 
     def bind(self, num_workers: int) -> Rule:
-        """Refuses more than one worker."""
         if num_workers != 1:
             raise ConfigError(
                 f"rule {self.name!r} trains one model on one worker",

@@ -9,10 +9,33 @@ import numpy as np
 
 from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.rules.backup import Backups
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.settings.values import require_fraction, require_not_negative, require_positive
 from sparkdl.weights import FloatArray
+
+
+class BackupRule(Rule):
+    """Base of rules that compare the center with what each worker last saw.
+
+    The state has one backup per worker, under ``'backup/<rank>'``. Before its first pull a worker
+    has the initial center. A commit counts as the first half of a ``push_pull``, after which the
+    worker has the center just written. (If it pulls later instead, ``pulled`` corrects that.)
+    """
+
+    def init(self, center: FloatArray) -> State:
+        return {"initial": center.copy()}
+
+    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
+        np.copyto(self.backup(state, worker), center)
+
+    @staticmethod
+    def backup(state: State, worker: int) -> FloatArray:
+        """The worker's backup, to read and to write; made when first asked for."""
+        key = f"backup/{worker}"
+        if key not in state:
+            state[key] = state["initial"].copy()
+        backup: FloatArray = state[key]
+        return backup
 
 
 def _scales(rule: DCASGD | GapAware, commit: Commit) -> tuple[float, float]:
@@ -29,7 +52,7 @@ def _scales(rule: DCASGD | GapAware, commit: Commit) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class DCASGD(Rule):
+class DCASGD(BackupRule):
     """Delay-compensated ASGD: a first-order estimate of the gradient at the present center.
 
     ::
@@ -78,14 +101,10 @@ class DCASGD(Rule):
 
     def init(self, center: FloatArray) -> State:
         """The initial center, and the mean square if adaptive; backups are added later."""
-        state = Backups.init(center)
+        state = super().init(center)
         if self.adaptive:
             state["mean_square"] = np.zeros_like(center)
         return state
-
-    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
-        """Keeps what ``worker`` pulled."""
-        Backups.save(state, worker, center)
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
@@ -98,7 +117,7 @@ class DCASGD(Rule):
         # is -(a rate) · g and g = to_gradient · sent.
         slope = np.float32(strength * to_gradient)
         scale, one = np.float32(to_step), np.float32(1.0)
-        stale = Backups.of(state, commit.worker)
+        stale = self.backup(state, commit.worker)
         squares: FloatArray | None = state["mean_square"] if self.adaptive else None
         root_new = np.float32(np.sqrt(1.0 - self.decay) * to_gradient)
         decay, epsilon = np.float32(self.decay), np.float32(self.epsilon)
@@ -136,7 +155,7 @@ class DCASGD(Rule):
 
 
 @dataclass(frozen=True)
-class GapAware(Rule):
+class GapAware(BackupRule):
     """Divides each coordinate of a stale step by how far the center moved, in typical steps.
 
     ::
@@ -177,13 +196,9 @@ class GapAware(Rule):
 
     def init(self, center: FloatArray) -> State:
         """The initial center and the running mean of squares; backups are added later."""
-        state = Backups.init(center)
+        state = super().init(center)
         state.update(mean_square=np.zeros_like(center), commits=0, highest_rate=0.0)
         return state
-
-    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
-        """Keeps what ``worker`` pulled."""
-        Backups.save(state, worker, center)
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
@@ -192,7 +207,7 @@ class GapAware(Rule):
         to_step, to_gradient = _scales(self, commit)
         state["commits"] += 1
         state["highest_rate"] = max(state["highest_rate"], commit.learning_rate)
-        stale = Backups.of(state, commit.worker)
+        stale = self.backup(state, commit.worker)
         squares: FloatArray = state["mean_square"]
         # The mean square is kept divided by (1 - decay), which saves an operation per coordinate;
         # then C · scale = spread · √mean_square + least.

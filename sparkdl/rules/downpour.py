@@ -8,7 +8,6 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_adagrad_step
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
 from sparkdl.settings.values import require_bool, require_positive
@@ -43,7 +42,6 @@ class Downpour(Rule):
 
     @property
     def damps(self) -> bool:
-        """Unless ``damping`` is False."""
         return self.damping
 
 
@@ -113,10 +111,6 @@ class Adag(Rule):
 
     name: ClassVar[str] = "adag"
     default_window: ClassVar[int] = 12
-    elementwise: ClassVar[bool] = True
 
-    def update(
-        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
-    ) -> None:
-        """``out = center + delta / batches``."""
-        add_scaled(center, delta, 1.0 / max(commit.batches, 1), out)
+    def share_of(self, commit: Commit) -> float:
+        return 1.0 / max(commit.batches, 1)

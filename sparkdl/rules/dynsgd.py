@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.optimizers.blocks import add_scaled, each_block
+from sparkdl.optimizers.blocks import each_block
 from sparkdl.optimizers.compiled import run_compiled
-from sparkdl.rules.backup import Backups
+from sparkdl.rules.compensated import BackupRule
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of
 from sparkdl.settings.values import require_positive
 from sparkdl.weights import FloatArray
@@ -29,13 +29,9 @@ class DynSGD(Rule):
 
     name: ClassVar[str] = "dynsgd"
     default_window: ClassVar[int] = AUTO_WINDOW
-    elementwise: ClassVar[bool] = True
 
-    def update(
-        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
-    ) -> None:
-        """``out = center + delta / (staleness + 1)``."""
-        add_scaled(center, delta, 1.0 / (max(commit.staleness, 0) + 1), out)
+    def share_of(self, commit: Commit) -> float:
+        return 1.0 / (max(commit.staleness, 0) + 1)
 
 
 @dataclass(frozen=True)
@@ -48,17 +44,13 @@ class StalenessAware(Rule):
 
     name: ClassVar[str] = "staleness_aware"
     default_window: ClassVar[int] = 5
-    elementwise: ClassVar[bool] = True
 
-    def update(
-        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
-    ) -> None:
-        """``out = center + delta / max(staleness, 1)``."""
-        add_scaled(center, delta, 1.0 / max(commit.staleness, 1), out)
+    def share_of(self, commit: Commit) -> float:
+        return 1.0 / max(commit.staleness, 1)
 
 
 @dataclass(frozen=True)
-class Experimental(Rule):
+class Experimental(BackupRule):
     """dist-keras' Experimental: a coordinate that moved away since the pull counts less.
 
     ::
@@ -84,20 +76,12 @@ class Experimental(Rule):
     def __post_init__(self) -> None:
         require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
 
-    def init(self, center: FloatArray) -> State:
-        """The initial center; a backup for each worker is added later."""
-        return Backups.init(center)
-
-    def pulled(self, center: FloatArray, state: State, worker: int) -> None:
-        """Keeps what ``worker`` pulled."""
-        Backups.save(state, worker, center)
-
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
     ) -> None:
         """One damped step; the worker's backup becomes the new center."""
         rate = self.learning_rate or learning_rate_of(self.name, commit)
-        stale = Backups.of(state, commit.worker)
+        stale = self.backup(state, commit.worker)
         # (delta / k) / (1 + d² / rate) as delta · (rate / k) / (rate + d²): an operation less
         constant = np.float32(rate)
         share = np.float32(rate / max(commit.batches, 1))

@@ -42,7 +42,6 @@ class GeoSGD(Rule):
         require_whole(self.name, "num_workers", self.num_workers, 1, or_none=True)
 
     def bind(self, num_workers: int) -> GeoSGD:
-        """The same rule for ``num_workers`` workers."""
         return replace(self, num_workers=num_workers)
 
     def exchange(self, local: FloatArray, base: FloatArray, peer: Peer) -> None:

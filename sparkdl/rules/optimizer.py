@@ -51,7 +51,6 @@ class ServerOptimizer(FlatOptimizer, Rule):
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
     ) -> None:
-        """One step along ``-delta``, the gradient."""
         self.step(center, delta, state, self.rate(commit), out)
 
 
@@ -82,9 +81,6 @@ class AdamW(FlatAdamW, ServerOptimizer):
 
 def from_keras_config(config: Mapping[str, Any]) -> ServerOptimizer:
     """The server's counterpart of a serialized Keras optimizer.
-
-    Args:
-        config: As for :func:`sparkdl.optimizers.keras_config.optimizer_from_config`.
 
     Raises:
         UnknownNameError: The server has no such optimizer.

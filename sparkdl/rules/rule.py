@@ -8,12 +8,14 @@ The *server half* (``init``, ``update``) says how a commit changes the center. T
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
+from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.optimizer import State
 from sparkdl.settings.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
@@ -160,10 +162,14 @@ class Rule:
     ) -> None:
         """Writes the new center into ``out``, which may be ``center`` itself.
 
-        Acts on the trained section only. Must not change ``delta``, nor ``center`` unless it is
-        ``out``; may change ``state``.
+        ``out = center + share_of(commit) · delta``. Acts on the trained section only. Must not
+        change ``delta``, nor ``center`` unless it is ``out``; may change ``state``.
         """
-        np.add(center, delta, out=out)
+        add_scaled(center, delta, self.share_of(commit), out)
+
+    def share_of(self, commit: Commit) -> float:
+        """The part of a change by which a commit moves the center."""
+        return 1.0
 
     @property
     def gated(self) -> bool:
@@ -223,3 +229,57 @@ def unbound(rule: str) -> ConfigError:
         received="the rule as it was made",
         hint="call rule = rule.bind(num_workers) before training",
     )
+
+
+_VALUES = ("payload", "blocking", "lock_free", "default_window", "independent", "elementwise")
+_METHODS = (
+    "local_optimizer",
+    "init",
+    "pulled",
+    "update",
+    "may_continue",
+    "exchange",
+    "config",
+)
+
+
+class AdaptedRule(Rule):
+    """A rule with every part of :class:`Rule` that ``inner`` has; made by :func:`adapt`."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def bind(self, num_workers: int) -> Rule:
+        """As the inner object's ``bind``, if it has one."""
+        bound = self.inner.bind(num_workers) if hasattr(self.inner, "bind") else self.inner
+        return self if bound is self.inner else adapt(bound)
+
+    def config(self) -> dict[str, Any]:
+        """The inner object's own attributes."""
+        return dict(vars(self.inner)) if hasattr(self.inner, "__dict__") else {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return adapt, (self.inner,)
+
+    def __repr__(self) -> str:
+        return f"AdaptedRule({self.inner!r})"
+
+
+def adapt(inner: Any) -> AdaptedRule:
+    """A rule around ``inner``; picklable if ``inner`` is.
+
+    Each gets a class of its own, so that a server can see from the class, as it does for every
+    rule, which parts were overridden.
+    """
+    parts: dict[str, Any] = {"name": getattr(inner, "name", "") or type(inner).__name__.lower()}
+    parts.update({part: getattr(inner, part) for part in _VALUES if hasattr(inner, part)})
+    parts.update({part: _delegate(part) for part in _METHODS if hasattr(inner, part)})
+    made: AdaptedRule = type("AdaptedRule", (AdaptedRule,), parts)(inner)
+    return made
+
+
+def _delegate(part: str) -> Callable[..., Any]:
+    def call(self: AdaptedRule, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.inner, part)(*args, **kwargs)
+
+    return call

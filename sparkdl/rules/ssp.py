@@ -6,10 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from sparkdl.config import AUTO_WINDOW
-from sparkdl.optimizers.blocks import add_scaled
-from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.rules.rule import Commit, Rule
 from sparkdl.settings.values import require_one_of, require_whole
-from sparkdl.weights import FloatArray
 
 
 @dataclass(frozen=True)
@@ -42,19 +40,13 @@ class SSP(Rule):
 
     name: ClassVar[str] = "ssp"
     default_window: ClassVar[int] = AUTO_WINDOW
-    elementwise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_whole(self.name, "staleness", self.staleness)
         require_one_of(self.name, "scale", self.scale, ("mean", "sum"))
 
-    def update(
-        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
-    ) -> None:
-        """``out = center + delta``, or ``+ delta / workers``."""
-        factor = 1.0 / max(commit.num_workers, 1) if self.scale == "mean" else 1.0
-        add_scaled(center, delta, factor, out)
+    def share_of(self, commit: Commit) -> float:
+        return 1.0 / max(commit.num_workers, 1) if self.scale == "mean" else 1.0
 
     def may_continue(self, clock: int, slowest_clock: int) -> bool:
-        """Whether ``clock`` is at most ``staleness`` ahead of the slowest worker."""
         return self.staleness < 0 or clock - slowest_clock <= self.staleness

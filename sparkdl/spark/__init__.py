@@ -1,11 +1,11 @@
 """The only package that imports pyspark.
 
-``spark_model``, ``run``, ``predict``, ``inferring``, ``udf``, ``horovod_runner``, ``mllib``: what
-users call. ``model_settings``, ``model_inference``: what a SparkModel holds, and does beside
-``fit``. ``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``:
-trials, and the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on
-streams. ``ml``, ``images``: stages. ``doctor``: what is wrong with a cluster. ``session``,
-``tfrecord``: what the others stand on.
+``spark_model``, ``run``, ``predict``, ``inferring``, ``udf``, ``mllib``: what users call.
+``model_settings``, ``model_inference``: what a SparkModel holds, and does beside ``fit``.
+``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``: trials, and
+the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``,
+``images``: stages. ``doctor``: what is wrong with a cluster. ``session``, ``tfrecord``: what the
+others stand on.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
 what runs on executors.
 ``forms``: forms of data, and their columns as the model's inputs. ``inference``: predict and

@@ -58,13 +58,6 @@ class SearchRuns:
     """The runs of a search: the search's own has the best metric and the best hyper-parameters
     (``best_...``); each trial has one inside of it, with its hyper-parameters and its metrics once
     per epoch. A trial that was paused and goes on stays one run.
-
-    Args:
-        mlflow: The module.
-        client: Its client.
-        experiment: Id of the experiment.
-        run_id: Of the search's run.
-        began: What the search was asked to do.
     """
 
     def __init__(
@@ -392,12 +385,6 @@ def autolog(
     """From now on every fit of this process is logged to MLflow; see :class:`MLflow`.
 
     A second call takes the place of the first.
-
-    Args:
-        log_models: See :class:`MLflow`.
-        log_system_metrics: See :class:`MLflow`.
-        registered_model_name: See :class:`MLflow`.
-        disable: Log no more.
 
     Raises:
         ConfigError: MLflow is not installed.

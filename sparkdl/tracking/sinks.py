@@ -39,9 +39,6 @@ class GuardedSink:
 
     What it raises when the training begins is raised to the user, before a job starts: a folder
     that cannot be written, for example. Later it is a warning, and the sink is told nothing more.
-
-    Args:
-        sink: A sink, or a function of one event.
     """
 
     def __init__(self, sink: GivenSink) -> None:
@@ -117,10 +114,6 @@ def _without() -> bool:
 
 def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
     """The sinks of a fit that begins now.
-
-    Args:
-        given: The user's.
-        model: Gives the Keras model, for those that want it.
 
     Raises:
         ConfigError: Something in ``given`` is no sink.

@@ -19,7 +19,6 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     Body,
@@ -27,6 +26,7 @@ from sparkdl.transport.frames import (
     FrameLimits,
     Kind,
     Message,
+    error_from_meta,
 )
 from sparkdl.wire.greeting import BusyError
 

@@ -25,8 +25,20 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ProtocolError
+from sparkdl.errors import (
+    BEATS,
+    MAX_BEAT_CHARS,
+    AuthenticationError,
+    ConfigError,
+    ProtocolError,
+    SparkDLError,
+    TransportError,
+    WaitTimeoutError,
+    WorkerError,
+)
+from sparkdl.failures import Failure
 from sparkdl.weights import FloatArray
+from sparkdl.wire.greeting import BusyError
 
 ByteArray = npt.NDArray[np.uint8]
 
@@ -201,10 +213,6 @@ class FrameLimits:
     def check(self, message: Message, meta_size: int, body_size: int) -> None:
         """Refuses a frame whose declared sizes do not fit.
 
-        Args:
-            message: Its header.
-            meta_size, body_size: Bytes that follow.
-
         Raises:
             ProtocolError: A size is out of bounds.
         """
@@ -290,10 +298,6 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
 def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[Message, int, int]:
     """Returns the message without meta and body, the meta's size and the body's size.
 
-    Args:
-        head: The bytes.
-        kinds: The frames that the receiver takes.
-
     Raises:
         ProtocolError: These bytes are no header of this protocol and version.
     """
@@ -353,3 +357,43 @@ def decode_meta(kind: FrameKind, raw: bytes | bytearray | memoryview) -> dict[st
             received=type(meta).__name__,
         )
     return meta
+
+
+def _codes() -> dict[str, type[SparkDLError]]:
+    return {
+        "aborted": WorkerError,
+        "timeout": WaitTimeoutError,
+        "busy": BusyError,
+        "authentication": AuthenticationError,
+        "protocol": ProtocolError,
+        "transport": TransportError,
+        "config": ConfigError,
+        "error": SparkDLError,
+    }
+
+
+def error_to_meta(error: SparkDLError) -> dict[str, Any]:
+    """An error as the meta of an ERROR frame; long texts are cut, so that it can be sent."""
+    code = next(code for code, cls in _codes().items() if isinstance(error, cls))
+    meta: dict[str, Any] = {"code": code}
+    meta.update({name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS})
+    if isinstance(error, WorkerError):
+        meta.update(Failure.heard(error).to_wire())
+    return meta
+
+
+def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
+    """The error that an ERROR frame carries; unknown codes become a plain SparkDLError."""
+
+    def text(key: str) -> str:
+        return str(meta.get(key, ""))
+
+    if meta.get("code") == "aborted":
+        return Failure.from_wire(meta).worker_error()
+    cls = _codes().get(text("code"), SparkDLError)
+    return cls(
+        text("what") or "the server refused a frame",
+        expected=text("expected"),
+        received=text("received"),
+        hint=text("hint"),
+    )

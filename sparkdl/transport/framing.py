@@ -20,7 +20,7 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.wire.exact import receive_into
+from sparkdl.wire.listening import receive_into
 
 _COPY_BYTES = 1 << 20
 

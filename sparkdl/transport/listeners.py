@@ -47,10 +47,6 @@ class Listeners:
     The process that binds need not be the one that serves: a connection waits in the kernel's
     queue until the server accepts it. So workers may be sent the address while the server's
     process still starts.
-
-    Args:
-        address: What workers connect to.
-        sockets: Transport name -> listening socket; owned from now on.
     """
 
     def __init__(self, address: Address, sockets: Mapping[str, socket.socket]) -> None:
@@ -60,10 +56,6 @@ class Listeners:
     @classmethod
     def bind(cls, options: ListenOptions, directory: str | None) -> Self:
         """Binds all that the configuration asks for.
-
-        Args:
-            options: Where to listen, and with which transports.
-            directory: Private directory for the Unix socket; None for no shm transport.
 
         Raises:
             ResourceError: No port is free, or the address is not this host's.

@@ -62,12 +62,6 @@ class Openers:
 def openers_of(endpoint: Endpoint, mode: str, limits: FrameLimits, timeouts: Timeouts) -> Openers:
     """The ways to ``endpoint`` for a client on this host.
 
-    Args:
-        endpoint: Of the server.
-        mode: ``'auto'`` (shm on the server's host, then socket, then http) or one of them.
-        limits: Of this client.
-        timeouts: How long to wait.
-
     Raises:
         UnknownNameError: No such transport.
         TransportError: The server has no such transport, or it does not reach this host.

@@ -13,7 +13,7 @@ from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.service import Service
 from sparkdl.transport.shm import ShmServer
-from sparkdl.transport.stream_server import StreamServer
+from sparkdl.transport.socket import StreamServer
 from sparkdl.wire.tls import Certificate, ServerEncryption
 
 
@@ -22,15 +22,7 @@ class _Transport(Protocol):
 
 
 class Server(Closing):
-    """A service in threads of this process, behind the transports that have a listening socket.
-
-    Args:
-        service: Answers the requests.
-        token: The run's secret.
-        listeners: Sockets to serve, owned from now on.
-        num_workers: Ranks that will connect; bounds connections and threads.
-        certificate: For TLS over TCP; None for no encryption. Shared memory has none.
-    """
+    """A service in threads of this process, behind the transports that have a listening socket."""
 
     def __init__(
         self,
@@ -76,7 +68,6 @@ class Server(Closing):
         return HttpServer(listener, self.dispatcher, self._token, num_threads, self._encryption)
 
     def close(self) -> None:
-        """Ends all waits, connections and threads."""
         self.dispatcher.shutdown()
         for transport in reversed(self._transports):
             transport.close()

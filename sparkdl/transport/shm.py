@@ -16,8 +16,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.transport.connection import deliver_body, require_raw
 from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
-from sparkdl.transport.socket import open_stream
-from sparkdl.transport.stream_server import StreamServer
+from sparkdl.transport.socket import StreamServer, open_stream
 from sparkdl.wire.anonymous import anonymous_file, map_file
 
 SENT_BY_ANY_BYTES = 4 << 20
@@ -80,12 +79,7 @@ class ShmServer(StreamServer):
 
 
 class ShmChannel:
-    """A client's end: control over the Unix socket ``path``, bodies in the mailbox.
-
-    Raises:
-        AuthenticationError: The server closed at the sight of the token.
-        OSError: The server is not on this host, or cannot be reached.
-    """
+    """A client's end: control over the Unix socket ``path``, bodies in the mailbox."""
 
     name = "shm"
 

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import threading
 
-from sparkdl.errors import AuthenticationError
+from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import require_raw
-from sparkdl.transport.error_frames import error_from_meta
-from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
-from sparkdl.transport.framing import exchange
-from sparkdl.wire.listening import shut_down, tune
-from sparkdl.wire.tls import connect_encrypted
+from sparkdl.transport.dispatcher import Dispatcher
+from sparkdl.transport.frames import (
+    ByteArray,
+    FrameLimits,
+    Kind,
+    Message,
+    error_from_meta,
+    error_to_meta,
+)
+from sparkdl.transport.framing import exchange, receive_frame, send_frame
+from sparkdl.transport.strangers import FirstFrame
+from sparkdl.wire.greeting import Greeter, Stranger, hear_out
+from sparkdl.wire.listening import is_connected, shut_down, tune
+from sparkdl.wire.proving import IncomingProof
+from sparkdl.wire.tls import ServerEncryption, connect_encrypted, first_knock
 
 
 class SocketChannel:
     """A client's end of a framed TCP connection.
-
-    Args:
-        endpoint: Of the server; its host may be an IPv6 literal with or without brackets.
-        limits: From the layout.
-        raw: Buffer for bodies; None for a control channel.
-        timeout_s: For connecting and the first frame.
 
     Raises:
         AuthenticationError: The server closed at the sight of the token, or is another one.
@@ -94,3 +100,129 @@ def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **me
         ) from error
     if reply.kind is Kind.ERROR:
         raise error_from_meta(reply.meta)
+
+
+class StreamServer:
+    """Accepts framed connections on ``listener`` until closed.
+
+    A connection's first frame is OPEN with the token. A peer without it gets nothing but a close.
+    In an encrypted run the connection proves before that that it knows the token, and begins TLS.
+    """
+
+    name = "socket"
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        dispatcher: Dispatcher,
+        token: str,
+        max_connections: int,
+        encryption: ServerEncryption | None = None,
+    ) -> None:
+        self._dispatcher, self._token = dispatcher, token
+        self._max_connections = max_connections
+        self._encryption = encryption
+        self._members: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._greeter = Greeter(
+            listener, self._introduce, self._welcome, name=f"sparkdl-ps-{self.name}"
+        )
+
+    def close(self) -> None:
+        """Stops accepting and closes all connections."""
+        self._greeter.close()
+        with self._lock:
+            connections = list(self._members)
+        for connection in connections:
+            shut_down(connection)
+
+    def _introduce(self, connection: socket.socket) -> FirstFrame | IncomingProof:
+        if self._encryption is None:
+            return FirstFrame(connection, self._token)
+        return first_knock(connection, self._token)
+
+    def _welcome(self, stranger: Stranger) -> None:
+        with self._lock:
+            self._members.add(stranger.connection)
+            crowded = len(self._members) > self._max_connections
+        try:
+            threading.Thread(
+                target=self._run, args=(stranger, crowded), name=f"sparkdl-ps-{self.name}",
+                daemon=True,
+            ).start()  # fmt: skip
+        except BaseException:
+            with self._lock:
+                self._members.discard(stranger.connection)
+            raise
+
+    def _run(self, stranger: Stranger, crowded: bool) -> None:
+        connection = stranger.connection
+        try:
+            with contextlib.suppress(OSError, EOFError, SparkDLError):
+                tune(connection)
+                if crowded:
+                    stranger.turn_away()
+                    return
+                opening = stranger.opening if isinstance(stranger, FirstFrame) else None
+                if self._encryption is not None:
+                    connection, until = self._encryption.begin(connection)
+                    with self._lock:
+                        self._members.discard(stranger.connection)
+                        self._members.add(connection)
+                    connection.do_handshake()
+                    first = FirstFrame(connection, self._token)
+                    hear_out(first, until)
+                    opening = first.opening
+                assert opening is not None
+                self._serve(connection, opening)
+        finally:
+            with self._lock:
+                self._members.discard(connection)
+            connection.close()
+
+    def _serve(self, connection: socket.socket, opening: Message) -> None:
+        """Answers OPEN, then request after request, until the peer closes."""
+        dispatcher = self._dispatcher
+        number = self._open(connection)
+        try:
+            self._answer_open(connection, opening, number)
+            self._exchange(connection, number)
+        finally:
+            dispatcher.close(number)
+
+    def _open(self, connection: socket.socket) -> int:
+        """The connection's number."""
+        return self._dispatcher.open()
+
+    def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
+        send_frame(connection, Message(Kind.OK), self._dispatcher.limits)
+
+    def _exchange(self, connection: socket.socket, number: int) -> None:
+        dispatcher = self._dispatcher
+        while True:
+            try:
+                message = self._receive(connection, number)
+            except ProtocolError as error:  # the stream is out of step: say so and close
+                self._refuse(connection, error)
+                return
+            reply = dispatcher.call(number, message, lambda: is_connected(connection))
+            if reply is None:
+                return
+            self._answer(connection, number, reply)
+
+    def _answer(self, connection: socket.socket, number: int, reply: Message) -> None:
+        try:
+            self._send(connection, number, reply)
+        except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
+            self._refuse(connection, error)
+
+    def _refuse(self, connection: socket.socket, error: ProtocolError) -> None:
+        reply = Message(Kind.ERROR, meta=error_to_meta(error))
+        send_frame(connection, reply, self._dispatcher.limits)
+
+    def _receive(self, connection: socket.socket, number: int) -> Message:
+        service = self._dispatcher.service
+        return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
+
+    def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
+        send_frame(connection, reply, self._dispatcher.limits)

@@ -11,7 +11,6 @@ import socket
 import time
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
@@ -21,6 +20,7 @@ from sparkdl.transport.frames import (
     decode_header,
     decode_meta,
     encode,
+    error_to_meta,
 )
 from sparkdl.wire.greeting import hear_bytes, no_room
 from sparkdl.wire.listening import token_matches
@@ -45,12 +45,7 @@ OPEN_PER_SECOND = 20.0
 
 
 class FirstFrame:
-    """A connection whose first frame must be OPEN with the token.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-    """
+    """A connection whose first frame must be OPEN with the token."""
 
     def __init__(self, connection: socket.socket, token: str) -> None:
         self.connection = connection
@@ -86,11 +81,7 @@ class FirstFrame:
 
 
 class Allowance:
-    """A limit on requests per second, with as many at once after a pause; for one thread.
-
-    Args:
-        per_second: Requests.
-    """
+    """A limit on requests per second, with as many at once after a pause; for one thread."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = self._left = per_second
@@ -111,12 +102,6 @@ class FirstRequest:
 
     The request stays in the socket, for the HTTP server to read. Where the server is encrypted,
     members knock instead, and only what is open to all is served without TLS.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-        encrypted: Whether members use TLS, and knock.
-        allowance: Of requests for what is open to all, which take the time of the members' threads.
     """
 
     def __init__(
@@ -195,11 +180,7 @@ class FirstRequest:
 
 
 def require_token(opening: Message, token: str) -> None:
-    """Returns if a first frame is OPEN with the token.
-
-    Raises:
-        AuthenticationError: It is not.
-    """
+    """Returns if a first frame is OPEN with the token."""
     if opening.kind is not Kind.OPEN or not token_matches(opening.meta.get("token"), token):
         raise AuthenticationError(
             "a connection without the run's token",

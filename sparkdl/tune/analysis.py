@@ -31,10 +31,6 @@ def importances(records: Iterable[TrialRecord], metric: str) -> dict[str, float]
     main effect of a functional analysis of variance (Hutter et al., ICML 2014); what they do only
     together is in none of them.
 
-    Args:
-        records: The trials; those that failed are left out.
-        metric: Its name.
-
     Returns:
         Hyper-parameter -> share from 0 to 1, the largest first; empty for fewer than 10 trials.
     """

@@ -17,9 +17,6 @@ class HyperParameters:
 
     What has no counterpart is refused: ``sampling='reverse_log'``, a ``step`` beside
     ``sampling='log'``, and conditional scopes (a plain ``if`` does).
-
-    Args:
-        trial: Of a search.
     """
 
     def __init__(self, trial: Trial) -> None:

@@ -25,14 +25,7 @@ _FEW = 6
 
 
 def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
-    """The metric of every trial over its epochs.
-
-    Args:
-        ax: Where to draw.
-        records: The trials.
-        metric: Its name.
-        best: Number of the best trial.
-    """
+    """The metric of every trial over its epochs."""
     for record in records:
         values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
         lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
@@ -46,13 +39,7 @@ def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int
 
 
 def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: str) -> None:
-    """The metric over each hyper-parameter: filled dots trained longest, hollow ones less.
-
-    Args:
-        axes: For each hyper-parameter, in the order of :func:`names_of`.
-        ranked: The trials that have a score, best first.
-        metric: Its name.
-    """
+    """The metric over each hyper-parameter: filled dots trained longest, hollow ones less."""
     longest = max(record.epochs for record in ranked)
     for ax, name in zip(axes, names_of(ranked), strict=True):
         having = [r for r in ranked if name in r.params]
@@ -76,13 +63,7 @@ def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: st
 
 
 def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
-    """A line for each trial through its hyper-parameters and its metric; the best tenth is orange.
-
-    Args:
-        ax: Where to draw.
-        ranked: The trials that have a score, best first.
-        metric: Its name.
-    """
+    """A line for each trial through its hyper-parameters and metric; the best tenth is orange."""
     names = names_of(ranked)
     columns, best = [], max(1, round(len(ranked) / 10))
     for place, name in enumerate(names):
@@ -107,12 +88,7 @@ def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
 
 
 def draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
-    """A bar for each hyper-parameter: the share of the metric's variance that it explains.
-
-    Args:
-        ax: Where to draw.
-        importances: Of :func:`sparkdl.tune.analysis.importances`.
-    """
+    """A bar for each hyper-parameter: the share of the metric's variance that it explains."""
     names = list(importances)[::-1]
     bars = ax.barh(names, [importances[n] for n in names], color=BLUE)
     ax.bar_label(bars, [f" {importances[n]:.0%}" for n in names])

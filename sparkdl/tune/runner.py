@@ -52,12 +52,7 @@ class Standing:
             self._score = goal.score(self.metrics) if best else WORST
 
     def hear(self, epochs: int, metrics: Metrics) -> bool:
-        """An epoch has ended; whether its checkpoint is to be kept.
-
-        Args:
-            epochs: Epochs that are done.
-            metrics: As after the last of them.
-        """
+        """An epoch has ended; whether its checkpoint is to be kept."""
         self._latest = epochs
         return self._best and self._take(epochs, _numbers(metrics))
 
@@ -77,11 +72,7 @@ class Standing:
         return frozenset({*self._needed, self.epoch} - {0})
 
     def needed_after(self, copied: Collection[int]) -> frozenset[int]:
-        """The same after the segment's end.
-
-        Args:
-            copied: As for the constructor, at this time.
-        """
+        """The same after the segment's end."""
         return frozenset({self._latest, self.epoch, *copied} - {0})
 
     def _take(self, epochs: int, metrics: dict[str, float]) -> bool:
@@ -317,12 +308,7 @@ class _Search:
             self._journal.write()
 
     def stop(self, timeout_s: float = 60.0, *, heed: bool = False) -> None:
-        """Ends what runs; its trials count as stopped.
-
-        Args:
-            timeout_s: How long to wait for that.
-            heed: Tell what ended well while it was being stopped.
-        """
+        """Ends what runs; its trials count as stopped."""
         deadline = time.monotonic() + timeout_s
         for number, thread in self.running.items():
             while thread.is_alive() and time.monotonic() < deadline:

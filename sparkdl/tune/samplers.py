@@ -50,13 +50,7 @@ class Sampler(Protocol):
     """
 
     def draws(self, number: int, seed: int, experience: Sequence[Experience]) -> Draw:
-        """How the hyper-parameters of a new trial are drawn.
-
-        Args:
-            number: Of the trial, from 0.
-            seed: Of the search.
-            experience: The trials before it, by number.
-        """
+        """How the hyper-parameters of a new trial are drawn."""
 
 
 class Drawn:

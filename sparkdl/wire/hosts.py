@@ -95,9 +95,6 @@ def _ipv6_addresses() -> list[tuple[str, str]]:
 def address_in(network: str) -> str:
     """This machine's address in a network.
 
-    Args:
-        network: Such as ``'10.0.0.0/8'``.
-
     Raises:
         ResourceError: It has none.
     """

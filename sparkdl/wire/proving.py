@@ -32,14 +32,7 @@ WELCOME, BUSY = b"\x01", b"\x02"
 
 
 class IncomingProof:
-    """The listener's side, for a :class:`sparkdl.wire.greeting.Greeter` or a loop of its own.
-
-    Args:
-        connection: Accepted; does not block.
-        token: The run's secret.
-        hello_bytes: Length of the hello.
-        expected: Whether a hello is one for this listener, which it learns before it answers.
-    """
+    """The listener's side, for a :class:`sparkdl.wire.greeting.Greeter` or a loop of its own."""
 
     def __init__(
         self,
@@ -100,14 +93,7 @@ class IncomingProof:
 
 
 class OutgoingProof:
-    """The connecting side.
-
-    Args:
-        connection: Connected; may block or not.
-        token: The run's secret.
-        hello: What the connection is for.
-        name: Of the other side, for messages.
-    """
+    """The connecting side."""
 
     def __init__(self, connection: socket.socket, token: bytes, hello: bytes, name: str) -> None:
         self._connection, self._token, self._name = connection, token, name
@@ -157,13 +143,7 @@ class OutgoingProof:
 
 
 def prove(connection: socket.socket, token: bytes, hello: bytes = b"", name: str = "") -> None:
-    """The connecting side of the handshake on a connection that blocks; its timeout holds.
-
-    Raises:
-        OSError, EOFError: The listener is gone, or has refused this side.
-        BusyError: It has no room now; another try may find some.
-        AuthenticationError: The listener has another token.
-    """
+    """The connecting side of the handshake on a connection that blocks; its timeout holds."""
     proof = OutgoingProof(connection, token, hello, name)
     broken: OSError | None = None
     try:

@@ -134,11 +134,6 @@ class Certificate:
 def require_name(secured: ssl.SSLSocket | ssl.SSLObject, name: str, peer: str) -> None:
     """Checks after the handshake of a :meth:`Certificate.peer_context` which connection it is.
 
-    Args:
-        secured: The connection.
-        name: The name that this end gave it.
-        peer: The other end, for messages.
-
     Raises:
         AuthenticationError: The other end means another connection.
     """
@@ -177,11 +172,6 @@ def _fingerprint(der: bytes) -> str:
 
 def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -> ssl.SSLSocket:
     """A client's end: knocks, and begins TLS. Takes ``connection`` over, also where it fails.
-
-    Args:
-        connection: Connected to a server; its timeout holds for each step.
-        token: The run's secret; nothing of it is sent before TLS.
-        fingerprint: Of the server's certificate.
 
     Raises:
         AuthenticationError: The server does not know the token, or has another certificate.
@@ -225,11 +215,7 @@ def first_knock(connection: socket.socket, token: str) -> IncomingProof:
 
 
 class ServerEncryption:
-    """TLS at the end of a server: one object for all of a run's ports. Thread-safe.
-
-    Args:
-        certificate: The run's.
-    """
+    """TLS at the end of a server: one object for all of a run's ports. Thread-safe."""
 
     def __init__(self, certificate: Certificate) -> None:
         self._context = certificate.server_context()

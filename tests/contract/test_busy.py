@@ -29,8 +29,7 @@ from sparkdl.errors import TransportError
 from sparkdl.transport import framing
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
 from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of

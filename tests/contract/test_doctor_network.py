@@ -17,8 +17,7 @@ from sparkdl.launch.results import of_kind
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.spark.doctor import network
 from sparkdl.spark.doctor.cluster_checks import check_probe
-from sparkdl.spark.doctor.echo import Echo
-from sparkdl.spark.doctor.network import Answer, Attempt, ProbeTask
+from sparkdl.spark.doctor.network import Answer, Attempt, Echo, ProbeTask
 from sparkdl.wire.hosts import reachable_host
 from sparkdl.wire.proving import BUSY, TOKEN_BYTES
 

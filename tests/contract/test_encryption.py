@@ -24,8 +24,7 @@ import pytest
 from sparkdl.collective.builtin.paths import encrypt_neighbours
 from sparkdl.collective.builtin.waiting import Watch
 from sparkdl.collective.communicator import make_communicator
-from sparkdl.coordinator.driver_client import open_driver
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost, open_driver
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings

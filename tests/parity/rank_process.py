@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from sparkdl.errors import SparkDLError
 from sparkdl.launch.child import run_rank
-from sparkdl.launch.gathering import AloneGathering
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import AloneGathering, RankContext
 
 
 def serve(driver: Connection) -> None:

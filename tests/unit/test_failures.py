@@ -27,7 +27,7 @@ from sparkdl.failures import (
 )
 from sparkdl.launch.rank_session import DriverUnreachableError
 from sparkdl.training.finite import NotFiniteError
-from sparkdl.transport.error_frames import error_from_meta, error_to_meta
+from sparkdl.transport.frames import error_from_meta, error_to_meta
 
 GONE = TransportError(
     "rank 1 is gone; rank 0 cannot go on", expected='all "ranks"', received="a\\b", hint="é\n"

@@ -12,12 +12,7 @@ from sparkdl.settings.call_arguments import lists_its_arguments
 
 
 class Evaluator:
-    """Compares a column of labels with one of predictions.
-
-    Args:
-        label_col: Column of the labels.
-        prediction_col: Column of the predictions.
-    """
+    """Compares a column of labels with one of predictions."""
 
     @lists_its_arguments
     def __init__(self, label_col: str = "label", prediction_col: str = "prediction") -> None:

@@ -38,7 +38,6 @@ class ModelPredictor(Predictor):
         self.features_column, self.output_column = features_col, output_col
 
     def predict(self, dataframe: Any) -> Any:
-        """The DataFrame with ``output_col``."""
         scored = sparkdl.predict(
             self.model, dataframe, batch_size=256, features=self.features_column,
             output_column=self.output_column,

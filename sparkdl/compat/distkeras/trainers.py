@@ -57,7 +57,7 @@ class Trainer:
     @property
     def master_model(self) -> dict[str, Any]:
         """The model, as :func:`serialize_keras_model` returns it."""
-        return serialize_keras_model(decode_model(self._archive))
+        return serialize_keras_model(decode_model(self._archive, own_code=True))
 
     def set_model(self, model: Any) -> None:
         """Sets the model to train, as it is now."""
@@ -122,7 +122,7 @@ class Trainer:
 
     def _fit(self, dataframe: Any) -> sparkdl.SparkModel:
         with making_models:
-            model = decode_model(self._archive)
+            model = decode_model(self._archive, own_code=True)
         optimizer = own_optimizer(self.worker_optimizer)
         compile_model(model, optimizer, self.loss, self.metrics, self.loss_weights)
         features, label = self.features_column, self.label_column
@@ -183,11 +183,7 @@ class SingleTrainer(Trainer):
 
 
 class AveragingTrainer(SingleTrainer):
-    """Workers train an epoch apart; then the model is the mean of theirs.
-
-    Args:
-        num_workers: Workers; the others as of :class:`SingleTrainer`.
-    """
+    """Workers train an epoch apart; then the model is the mean of theirs."""
 
     @lists_its_arguments
     def __init__(
@@ -204,12 +200,7 @@ class AveragingTrainer(SingleTrainer):
 
 
 class EnsembleTrainer(SingleTrainer):
-    """Each worker trains a model of its own on its part of the rows.
-
-    Args:
-        num_ensembles: Models; the others as of :class:`SingleTrainer`.
-        num_epoch: Passes over the rows.
-    """
+    """Each worker trains a model of its own on its part of the rows."""
 
     @lists_its_arguments
     def __init__(

@@ -58,7 +58,6 @@ class MinMaxTransformer(Transformer):
         self.is_vector = is_vector
 
     def transform(self, dataframe: Any) -> Any:
-        """The DataFrame with ``output_col``."""
         check_columns(self, dataframe, "input_col", self.input_column)
         if not self.is_vector:
             return dataframe.withColumn(self.output_column, self._moved(column(self.input_column)))
@@ -70,20 +69,13 @@ class MinMaxTransformer(Transformer):
 
 
 class BinaryLabelTransformer(Transformer):
-    """``[1, 0]`` where a column has a value, else ``[0, 1]``, as vectors.
-
-    Args:
-        input_column: The column.
-        output_column: The new column.
-        label: The value.
-    """
+    """``[1, 0]`` where a column has a value, else ``[0, 1]``, as vectors."""
 
     @lists_its_arguments
     def __init__(self, input_column: str, output_column: str, label: Any) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
     def transform(self, dataframe: Any) -> Any:
-        """The DataFrame with ``output_column``."""
         check_columns(self, dataframe, "input_column", self.input_column)
         found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
         vector = array_to_vector(F.array(found, 1 - found))
@@ -130,32 +122,20 @@ class StandardTransformer(Transformer):
 
 
 class DenseTransformer(Transformer):
-    """Sparse vectors -> dense ones.
-
-    Args:
-        input_col: A column of vectors.
-        output_col: The new column.
-    """
+    """Sparse vectors -> dense ones."""
 
     @lists_its_arguments
     def __init__(self, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column = input_col, output_col
 
     def transform(self, dataframe: Any) -> Any:
-        """The DataFrame with ``output_col``."""
         check_columns(self, dataframe, "input_col", self.input_column)
         vector = array_to_vector(_array(dataframe, self.input_column))
         return dataframe.withColumn(self.output_column, vector)
 
 
 class ReshapeTransformer(Transformer):
-    """Vectors -> nested arrays of a shape, row after row.
-
-    Args:
-        input_col: A column of vectors.
-        output_col: The new column.
-        shape: Of a row.
-    """
+    """Vectors -> nested arrays of a shape, row after row."""
 
     @lists_its_arguments
     def __init__(self, input_col: str, output_col: str, shape: Sequence[int]) -> None:
@@ -215,8 +195,6 @@ class LabelIndexTransformer(Transformer):
         output_dim: Classes.
         input_col: A column of vectors or arrays.
         output_col: The new column.
-        default_index: See above.
-        activation_threshold: See above.
     """
 
     @lists_its_arguments
@@ -229,7 +207,6 @@ class LabelIndexTransformer(Transformer):
         self.default_index, self.activation_threshold = default_index, activation_threshold
 
     def transform(self, dataframe: Any) -> Any:
-        """The DataFrame with ``output_col``."""
         check_columns(self, dataframe, "input_col", self.input_column)
         values = F.slice(_array(dataframe, self.input_column), 1, self.output_dimensionality)
         active = F.transform(values, lambda value: value >= self.activation_threshold)
@@ -251,12 +228,6 @@ def column(name: str) -> Any:
 
 def check_columns(what: object, frame: Any, argument: str, *names: str) -> None:
     """Refuses what is no DataFrame, or has not these columns.
-
-    Args:
-        what: What reads them.
-        frame: What the user gave.
-        argument: That names them.
-        *names: The columns.
 
     Raises:
         ConfigError: It is no DataFrame.

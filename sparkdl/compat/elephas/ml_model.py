@@ -17,7 +17,7 @@ from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
 from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl import SparkModel
-from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
+from sparkdl.compat.elephas.adapters import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
 from sparkdl.learner.archives.archive import making_models
@@ -39,13 +39,7 @@ _SETTINGS = "distributed_config"
 
 @dataclass(frozen=True)
 class StageFile:
-    """The content of such a file.
-
-    Args:
-        config: The Params that have a value, by name.
-        weights: Arrays, in the order of ``model.get_weights()``.
-        model_type: The name of a ``ModelType``; empty for none.
-    """
+    """The content of such a file."""
 
     config: dict[str, Any]
     weights: list[Any]
@@ -54,11 +48,6 @@ class StageFile:
 
 def write_stage_file(path: str, class_name: str, saved: StageFile) -> None:
     """Writes a stage's file whole or not at all.
-
-    Args:
-        path: A path or URI; a file that is there is replaced.
-        class_name: Of the stage.
-        saved: What the file is to hold.
 
     Raises:
         ResourceError: The path cannot be written.
@@ -337,16 +326,13 @@ class ElephasEstimator(
                 )
 
     def write(self) -> StageWriter:
-        """Saves as Spark does, also inside of a pipeline."""
         return StageWriter(self)
 
     @classmethod
     def read(cls: type[E]) -> StageReader[E]:
-        """Loads what ``write`` saved."""
         return StageReader(cls)
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         objects = self._custom_objects
         return StageContent({}, None, {"customObjects": objects} if objects else {})
 
@@ -431,20 +417,17 @@ class ElephasTransformer(
         return append_outputs(self, df, self.trained.predictor, self._columns())
 
     def transformSchema(self, schema: Any) -> Any:
-        """The schema of ``transform``'s result."""
         return appended(self, schema, self.trained.predictor, self._columns())
 
     def _trained_part(self) -> tuple[list[Any], str]:
         return self.weights, "" if self.model_type is None else self.model_type.name
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         kind = None if self.model_type is None else self.model_type.name
         plain_part = {"model_type": kind, "history": self._history}
         return StageContent(plain_part, self.trained.archive, {})
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         found = load_model(loaded)
         if found is not None:
             self._with(Trained.of(*found))

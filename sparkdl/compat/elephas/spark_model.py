@@ -143,10 +143,6 @@ def by_input(x: Any, inputs: Mapping[str, TensorSpec]) -> Any:
 
     Elephas' rows of such a model are ``([input, input], label)``, and an array of them is
     ``(rows, inputs)`` where each input is a number.
-
-    Args:
-        x: An array, or anything else.
-        inputs: The model's.
     """
     if not isinstance(x, np.ndarray) or len(inputs) < 2 or x.ndim < 2:
         return x
@@ -272,12 +268,6 @@ def _given(
     newer: tuple[str, ...] = _NEWER,
 ) -> dict[str, Any]:
     """Elephas' arguments by name, with the mode that they mean.
-
-    Args:
-        name: Of the class, for messages.
-        arguments: After the model, without names.
-        options: By name.
-        newer: The order of ``arguments`` in the newer generation.
 
     Raises:
         ConfigError: There are too many, or one is there twice.

@@ -70,12 +70,7 @@ class BoardUrl:
 
     @contextmanager
     def requested(self, spark: Any, log_dir: str | None) -> Iterator[BoardRequest]:
-        """The request for the chief; within, the chief can tell the URL.
-
-        Args:
-            spark: The session.
-            log_dir: See :class:`BoardRequest`.
-        """
+        """The request for the chief; within, the chief can tell the URL."""
         token, network = os.urandom(32), Network()
         certificate = certificate_of(spark, network, pickles=True)
         bind, advertised = listening_address(spark, network)
@@ -93,11 +88,7 @@ class BoardUrl:
 
 @contextmanager
 def board_of(request: BoardRequest) -> Iterator[None]:
-    """TensorBoard runs within, in a process of its own, and the driver knows its URL.
-
-    Raises:
-        ResourceError: It did not start; with what it printed.
-    """
+    """TensorBoard runs within, in a process of its own, and the driver knows its URL."""
     bind, _ = rank_addresses(request.listening.bind, towards=request.listening.towards)
     folder = request.log_dir or f"tensorboard_{current().rank}"
     process = subprocess.Popen(

@@ -34,10 +34,6 @@ class PartitionFeed:
 
     The function asks, and the partition's own thread takes the elements from Spark and passes the
     results on; so no more elements and results are in memory than the function has asked for.
-
-    Args:
-        elements: The partition.
-        timeout_s: How long the function may do neither: ask, give, end.
     """
 
     def __init__(self, elements: Iterator[Any], timeout_s: float) -> None:
@@ -51,7 +47,6 @@ class PartitionFeed:
     # -- the function's side, see TFManager.Elements -----------------------------------------------
 
     def take(self, count: int, train_mode: bool) -> list[Any]:
-        """The next elements, in order."""
         if self._ended:
             return []
         self._said.put(("take", count))
@@ -59,15 +54,12 @@ class PartitionFeed:
         return self._answers.get()
 
     def give(self, results: Sequence[Any]) -> None:
-        """Takes the results of the elements that were taken last."""
         self._said.put(("give", list(results)))
 
     def should_stop(self) -> bool:
-        """Whether there are no more elements."""
         return self._ended
 
     def terminate(self) -> None:
-        """Gives no more elements."""
         self._ended = True
 
     # -- the partition's side ----------------------------------------------------------------------
@@ -149,18 +141,13 @@ class FedRows(Protocol):
 
 
 class RankElements:
-    """The pickled elements of a rank's feed; see :class:`~sparkdl.compat.tfos.TFManager.Elements`.
-
-    Args:
-        rows: The feed.
-    """
+    """The pickled elements of a rank's feed, as :mod:`~sparkdl.compat.tfos.TFManager` reads it."""
 
     def __init__(self, rows: FedRows) -> None:
         self._rows = rows
         self.should_stop, self.terminate = rows.should_stop, rows.terminate
 
     def take(self, count: int, train_mode: bool) -> list[Any]:
-        """The next elements; fewer at the end of an epoch."""
         table = self._rows.next_arrow(count)
         return [] if table is None else [pickle.loads(x) for x in table.column(0).to_pylist()]
 
@@ -170,12 +157,7 @@ class RankElements:
 
 @dataclass(frozen=True)
 class ClusterFacts:
-    """The facts that the nodes of a cluster are told.
-
-    Args:
-        default_fs: The default file system of Spark.
-        chief: What the chief is called: ``'chief'`` or ``'master'``.
-    """
+    """The facts that the nodes of a cluster are told."""
 
     default_fs: str
     chief: str = "chief"
@@ -220,16 +202,7 @@ def _call_rank(
 def infer_elements(
     number: int, elements: Iterable[Any], content: bytes, default_fs: str, job: str, stall_s: float
 ) -> Iterator[Any]:
-    """The function's results for a partition; see :class:`PartitionFeed`.
-
-    Args:
-        number: The partition's number.
-        elements: Its elements.
-        content: The pickled call of the function with its argument.
-        default_fs: The default file system of Spark.
-        job: ``'chief'``, ``'master'`` or ``'worker'``.
-        stall_s: See :class:`PartitionFeed`.
-    """
+    """The function's results for a partition; see :class:`PartitionFeed`."""
     from pyspark import TaskContext
 
     map_fun, (tf_args,), _ = payload.load(content)

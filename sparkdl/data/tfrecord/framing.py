@@ -37,10 +37,6 @@ def frame(data: bytes) -> bytes:
 def read_frames(stream: BinaryIO, name: str = "the file") -> Iterator[bytes]:
     """The data of each frame in order.
 
-    Args:
-        stream: Is read from where it stands to its end.
-        name: Of the file, for the message.
-
     Raises:
         DataError: A frame is cut off, or a CRC does not fit.
     """

@@ -30,10 +30,6 @@ class SchemaInference:
     Int64List becomes ``int64``, FloatList ``float32``, BytesList ``string``; an array of it where
     any record has another number of values than one, an array of arrays in a feature list. Columns
     come in the order of their names. A feature that never has a value is left out.
-
-    Args:
-        record_type: Of the records.
-        binary_features: Names of BytesLists that are binary and not text.
     """
 
     def __init__(self, record_type: RecordType, binary_features: Collection[str] = ()) -> None:

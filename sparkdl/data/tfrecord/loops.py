@@ -308,13 +308,6 @@ def index_examples(
 ) -> Index | None:
     """Finds some features of Examples in one pass.
 
-    Args:
-        buffer: The memory of the records.
-        starts: Where each begins.
-        ends: Where each ends.
-        names: Of the features.
-        is_single: Whether a feature is to hold one number.
-
     Returns:
         None if a record is not of the form that writers write, or without numba.
     """

@@ -174,11 +174,7 @@ class FieldReader:
         return Lists(features.record, kind, spans, parts.wire)
 
     def indexed(self, single: Mapping[str, bool]) -> dict[str, Lists | Singles] | None:
-        """Some features of Examples, found in one pass; None if that cannot be.
-
-        Args:
-            single: Name -> whether the feature is to hold one number.
-        """
+        """Some features of Examples, found in one pass; None if that cannot be."""
         order = sorted(single)
         records = self.records()
         keys = [name.encode() for name in order]

@@ -22,12 +22,7 @@ _LOOK_S = 0.1
 
 
 class RereadRows:
-    """Rows that are read anew in each epoch, and not kept.
-
-    Args:
-        read: Reads all rows.
-        num_rows: How many there are.
-    """
+    """Rows that are read anew in each epoch, and not kept."""
 
     def __init__(self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int) -> None:
         self._read, self.num_rows = read, num_rows
@@ -39,13 +34,7 @@ class RereadRows:
 
 
 class RowsKeptAsRead:
-    """Rows that are read in the first epoch, and kept for those after it.
-
-    Args:
-        read: Reads all rows.
-        num_rows: How many there are.
-        spool: Keeps them.
-    """
+    """Rows that are read in the first epoch, and kept for those after it."""
 
     def __init__(
         self, read: Callable[[], Generator[pa.RecordBatch]], num_rows: int, spool: RowSpool
@@ -141,11 +130,7 @@ class FeedSettings:
             yield pa.RecordBatch.from_arrays(batch.columns, names=list(self.columns))
 
     def open(self, rows: FedRows, communicator: Communicator) -> RankFeed:
-        """The feed of a rank; all ranks call this together.
-
-        Raises:
-            DataError: A rank without rows is to repeat them.
-        """
+        """The feed of a rank; all ranks call this together."""
         if isinstance(rows, Sequence):
             num_rows = sum(batch.num_rows for batch in rows)
         else:
@@ -196,16 +181,13 @@ class RankFeed(FunctionFeed, Feed):
 
     @property
     def is_due(self) -> bool:
-        """See :attr:`FunctionFeed.is_due`."""
         return not self._gives and not self.should_stop()
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """See :meth:`sparkdl.data.feed.Feed.next_arrow`."""
         with self._giving():
             return Feed.next_arrow(self, batch_size)
 
     def next_batch(self, batch_size: int) -> Columns:
-        """See :meth:`sparkdl.data.feed.Feed.next_batch`."""
         with self._giving():
             return Feed.next_batch(self, batch_size)
 
@@ -224,11 +206,6 @@ def call_while_it_feeds(
     """Calls a function in a thread, and gives it up when it does not take its rows.
 
     A thread that is given up is left behind: the process must end soon.
-
-    Args:
-        function: What to call.
-        feed: Its rows.
-        stall_timeout_s: How long it may ask for no rows while there are some.
 
     Returns:
         What it returned.

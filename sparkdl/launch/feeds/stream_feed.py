@@ -56,13 +56,7 @@ class Desk(Protocol):
 
 
 class RowsDesk(Closing):
-    """A :class:`Desk` over a connection of its own; for one thread.
-
-    Args:
-        endpoint: Of the coordinator, whose store is a
-            :class:`~sparkdl.launch.feeds.stream_store.StreamStore`.
-        rank, attempt: Who asks.
-    """
+    """A :class:`Desk` over a connection of its own; for one thread."""
 
     def __init__(self, endpoint: Endpoint, rank: int, attempt: int) -> None:
         opener = openers_of(endpoint, "auto", FrameLimits(), _TIMEOUTS)
@@ -83,7 +77,6 @@ class RowsDesk(Closing):
         return self._connection.request(message).meta
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
 
@@ -92,12 +85,6 @@ class StreamFeed(FunctionFeed):
 
     ``should_stop`` and the methods that give rows wait for the next micro-batch. When one of them
     is called after the last row of a micro-batch, that counts as taken.
-
-    Args:
-        settings: How the rows are given.
-        desk: Where to ask for rows.
-        intake: Where they come.
-        rank: Whose they are.
     """
 
     batch_id = -1
@@ -115,7 +102,6 @@ class StreamFeed(FunctionFeed):
 
     @property
     def is_due(self) -> bool:
-        """See :attr:`FunctionFeed.is_due`."""
         return not self._waits and not self._ended
 
     def should_stop(self) -> bool:
@@ -123,7 +109,6 @@ class StreamFeed(FunctionFeed):
         return self._current() is None
 
     def terminate(self) -> None:
-        """Gives no more rows, and ends the stream for all ranks."""
         if not self._ended:
             done = self._rows is None or self._rows.should_stop()
             self._ended, self._rows = True, None
@@ -131,13 +116,11 @@ class StreamFeed(FunctionFeed):
             self._desk.tell(left=True, done=self._taken if done else self._taken - 1)
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """The next rows as an Arrow table; None if the stream has ended."""
         require_int("batch_size", batch_size, 1)
         rows = self._current()
         return None if rows is None else rows.next_arrow(batch_size)
 
     def next_batch(self, batch_size: int) -> Columns:
-        """See :meth:`sparkdl.data.feed.RowFeed.next_batch`."""
         require_int("batch_size", batch_size, 1)
         rows = self._current()
         return {} if rows is None else rows.next_batch(batch_size)
@@ -181,14 +164,6 @@ def open_stream(
     certificate: Certificate | None,
 ) -> Iterator[StreamFeed]:
     """The feed of a rank, which listens for rows within.
-
-    Args:
-        settings: How the rows are given.
-        endpoint: Of the coordinator.
-        rank: The rank, and its attempt.
-        token: The run's secret.
-        listening: Where the rank listens.
-        certificate: For TLS; None for no encryption.
 
     Raises:
         ResourceError: No port is free.

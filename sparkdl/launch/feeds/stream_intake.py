@@ -15,7 +15,6 @@ from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Connection, Timeouts
-from sparkdl.transport.error_frames import error_to_meta
 from sparkdl.transport.frames import (
     ByteArray,
     Flag,
@@ -23,6 +22,7 @@ from sparkdl.transport.frames import (
     FrameLimits,
     Kind,
     Message,
+    error_to_meta,
     kinds_of,
 )
 from sparkdl.transport.openers import explained, openers_of
@@ -89,14 +89,12 @@ class StreamIntake:
     # -- the transport -----------------------------------------------------------------------------
 
     def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
         with self._lock:
             if connection not in self._buffers:
                 self._buffers[connection] = self.limits.allocate()
             return self._buffers[connection]
 
     def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` this connection's."""
         with self._lock:
             self._buffers[connection] = buffer
 
@@ -133,7 +131,6 @@ class StreamIntake:
         return {"rows": sent.spool.num_rows}
 
     def disconnect(self, connection: int, now: float) -> Replies:
-        """The connection is gone."""
         with self._lock:
             self._buffers.pop(connection, None)
         return []
@@ -143,7 +140,6 @@ class StreamIntake:
         return []
 
     def metrics(self) -> list[Metric]:
-        """None."""
         return []
 
 
@@ -157,13 +153,6 @@ def send_rows(
     attempt: int,
 ) -> int:
     """Sends rows to a rank.
-
-    Args:
-        batches: The rows.
-        address: Where the rank listens.
-        token, fingerprint: Of the run.
-        number: Of the offer that they will be.
-        attempt: A number that no other attempt to send them has.
 
     Returns:
         How many the rank has now; 0 if it takes none any more.

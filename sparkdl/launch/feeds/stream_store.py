@@ -65,7 +65,6 @@ class StreamStore(Store):
         self._asking: dict[int, tuple[Worker, float]] = {}
 
     def attach(self, group: Group) -> None:
-        """See :class:`sparkdl.coordinator.store.Store`."""
         super().attach(group)
         self._changed = threading.Condition(group.lock)
 
@@ -88,7 +87,6 @@ class StreamStore(Store):
     # -- frames, under the group's lock ------------------------------------------------------------
 
     def receive(self, connection: int, message: Message) -> Work | None:
-        """Answers or defers a request."""
         group = self._group
         if message.kind is StreamKind.OFFER:
             if message.rank != -1:
@@ -133,11 +131,9 @@ class StreamStore(Store):
             ) from error
 
     def disconnect(self, connection: int) -> None:
-        """See :class:`sparkdl.coordinator.store.Store`."""
         self._asking.pop(connection, None)
 
     def expire(self) -> None:
-        """See :class:`sparkdl.coordinator.store.Store`."""
         now = self._group.now
         for connection, (_, since) in list(self._asking.items()):
             if now - since > LONGEST_WAIT_S:

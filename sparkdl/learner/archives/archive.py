@@ -15,12 +15,10 @@ import json
 import os
 import re
 import threading
-import uuid
-import weakref
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, ModelError
@@ -95,7 +93,7 @@ def _find_names(value: Any, names: dict[str, str]) -> None:
         return
     cls, settings = value.get("class_name"), value.get("config")
     if isinstance(cls, str) and isinstance(settings, dict):
-        name, stem = settings.get("name"), _snake_case(cls)
+        name, stem = settings.get("name", value.get("name")), _snake_case(cls)
         if isinstance(name, str) and re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name):
             names.setdefault(name, f"{stem} number {len(names)}")
     for item in value.values():
@@ -139,12 +137,15 @@ class ModelArchive:
         content: The ``.keras`` archive.
         objects: cloudpickle of the custom objects by registered name.
         backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
-        key: A digest of the architecture and the compile settings, without the weights and the
-            names that Keras gives. A reused worker process finds by it a model whose steps it
-            has compiled before.
+        key: A digest of all that steps are compiled from: architecture, compile settings, and the
+            content of ``objects``, so of every value that their code refers to. The weights and the
+            names that Keras gives are left out. A reused worker process finds by it a model whose
+            steps it has compiled before.
         beside: What the file does not hold, see
             :class:`sparkdl.learner.archives.unsaved_settings.BesideFile`; none for a model that is
             known as a file only.
+        packages: Installed package -> its version, of those that ``objects`` names.
+        here: The custom objects by registered name, in the process that made the archive.
     """
 
     content: bytes
@@ -152,6 +153,41 @@ class ModelArchive:
     backend: str
     key: str
     beside: bytes = b""
+    packages: dict[str, str] = field(default_factory=dict, compare=False)
+    here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "here": None}
+
+    def own_code(self) -> dict[str, Any]:
+        """The custom objects by registered name: the user's own, where the archive was made."""
+        return self.code() if self.here is None else dict(self.here)
+
+    def code(self) -> dict[str, Any]:
+        """Copies of the custom objects as they were sent, which no other archive shares.
+
+        Raises:
+            ModelError: A package is missing in this process, or has another version.
+        """
+        error = None
+        try:
+            objects: dict[str, Any] = payload.load_apart(self.objects)
+        except (ImportError, AttributeError) as raised:
+            error = raised
+        present = {name: payload.version_of(name) for name in self.packages}
+        others = [
+            f"{name} {there or 'not found'}"
+            for name, there in present.items() if there != self.packages[name]
+        ]  # fmt: skip
+        if error is None and not others:
+            return objects
+        raise ModelError(
+            "the model's code needs a package that this worker has not, or in another version",
+            expected=", ".join(f"{name} {told}" for name, told in self.packages.items()),
+            received=", ".join(others) or f"{type(error).__name__}: {error}",
+            hint="install the driver's version on the workers, or let the code travel: of a module "
+            "that is not installed it goes by value",
+        ) from error
 
     def without_content(self) -> ModelArchive:
         """The archive without its file, once a model was made of it."""
@@ -210,7 +246,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
 
     with making_models:
         settings, values = compared_with_rebuilt(model, archive.key, load, objects)
-    key = hashlib.sha256(f"{archive.key} {settings.key}".encode()).hexdigest()
+    key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
 
 
@@ -270,7 +306,7 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
     import keras
 
     try:
-        pickled = payload.dump(objects)
+        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())))
     except Exception as error:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
@@ -279,30 +315,31 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
             hint="what they use travels with them: no Spark session, open file or lock among their "
             "globals",
         ) from error
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(pickled)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         for name in sorted(archive.namelist()):
             if name == "config.json" or name.startswith("assets/"):
                 part = archive.read(name)
                 digest.update(plain_config(part) if name == "config.json" else part)
-    for name, thing in sorted(objects.items()):
-        digest.update(f"{name}={_identity(thing)}".encode())
-    return ModelArchive(content, pickled, keras.backend.backend(), digest.hexdigest())
+    backend, key = keras.backend.backend(), digest.hexdigest()
+    return ModelArchive(content, pickled, backend, key, packages=packages, here=dict(objects))
 
 
-def decode_model(archive: ModelArchive, *, compiled: bool = True) -> Any:
+def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool = False) -> Any:
     """Rebuilds the model: architecture, weights, compile settings and optimizer state.
 
     Args:
         archive: The model.
         compiled: False leaves compile settings and optimizer state out.
+        own_code: Whether it is for the user, whose own classes it gets where the archive was made.
 
     Raises:
-        ModelError: A class or function of the model is not among the archive's objects.
+        ModelError: A class or function of the model is not among the archive's objects, or needs
+            a package that is another one here.
     """
     from sparkdl.learner.archives.unsaved_settings import BesideFile
 
-    objects = payload.load(archive.objects)
+    objects = archive.own_code() if own_code else archive.code()
     beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
     try:
         with _model_file(archive.content) as path:
@@ -531,17 +568,6 @@ def load_state(model: Any, content: bytes, path: str) -> None:
             expected="the model that wrote it",
             received=str(error).splitlines()[0],
         ) from error
-
-
-_identities: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-
-
-def _identity(thing: Any) -> str:
-    """A name for one custom object; a class that a notebook cell defines again gets a new one."""
-    try:
-        return _identities.setdefault(thing, uuid.uuid4().hex)
-    except TypeError:
-        return uuid.uuid4().hex
 
 
 def read_config(content: bytes) -> bytes:

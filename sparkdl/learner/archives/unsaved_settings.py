@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ import numpy as np
 from keras.src.backend.common.remat import RematMode
 
 from sparkdl.files.packed_arrays import pack_arrays
-from sparkdl.learner.archives.value_forms import UNKNOWN, form_of, plain_copy
+from sparkdl.learner.archives.value_forms import UNKNOWN, form_of, is_plain, plain_copy
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
@@ -141,10 +141,9 @@ class UnsavedSettings:
         )  # fmt: skip
 
     @property
-    def key(self) -> str:
-        """A text that equal settings share; not those with large attributes."""
-        apart = replace(self, attributes={})
-        return f"{apart} {form_of(self.attributes)}"
+    def key(self) -> bytes:
+        """Bytes that equal settings share."""
+        return payload.dump(self)
 
     def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives a model that was just loaded these settings."""
@@ -238,12 +237,51 @@ def _wide_numbers() -> bool:
     return bool(jax.config.jax_enable_x64)
 
 
+@dataclass(frozen=True)
+class OwnAttributes:
+    """The plain attributes that objects of the user's own classes in a model have now.
+
+    Code of a layer may set some while it is traced or trains (``self.calls += 1``).
+
+    Args:
+        values: Number of a part -> attribute -> value; for parts of the user's own classes.
+    """
+
+    values: Attributes
+
+    @classmethod
+    def of(cls, model: Any) -> OwnAttributes:
+        """Those of a model that was just made."""
+        return cls({
+            number: {name: plain_copy(vars(part.thing)[name]) for name in part.plain_names()}
+            for number, part in enumerate(compared_parts(model)) if part.own
+        })  # fmt: skip
+
+    def __bool__(self) -> bool:
+        return bool(self.values)
+
+    def give_back(self, model: Any) -> None:
+        """Sets those of the same model that have changed since, and takes away new ones."""
+        if not self.values:
+            return
+        parts = compared_parts(model)
+        for number, values in self.values.items():
+            present = vars(parts[number].thing)
+            for name in parts[number].plain_names():
+                if name not in values:
+                    if not name.startswith("_"):  # Keras' own, as a step made it
+                        del present[name]
+                elif form_of(values[name]) != parts[number].attributes[name]:
+                    present[name] = plain_copy(values[name])
+            present |= {name: plain_copy(v) for name, v in values.items() if name not in present}
+
+
 _NO_SETTINGS = frozenset({
     "name", "built", "compiled", "stop_training", "stop_evaluating", "stop_predicting",
     "supports_jit", "supports_masking", "loss",
     "train_function", "test_function", "predict_function", "input_names", "output_names",
     "training", "stateful", "is_adapted", "is_gptq_calibrated", "is_awq_calibrated",
-    "build_config",
+    "build_config", "_eval_epoch_iterator", "_exclude_from_weight_decay_cache",
 })  # fmt: skip
 """Attributes of Keras that follow from how far a model is built, or from its configuration."""
 _SETTINGS = frozenset({"_run_eagerly", "_jit_compile", "_fn_kwargs"})
@@ -268,6 +306,10 @@ class ComparedPart:
     kind: str
     own: bool
     attributes: Mapping[str, Any]
+
+    def plain_names(self) -> list[str]:
+        """The attributes that are numbers, texts, arrays and containers of these."""
+        return [name for name in self.attributes if is_plain(vars(self.thing)[name])]
 
     def kept(self) -> ComparedPart:
         """The same without the object."""

@@ -77,7 +77,7 @@ class ArchiveSource:
         return self._load().predict(x, batch_size=batch_size, verbose=0)
 
     def _load(self) -> Any:
-        return decode_model(self._archive, compiled=False)
+        return decode_model(self._archive, compiled=False, own_code=True)
 
 
 def outline_of(content: bytes, objects: Mapping[str, Any], *, safe_mode: bool) -> Outline | None:

@@ -23,8 +23,7 @@ from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import memory_bytes
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Message
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Message, error_to_meta
 from sparkdl.transport.service import Metric, Replies
 from sparkdl.weights import FloatArray
 

@@ -25,13 +25,7 @@ SLOW_RATE = 30e6
 
 @dataclass(frozen=True)
 class Versions:
-    """Versions of what runs on the driver.
-
-    Args:
-        java: Of the driver's Java; None over Spark Connect.
-        spark: Of Spark.
-        pyspark: Of the Python package.
-    """
+    """Versions of what runs on the driver."""
 
     java: str | None
     spark: str
@@ -72,14 +66,7 @@ def check_versions(versions: Versions) -> list[Check]:
 
 
 def check_slots(slots: int, config: FitConfig, task_cpus: int, driver_host: str) -> Check:
-    """Whether the workers of a run, and its servers on executors, can run at the same time.
-
-    Args:
-        slots: How many there are.
-        config: Of the run.
-        task_cpus: Cores of a task.
-        driver_host: Where executors look for Spark's driver.
-    """
+    """Whether the workers of a run, and its servers on executors, can run at the same time."""
     servers = config.server_slots
     wanted = (config.num_workers or 1) + servers
     each = "one for each worker" + (" and each server" if servers else "")
@@ -115,14 +102,7 @@ def check_allocation(setting: Setting, mode: str, master: str) -> Check:
 
 
 def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int) -> list[Check]:
-    """Memory outside of the executor's Java, and the size of Arrow batches.
-
-    Args:
-        setting: Spark's settings.
-        config: Of the run.
-        master: Spark's master.
-        tasks: Tasks of one executor.
-    """
+    """Memory outside of the executor's Java, and the size of Arrow batches."""
     checks = []
     if master.startswith(("yarn", "k8s")):
         checks.append(_check_overhead(setting, config, tasks))
@@ -170,12 +150,7 @@ def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
 
 
 def check_connect(config: FitConfig, unreached: ResourceError | None) -> Check:
-    """The checks of what a Spark Connect client is refused.
-
-    Args:
-        config: Of the run.
-        unreached: Why executors do not reach a server of this client; None if they might.
-    """
+    """The checks of what a Spark Connect client is refused."""
     always = "RDDs, sparkdl.mllib, fit_stream and run(data=<a stream>) are refused"
     if unreached is None:
         return Check("connect", "ok", always)
@@ -278,14 +253,7 @@ def _check_clocks(links: Mapping[int, Link]) -> Check:
 def check_gpus(
     answers: Sequence[Answer], asked: str, seen: Mapping[str, int | None], backend: str
 ) -> Check:
-    """Whether Spark gives GPUs to tasks where there are some.
-
-    Args:
-        answers: Of all ranks.
-        asked: ``spark.task.resource.gpu.amount``; empty where it is not set.
-        seen: Executor -> GPUs of its machine by NVIDIA's tool; None without a driver.
-        backend: The Keras backend.
-    """
+    """Whether Spark gives GPUs to tasks where there are some."""
     given = [len(answer.gpus) for answer in answers]
     there = max((count or 0 for count in seen.values()), default=0)
     if any(given):

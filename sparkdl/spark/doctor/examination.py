@@ -36,10 +36,9 @@ from sparkdl.spark.doctor.cluster_checks import (
     check_slots,
     check_versions,
 )
-from sparkdl.spark.doctor.echo import Echo
 from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.spark.doctor.host_checks import check_hosts
-from sparkdl.spark.doctor.network import Answer, ProbeTask
+from sparkdl.spark.doctor.network import Answer, Echo, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.runs.capacity import slot_pool
@@ -70,12 +69,7 @@ class ProbedFolder:
 
 @contextlib.contextmanager
 def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None]:
-    """Writes a file to a folder, and deletes it; one on this machine's disks stays until the end.
-
-    Args:
-        folder: Of the checkpoints, on any file system; None: there is none.
-        timeout_s: Limit.
-    """
+    """Writes a file to a folder, and deletes it; on this machine's disks it stays to the end."""
     if folder is None:
         yield None
         return
@@ -125,13 +119,7 @@ def _write(folder: str) -> ProbedFolder:
 def check_checkpoints(
     probe: ProbedFolder, executors: Mapping[str, Facts], in_cluster: bool
 ) -> Check:
-    """Whether checkpoints can be written, and found again by another driver.
-
-    Args:
-        probe: What the driver found.
-        executors: Facts of the executors, which were asked for the marker.
-        in_cluster: Whether the driver runs on a machine that the cluster has chosen.
-    """
+    """Whether checkpoints can be written, and found again by another driver."""
     if probe.problem:
         return Check(
             "checkpoints", "error", f"{probe.folder!r}: {probe.problem}",
@@ -168,11 +156,7 @@ def spark_version() -> str:
 
 
 def java_version(timeout_s: float = 30.0) -> str | None:
-    """The version of the Java that Spark would start; None where there is none.
-
-    Args:
-        timeout_s: For Java's answer.
-    """
+    """The version of the Java that Spark would start; None where there is none."""
     home = os.environ.get("JAVA_HOME", "")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     if not java:
@@ -265,16 +249,7 @@ def environment() -> dict[str, Any]:
 
 @dataclass
 class _Examination:
-    """One call of :func:`doctor`, check by check.
-
-    Args:
-        spark: The session.
-        config: Of the run that shall work.
-        timeout_s: Limit for one probe.
-        folder: For checkpoints; None if there is none.
-        model: That is to fit into memory; None: no one.
-        checks: Those made so far.
-    """
+    """One call of :func:`doctor`, check by check."""
 
     spark: Any
     config: FitConfig

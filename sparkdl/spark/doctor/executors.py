@@ -75,15 +75,7 @@ class Executors:
 def ask_executors(
     spark: Any, slots: int, resolve: str, timeout_s: float, marker: str | None = None
 ) -> Executors:
-    """Runs :mod:`host_facts` on every executor of a classic session.
-
-    Args:
-        spark: The session.
-        slots: Tasks that can run at the same time.
-        resolve: A host name that the executors shall resolve.
-        timeout_s: Limit for all of it.
-        marker: A file that the executors shall look for.
-    """
+    """Runs :mod:`host_facts` on every executor of a classic session."""
     context = spark.sparkContext
     known = _count_executors(context)
     with this_interpreter(context):

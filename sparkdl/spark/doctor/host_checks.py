@@ -20,15 +20,7 @@ _PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 def check_hosts(
     driver: Facts, executors: Executors, backend: str, cores: int, driver_host: str
 ) -> list[Check]:
-    """All checks of facts.
-
-    Args:
-        driver: Facts of the driver's process.
-        executors: What the executors answered.
-        backend: The Keras backend of the driver.
-        cores: Cores of an executor.
-        driver_host: The address of the driver that executors are told.
-    """
+    """All checks of facts."""
     found = executors.facts
     checks = [check_python(driver, executors)]
     if not found:

@@ -61,12 +61,7 @@ class MemoryNeeds:
 
 
 def needs_of(model: keras.Model, config: FitConfig) -> MemoryNeeds:
-    """The memory that a fit of ``model`` takes.
-
-    Args:
-        model: Built and compiled.
-        config: Of the run.
-    """
+    """The memory that a fit of ``model`` takes."""
     servers = 0
     if config.mode != "allreduce":
         asked = config.network.num_servers
@@ -78,14 +73,7 @@ def needs_of(model: keras.Model, config: FitConfig) -> MemoryNeeds:
 def check_model(
     model: keras.Model, config: FitConfig, driver: Facts, executors: Mapping[str, Facts]
 ) -> list[Check]:
-    """Whether the machines have memory for a model, and for how many rows of its tables.
-
-    Args:
-        model: Built and compiled.
-        config: Of the run.
-        driver: Facts of the driver's machine.
-        executors: Those of the executors.
-    """
+    """Whether the machines have memory for a model, and for how many rows of its tables."""
     needs = needs_of(model, config)
     beside = config.network.servers == "driver"
     at_driver = needs.driver + (needs.servers * needs.server if beside else 0)

@@ -27,7 +27,7 @@ _ALL_COME_S = 10.0
 
 
 class BarrierGathering:
-    """A barrier stage's ``allGather``; see :class:`sparkdl.launch.gathering.Gathering`.
+    """A barrier stage's ``allGather``; see :class:`sparkdl.launch.task.Gathering`.
 
     Args:
         context: The task's ``BarrierTaskContext``.

@@ -204,10 +204,11 @@ class TrainTask:
         from sparkdl.worker import train
 
         settings, clock = self.settings, current_clock()
-        if is_kept(self.archive):  # to set its state is quick, but would hold the reader up
+        form = f"{self.spec.form} {'weighted by class' if settings.class_weight else ''}"
+        if is_kept(self.archive, form):  # to set its state is quick, but would hold the reader up
             with clock.within("read"):
                 wait([reader])
-        learner = cached_learner(self.archive)
+        learner = cached_learner(self.archive, form)
         learner.take_stream(rank.rank, rank.num_ranks)
         # The file is not needed while the model trains, and may be several times as large as it.
         object.__setattr__(self, "archive", self.archive.without_content())
@@ -239,7 +240,7 @@ class TrainTask:
                     )  # fmt: skip
                 outcome = synchronizer.outcome(learner, settings.epochs)
         except BaseException:
-            forget_learner(self.archive)
+            forget_learner(self.archive, form)
             raise
         return TrainedRank(
             rank=rank.rank,

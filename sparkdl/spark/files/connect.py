@@ -38,7 +38,6 @@ class ConnectFileSystem:
         self._spark = spark
 
     def write(self, path: str, content: bytes) -> None:
-        """See :class:`sparkdl.files.file_system.FileSystem`."""
         starts = range(0, max(len(content), 1), CHUNK_BYTES)
         rows = [
             (number, len(starts), content[start : start + CHUNK_BYTES])
@@ -47,7 +46,6 @@ class ConnectFileSystem:
         self._write(path, rows, "overwrite")
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """See :class:`sparkdl.files.file_system.FileSystem`."""
         from pyspark.sql import functions as f
 
         with _asked():
@@ -73,7 +71,6 @@ class ConnectFileSystem:
         return b"".join(content for _, _, content in found)[:at_most]
 
     def find(self, path: str) -> Kind | None:
-        """See :class:`sparkdl.files.file_system.FileSystem`."""
         try:
             with _asked():
                 names = self._names(path)
@@ -96,7 +93,6 @@ class ConnectFileSystem:
         self._write(path, [], "ignore")
 
     def delete(self, path: str) -> None:
-        """See :class:`sparkdl.files.file_system.FileSystem`."""
         if self.find(path) is not None:
             self._write(path, [], "overwrite")
 

@@ -76,7 +76,6 @@ class HadoopFileSystem(RenamingFileSystem):
         return b"".join(parts)
 
     def find(self, path: str) -> Kind | None:
-        """See :class:`FileSystem`."""
         try:
             with jvm_called():
                 status = self._of(path).getFileStatus(self._hadoop.Path(path))
@@ -95,7 +94,6 @@ class HadoopFileSystem(RenamingFileSystem):
             return str(whole.getPath()) if whole.getScheme() == "file" else None
 
     def files_in(self, folder: str) -> list[FileEntry]:
-        """See :class:`FileSystem`."""
         found = []
         with jvm_called():
             for status in self._of(folder).listStatus(self._hadoop.Path(folder)):
@@ -105,7 +103,6 @@ class HadoopFileSystem(RenamingFileSystem):
         return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         with jvm_called():
             self._of(path).delete(self._hadoop.Path(path), False)
 

@@ -19,8 +19,7 @@ from sparkdl.collective.communicator import ConnectorOptions
 from sparkdl.collective.rules import ExchangeRule, Mean
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import FitConfig
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError

@@ -8,8 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.failures import RankFailure

@@ -393,7 +393,7 @@ def frame_of_files(spark: Any, path: str) -> Any:
                 received=str(error).partition("\n")[0],
             ) from None
     from sparkdl.spark.tfrecord.functions import read_tfrecords
-    from sparkdl.spark.tfrecord.whole_files import read_whole_files
+    from sparkdl.spark.tfrecord.reading import read_whole_files
 
     try:
         if is_connect(spark):  # not this process looks for files, but Spark's server

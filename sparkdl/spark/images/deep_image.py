@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +15,190 @@ from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
+from sparkdl.files.model_file import HDF5, read_keras_file
+from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
 from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.images.pixels import SCALE_HINTS, ImageReader, Pixels, require_pillow
-from sparkdl.spark.images.saved_stage import Part, SavedImageStage
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
+from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.session.frames import require_frame
+
+S = TypeVar("S", bound="SavedImageStage")
+
+
+@dataclass(frozen=True)
+class Part:
+    """The parts of a stage that are no Params.
+
+    Args:
+        name: Of the constructor's argument, and in files.
+        attribute: Of the stage.
+        code: It is a function, so that only a reader that is told to trust the file loads it.
+    """
+
+    name: str
+    attribute: str
+    code: bool = False
+
+
+class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
+    """A stage with a model and other parts, which goes into files with them."""
+
+    SAVED_PARTS: ClassVar[tuple[Part, ...]] = ()
+    _model: Any = None
+
+    def _begin(self) -> None:
+        """Makes an empty stage with its defaults; a constructor and a reader begin with it."""
+        super().__init__()
+
+    def _given_model(self) -> Any:
+        """The model of this stage: a Keras model, the path of one, or None."""
+        return self._model
+
+    @classmethod
+    def _empty(cls: type[S]) -> S:
+        stage = cls.__new__(cls)
+        stage._begin()
+        return stage
+
+    def write(self) -> StageWriter:
+        """Saves the stage: ``write().overwrite().save(path)``; a model given as a path, too."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[S]) -> StageReader[S]:
+        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
+        return StageReader(cls._empty)
+
+    def content(self) -> StageContent:
+        """The parts that are saved beside the Params."""
+        plain: dict[str, Any] = {}
+        code: dict[str, Any] = {}
+        for part in self.SAVED_PARTS:
+            value = getattr(self, part.attribute)
+            if value is not None:
+                (code if part.code or not is_json(value) else plain)[part.name] = value
+        return StageContent({"parts": plain}, _archive_of(self._given_model()), code)
+
+    def take(self, loaded: Loaded) -> None:
+        saved: Mapping[str, Any] = {**loaded.plain["parts"], **loaded.code}
+        for part in self.SAVED_PARTS:
+            setattr(self, part.attribute, saved.get(part.name))
+        found = load_model(loaded)
+        self._model = None if found is None else found[0]
+
+
+def is_json(value: Any) -> bool:
+    """Whether JSON gives the same value back."""
+    try:
+        return bool(json.loads(json.dumps(value)) == value)
+    except (TypeError, ValueError):
+        return False
+
+
+def _archive_of(model: Any) -> ModelArchive | None:
+    """A stage's model as it goes into the file; a path is read, so that the file has it all."""
+    if model is None:
+        return None
+    if isinstance(model, (str, os.PathLike)):
+        path = os.fspath(model)
+        if not path.endswith((".keras", *HDF5)):
+            raise ModelError(
+                f"a stage with the model {path!r} cannot be saved",
+                expected="a Keras model, or a path that ends in .keras or .h5",
+                received="the folder of a SavedModel, or of something else",
+                hint="save the Keras model as a .keras file",
+            )
+        content = read_keras_file(path)
+        model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
+    return archive_of(model)
+
+
+Pixels = npt.NDArray[np.float32]
+SCALE_HINTS = {
+    "SCALE_AREA_AVERAGING": "BOX",
+    "SCALE_DEFAULT": "BILINEAR",
+    "SCALE_FAST": "NEAREST",
+    "SCALE_REPLICATE": "NEAREST",
+    "SCALE_SMOOTH": "BICUBIC",
+}
+"""Databricks' names of filters -> Pillow's."""
+
+
+@dataclass(frozen=True)
+class ImageReader:
+    """Makes a model's input of an image struct: RGB pixels, resized and preprocessed.
+
+    Args:
+        height: Of the model's input.
+        width: Of the model's input.
+        scale_hint: A key of :data:`SCALE_HINTS`.
+        preprocess: Makes the input of float32 RGB pixels ``(height, width, 3)`` in [0, 255];
+            None: they are the input.
+    """
+
+    height: int
+    width: int
+    scale_hint: str = "SCALE_AREA_AVERAGING"
+    preprocess: Callable[[Pixels], npt.NDArray[Any]] | None = None
+
+    def __call__(self, image: Mapping[str, Any]) -> npt.NDArray[Any]:
+        """Reads one image.
+
+        Args:
+            image: Spark's struct: ``height``, ``width``, ``nChannels``, ``data`` (BGR(A) or grey).
+        """
+        pixels = _resized(rgb_of(image), self.height, self.width, SCALE_HINTS[self.scale_hint])
+        return pixels if self.preprocess is None else np.asarray(self.preprocess(pixels))
+
+
+def rgb_of(image: Mapping[str, Any]) -> npt.NDArray[np.uint8]:
+    """The pixels of an image struct, uint8 ``(height, width, 3)`` in the order red, green, blue.
+
+    Raises:
+        ValueError: Not 8 bits per channel, or not 1, 3 or 4 channels.
+    """
+    height, width, channels = (int(image[name]) for name in ("height", "width", "nChannels"))
+    data = np.frombuffer(image["data"], np.uint8)
+    if channels not in (1, 3, 4) or data.size != height * width * channels:
+        raise ValueError(
+            f"{data.size} bytes are no image of {height} x {width} pixels and {channels} channels "
+            "of 8 bits"
+        )
+    pixels = data.reshape(height, width, channels)
+    return np.repeat(pixels, 3, axis=-1) if channels == 1 else pixels[..., 2::-1]
+
+
+def require_pillow() -> None:
+    """Raises ResourceError where Pillow is not installed."""
+    try:
+        import PIL.Image  # noqa: F401
+    except ImportError as error:
+        raise ResourceError(
+            "images cannot be resized without Pillow",
+            expected="Pillow, on the driver and on the executors",
+            received=f"ImportError: {error}",
+            hint="pip install 'sparkdl-keras[images]'",
+        ) from error
+
+
+def _resized(pixels: npt.NDArray[np.uint8], height: int, width: int, name: str) -> Pixels:
+    if pixels.shape[:2] != (height, width):
+        require_pillow()
+        from PIL import Image
+
+        image = Image.fromarray(np.ascontiguousarray(pixels))
+        pixels = np.asarray(image.resize((width, height), getattr(Image.Resampling, name)))
+    return pixels.astype(np.float32)
+
 
 _CAFFE_MEANS = np.array([103.939, 116.779, 123.68], np.float32)
 
@@ -58,11 +232,7 @@ APPLICATIONS = {
 
 
 def application(name: str) -> Application:
-    """The application of that name.
-
-    Raises:
-        UnknownNameError: There is none.
-    """
+    """The application of that name."""
     if name not in APPLICATIONS:
         raise UnknownNameError("modelName", name, APPLICATIONS)
     return APPLICATIONS[name]
@@ -93,11 +263,7 @@ def make_model(name: str, *, features: bool) -> Any:
 
 
 def class_names(name: str) -> list[tuple[str, str]]:
-    """Identifier and description of ImageNet's classes, which Keras downloads.
-
-    Raises:
-        ResourceError: They cannot be downloaded.
-    """
+    """Identifier and description of ImageNet's classes, which Keras downloads."""
     from sparkdl.learner.prediction.model_source import imagenet_names
 
     try:

@@ -18,8 +18,7 @@ from sparkdl.learner.archives.archive import making_models, model_bytes, model_f
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.images.deep_image import as_vector
-from sparkdl.spark.images.saved_stage import Part, SavedImageStage, is_json
+from sparkdl.spark.images.deep_image import Part, SavedImageStage, as_vector, is_json
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageWriter
@@ -211,7 +210,6 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
         return StageWriter(saved)
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         super().take(loaded)
         self._spark_model_params = without_network(self._spark_model_params or {})
         self._set(**(self._objects or {}))

@@ -12,24 +12,19 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.images.pixels import ImageReader, require_pillow
+from sparkdl.spark.images.deep_image import ImageReader, require_pillow
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.udf import register_udf
 
 
 @dataclass(frozen=True)
 class LoadedByUser:
-    """Makes a model's input of an image struct through a function of the user's.
-
-    Args:
-        preprocessor: From uint8 RGB pixels ``(height, width, 3)`` to the model's input.
-    """
+    """Makes a model's input of an image struct through a function of the user's."""
 
     preprocessor: Callable[[npt.NDArray[Any]], Any]
 
     def __call__(self, image: Mapping[str, Any]) -> Any:
-        """Reads one image."""
-        from sparkdl.spark.images.pixels import rgb_of
+        from sparkdl.spark.images.deep_image import rgb_of
 
         return np.asarray(self.preprocessor(rgb_of(image)))
 

@@ -59,7 +59,7 @@ class EvaluateTask:
         start_framework(self.devices.place(rank.resources))
         from sparkdl.learner.cache import cached_learner
 
-        return cached_learner(self.archive)
+        return cached_learner(self.archive, self.spec.form)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The partition's metric state."""

@@ -2,7 +2,7 @@
 
 ``classifier``, ``regressor``, ``estimator``: the stages; ``ftrl``: those of :mod:`sparkdl.sparse`.
 ``stage``: what all share. ``params``: their Params. ``parts``: what an estimator has beside its
-Params. ``training``: Params -> a trained model. ``trained``: what the models share, and their
-prediction columns. ``checks``: labels and columns that a stage cannot take. ``summary``: how
-training went. ``files``, ``chunks``: saving and loading, and whether code in files may run.
+Params. ``training``: Params -> a trained model. ``trained``: what the models share, how training
+went, and the prediction columns. ``checks``: labels and columns that a stage cannot take.
+``files``, ``chunks``: saving and loading, and whether code in files may run.
 """

@@ -25,11 +25,7 @@ def is_validated() -> bool:
 
 
 def only_output(signature: Signature, stage: str) -> str:
-    """The name of a model's only output.
-
-    Raises:
-        ModelError: It has several.
-    """
+    """The name of a model's only output."""
     if len(signature.outputs) != 1:
         raise ModelError(
             f"{stage} takes a model with one output",
@@ -71,11 +67,7 @@ def scores_of(
 
 
 def check_number(shape: Shape | None, stage: str) -> None:
-    """Refuses an output that is not one number per row.
-
-    Raises:
-        ModelError: It is not.
-    """
+    """Refuses an output that is not one number per row."""
     if shape is not None and tuple(shape) not in ((), (1,)):
         raise ModelError(
             f"{stage} takes a model whose output is one number per row",
@@ -86,11 +78,7 @@ def check_number(shape: Shape | None, stage: str) -> None:
 
 
 def check_labels(schema: Any, label: Any, num_classes: int) -> None:
-    """Refuses a label column whose metadata name more classes than the model has.
-
-    Raises:
-        DataError: They do.
-    """
+    """Refuses a label column whose metadata name more classes than the model has."""
     field = next((f for f in schema.fields if f.name == label), None)
     values = ((field.metadata or {}) if field else {}).get("ml_attr", {}).get("vals")
     if values is not None and len(values) > num_classes:

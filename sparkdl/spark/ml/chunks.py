@@ -115,9 +115,6 @@ def _room(size: int, model: str) -> io.BytesIO:
     """A buffer of a known size to write to, which becomes ``bytes`` without a copy.
 
     The system gives memory as it is written, so a size that is a lie costs none.
-
-    Raises:
-        ModelError: There cannot be as much.
     """
     try:
         return io.BytesIO(bytes(operator.index(size)))
@@ -128,11 +125,7 @@ def _room(size: int, model: str) -> io.BytesIO:
 
 
 def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[pa.Table]:
-    """Rows, a few chunks a job.
-
-    Raises:
-        ModelError: There are more or fewer than ``size`` bytes have, or the files are too small.
-    """
+    """Rows, a few chunks a job."""
     from pyspark.sql import functions as f
 
     frame = spark.read.parquet(path)
@@ -152,9 +145,6 @@ def _tables_elsewhere(spark: Any, path: str, size: int, model: str) -> Iterator[
 def _tables_here(folder: str, size: int, model: str) -> Iterator[pa.Table]:
     """Rows of all files in a folder of this machine, a few chunks at once, each file's by its
     first chunk.
-
-    Raises:
-        ModelError: The files cannot be read, or are too small for ``size`` bytes.
     """
     with _parquet_read(model):
         paths = [
@@ -203,11 +193,7 @@ def _opened(path: str) -> pq.ParquetFile:
 
 
 def _require_sane(size: int, packed: int, model: str) -> None:
-    """Refuses what would fill the memory.
-
-    Raises:
-        ModelError: Files of ``packed`` bytes, as sparkdl writes them, cannot hold that many.
-    """
+    """Refuses what would fill the memory."""
     if size > sane_bytes(packed):
         raise damaged_model(
             f"{model} would fill the memory",
@@ -217,11 +203,7 @@ def _require_sane(size: int, packed: int, model: str) -> None:
 
 
 def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
-    """The bytes in each table's chunks, those of all tables without a gap.
-
-    Raises:
-        ModelError: One is missing, or is there twice.
-    """
+    """The bytes in each table's chunks, those of all tables without a gap."""
     done = 0
     for table in tables:
         received = table["idx"].to_pylist()

@@ -74,7 +74,6 @@ class KerasClassificationModel(
         return OutputColumn(self.getOrDefault(param), output, form, "float64", vector=True)
 
     def transformSchema(self, schema: Any) -> Any:
-        """The schema of ``transform``'s result; raises what ``transform`` would."""
         return appended(self, schema, self._predictor(), self._columns())
 
     def _transform(self, dataset: Any) -> Any:

@@ -140,7 +140,6 @@ class KerasEstimator(
 
     @property
     def weights(self) -> Any:
-        """The column of sample weights, or output name -> column; None for none."""
         by_output = self.getOrDefault("weightCols")
         return super().weights if by_output is None else by_output
 
@@ -226,7 +225,6 @@ class KerasTransformer(
 
     @property
     def features(self) -> Any:
-        """The columns that the model reads: a column, several, or input name -> either."""
         several = self.getOrDefault("featuresCols")
         return self.getOrDefault("inputCol") if several is None else several
 

@@ -59,14 +59,11 @@ class Loaded:
     """The parts that a reader found, for the stage to take.
 
     Args:
-        plain: See :class:`StageContent`.
-        code: See :class:`StageContent`.
         model: The Keras file, whole as it was written; None if there is none.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
         path: Of the stage.
         digest: SHA-256 of the model.
-        data: See :class:`StageContent`; None if there are none.
     """
 
     plain: Mapping[str, Json]
@@ -83,11 +80,7 @@ S = TypeVar("S")
 
 
 class StageWriter(MLWriter):
-    """Saves a stage; see ``pyspark.ml.util.MLWriter``.
-
-    Args:
-        stage: What is saved.
-    """
+    """Saves a stage; see ``pyspark.ml.util.MLWriter``."""
 
     def __init__(self, stage: Any) -> None:
         super().__init__()
@@ -113,7 +106,7 @@ class StageWriter(MLWriter):
         if archive is not None:
             objects = {
                 name: thing
-                for name, thing in payload.load(archive.objects).items()
+                for name, thing in archive.own_code().items()
                 if not str(getattr(thing, "__module__", "")).startswith(
                     "sparkdl."
                 )  # which is there where it is loaded
@@ -148,11 +141,7 @@ class StageWriter(MLWriter):
 
 
 class StageReader(MLReader, Generic[S]):
-    """Loads a stage; see ``pyspark.ml.util.MLReader``.
-
-    Args:
-        cls: The stage's class, which can be made without arguments.
-    """
+    """Loads a stage; see ``pyspark.ml.util.MLReader``."""
 
     def __init__(self, cls: Callable[[], S]) -> None:
         super().__init__()
@@ -255,9 +244,6 @@ def load_model(loaded: Loaded) -> tuple[Any, ModelArchive] | None:
 
 def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
     """The model of a loaded stage, whose weights Keras need not have read yet, and its archive.
-
-    Returns:
-        None if it has none.
 
     Raises:
         ModelError: Keras cannot make it, or not without running code of a file not trusted.

@@ -363,11 +363,7 @@ class FTRLClassifier(
         return model._with(linear, parts[0].losses)
 
     def _columns(self, dataset: Any) -> Any:
-        """The columns that are read: vectors, labels, and weights if there are any.
-
-        Raises:
-            DataError: One is missing, or of another type.
-        """
+        """The columns that are read: vectors, labels, and weights if there are any."""
         schema = dataset.schema
         require_vectors(schema, self.getOrDefault("featuresCol"))
         names = {"featuresCol": self.getOrDefault("featuresCol")}
@@ -385,11 +381,7 @@ class FTRLClassifier(
         return dataset.select(*columns)
 
     def _train(self, rows: Any) -> list[LinearPart]:
-        """The parts of the model, those of all ranks.
-
-        Raises:
-            DataError: A row that cannot be trained on.
-        """
+        """The parts of the model, those of all ranks."""
         rule = Ftrl(**{n: self.getOrDefault(n) for n in ("lambda1", "lambda2", "alpha", "beta")})
         training = LinearSettings(
             rule, self.getOrDefault("batchSize"), self.getOrDefault("maxIter"),

@@ -66,15 +66,7 @@ def param(
     default: Any = None,
     doc: str = "",
 ) -> ParamSpec:
-    """The Param of a declared setting.
-
-    Args:
-        cls: Declares it.
-        name: Its name in snake_case; the Param has it in camelCase.
-        convert: Checks a value in place of the declaration.
-        default: In place of that of the declaration.
-        doc: More about it.
-    """
+    """The Param of a declared setting."""
     setting = declared(cls)[name]
     kind, own = setting.kind, camel(name)
     known = f" One of {', '.join(kind.choices)}." if kind.choices else ""

@@ -53,11 +53,7 @@ class Parts:
         return replace(self, archive=archive)
 
     def with_builder(self, builder: Any) -> Parts:
-        """With a function that makes the model.
-
-        Raises:
-            ConfigError: It cannot be called.
-        """
+        """With a function that makes the model."""
         if builder is not None and not callable(builder):
             raise ConfigError(
                 "modelBuilder makes the Keras model",
@@ -84,11 +80,7 @@ class Parts:
         return replace(self, callbacks=tuple(check_callbacks(callbacks)))
 
     def apart(self) -> Parts:
-        """Parts whose callbacks another fit can use at the same time.
-
-        Raises:
-            ConfigError: A callback that cannot be copied.
-        """
+        """Parts whose callbacks another fit can use at the same time."""
         from sparkdl.learner.checks.compiling import copy_callbacks
 
         if not self.callbacks:
@@ -106,10 +98,6 @@ class Parts:
     def make_model(self, arguments: Mapping[str, Any] | None, rate: float | None) -> Any:
         """A new compiled Keras model.
 
-        Args:
-            arguments: Of the builder.
-            rate: Learning rate; None leaves the optimizer's.
-
         Raises:
             ConfigError: There is no model and no builder, or both; arguments without a builder.
             ModelError: What the builder returned is no built and compiled model.
@@ -120,7 +108,7 @@ class Parts:
         self._check(arguments)
         with making_models, interrupts.held():
             if self.archive is not None:
-                model = decode_model(self.archive)
+                model = decode_model(self.archive, own_code=True)
             else:
                 model = self._build(arguments or {})
             if "loss" in self.compiled:

@@ -32,7 +32,6 @@ class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable)
         return [OutputColumn(column, name, "values", "float64")] if column else []
 
     def transformSchema(self, schema: Any) -> Any:
-        """The schema of ``transform``'s result; raises what ``transform`` would."""
         return appended(self, schema, self.trained.predictor, self._columns())
 
     def _transform(self, dataset: Any) -> Any:

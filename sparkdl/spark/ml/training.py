@@ -29,8 +29,7 @@ from sparkdl.spark.ml.params import (
 )
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.stage import has_params
-from sparkdl.spark.ml.summary import TrainingSummary
-from sparkdl.spark.ml.trained import Trained
+from sparkdl.spark.ml.trained import Trained, TrainingSummary
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel
 

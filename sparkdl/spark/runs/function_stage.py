@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Store
 from sparkdl.errors import Cause, ConfigError, ResourceError, WaitTimeoutError

@@ -7,12 +7,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from sparkdl.config import Limits
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import SparkDLError
 from sparkdl.process.log_lines import show
-from sparkdl.program.launching import Surroundings
-from sparkdl.program.needs import task_resources
+from sparkdl.program.launching import Surroundings, task_resources
 from sparkdl.program.nodes import Program
 from sparkdl.settings.network import Network
 from sparkdl.spark.runs import capacity

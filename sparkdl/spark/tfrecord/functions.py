@@ -30,13 +30,7 @@ Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def read_in_stage(spark: Any, options: Mapping[str, str], schema: Any) -> Any:
-    """The files as a DataFrame; this process looks for the files, and infers the schema.
-
-    Args:
-        spark: The session.
-        options: Those of the data source, with ``path`` or ``paths``.
-        schema: A StructType or a DDL text; None infers it.
-    """
+    """The files as a DataFrame; this process looks for the files, and infers the schema."""
     known = Options.of(options)
     if schema is None:
         kinds = inferred_schema(known)
@@ -61,13 +55,7 @@ def _reading(reader: TFRecordReader, groups: list[FileGroup]) -> Stage:
 
 
 def write_in_stage(frame: Any, options: Mapping[str, str], *, overwrite: bool) -> None:
-    """Writes a DataFrame; the files of all tasks show when the last has ended.
-
-    Args:
-        frame: The rows.
-        options: Those of the data source, with ``path``.
-        overwrite: Whether files that are there go.
-    """
+    """Writes a DataFrame; the files of all tasks show when the last has ended."""
     writer = TFRecordWriter(Options.of(options), frame.schema, overwrite)
     try:
         with this_interpreter(context_of(frame.sparkSession)):

@@ -27,23 +27,19 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
         return "tfrecord"
 
     def schema(self) -> StructType:
-        """The schema that the first records ask for."""
         from sparkdl.spark.tfrecord.reading import inferred_schema
 
         return inferred_schema(self._options())
 
     def reader(self, schema: StructType) -> SourceReader:
-        """Reads files as rows of ``schema``."""
         from sparkdl.spark.tfrecord.reading import TFRecordReader
 
         return SourceReader(TFRecordReader(self._options(), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> SourceWriter:
-        """Writes rows of ``schema`` to files."""
         from sparkdl.spark.tfrecord.writing import TFRecordWriter
 
         return SourceWriter(TFRecordWriter(self._options(), schema, overwrite))
@@ -69,11 +65,9 @@ class SourceReader(DataSourceReader):
         self._reader = reader
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The files in groups."""
         return [SourcePartition(group) for group in self._reader.groups()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a group."""
         if isinstance(partition, SourcePartition):  # else Spark's stand-in for no partitions at all
             yield from self._reader.read(partition.group)
 
@@ -92,13 +86,10 @@ class SourceWriter(DataSourceArrowWriter):
         self._writer = writer
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SourceMessage:
-        """Writes the rows of one task."""
         return SourceMessage(self._writer.write(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Shows the files of all tasks."""
         self._writer.commit([m.written for m in messages if isinstance(m, SourceMessage)])
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Deletes what the tasks wrote."""
         self._writer.abort()

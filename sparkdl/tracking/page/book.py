@@ -245,12 +245,7 @@ class RunRecords:
 
 
 class RunBook:
-    """All runs, live and past. Thread-safe.
-
-    Args:
-        folder: Where :class:`~sparkdl.tracking.JsonLines` wrote past runs; None for none.
-        clock: Seconds since 1970.
-    """
+    """All runs, live and past. Thread-safe."""
 
     def __init__(
         self, folder: str | None = None, *, clock: Callable[[], float] = time.time
@@ -415,5 +410,4 @@ class BookListener(Closing):
             return ""
 
     def close(self) -> None:
-        """Listens no more."""
         self._dismiss(self)

@@ -48,10 +48,6 @@ class FirstPageRequest:
     :class:`sparkdl.wire.greeting.Greeter`.
 
     The request stays in the socket, for the page's server to read.
-
-    Args:
-        connection: Accepted; does not block.
-        token: Of the page's link.
     """
 
     def __init__(self, connection: socket.socket, token: str) -> None:
@@ -127,11 +123,6 @@ class _QuietServer(GreetedServer):
 class PageServer(Closing):
     """Serves a book until it is closed.
 
-    Args:
-        book: The runs.
-        host: Address to listen on.
-        port: 0 for any free one.
-
     Raises:
         ResourceError: The port is not free, or the address not this host's.
     """
@@ -169,7 +160,6 @@ class PageServer(Closing):
         return self._closing.is_set()
 
     def close(self) -> None:
-        """Ends the streams and the server."""
         self._closing.set()  # first: a tab whose stream ends comes back at once
         self._book.end_listeners()
         self._greeter.close()

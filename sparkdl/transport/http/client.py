@@ -49,15 +49,7 @@ def read_meta(read: Reader, kind: FrameKind, meta_len: int) -> dict[str, Any]:
 
 
 class HttpChannel:
-    """A client's end: one keep-alive connection, bodies sent from and read into one buffer.
-
-    Args:
-        endpoint: Of the server.
-        limits: From the layout.
-        raw: Buffer for bodies; None for a control channel.
-        timeout_s: For connecting.
-        client: Id of this client, the same for all of its connections.
-    """
+    """A client's end: one keep-alive connection, bodies sent from and read into one buffer."""
 
     name = "http"
 

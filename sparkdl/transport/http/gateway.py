@@ -120,13 +120,7 @@ class TunedConnection(HTTPConnection):
 
 
 class GreetedServer(wsgi.Server):
-    """cheroot on connections that a greeter has welcomed.
-
-    Args:
-        members: The connections.
-        app: The WSGI app.
-        options: As cheroot has them.
-    """
+    """cheroot on connections that a greeter has welcomed."""
 
     def __init__(self, members: Members, app: Any, **options: Any) -> None:
         self._members = members
@@ -141,10 +135,6 @@ class GreetedServer(wsgi.Server):
 class Members:
     """The connections that cheroot takes from its listening socket: those that the greeter has
     welcomed.
-
-    Args:
-        listener: The socket that they came to.
-        encryption: The run's; None for none.
     """
 
     def __init__(self, listener: socket.socket, encryption: ServerEncryption | None = None) -> None:

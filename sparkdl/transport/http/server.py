@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.error_frames import error_to_meta
-from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode
+from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import (
     BUSY,
     CLIENT_HEADER,
@@ -94,14 +93,7 @@ class _Clients:
 def make_app(
     dispatcher: Dispatcher, token: str, max_clients: int = 1024, *, encrypted: bool = False
 ) -> Flask:
-    """The Flask app, for :class:`Gateway`, which lets it read and write without copies.
-
-    Args:
-        dispatcher: Where messages go.
-        token: The run's secret, expected as ``Authorization: Bearer``.
-        max_clients: Bound of clients, each of which may cost one buffer.
-        encrypted: Whether frames come over TLS only.
-    """
+    """The Flask app, for :class:`Gateway`, which lets it read and write without copies."""
     from flask import Flask, Response, request
 
     app = Flask("sparkdl.parameter_server", static_folder=None)
@@ -267,16 +259,7 @@ class _Cheroot(GreetedServer):
 
 
 class HttpServer:
-    """Runs the app until closed.
-
-    Args:
-        listener: Listening TCP socket; owned from now on.
-        dispatcher: Where messages go.
-        token: The run's secret.
-        num_threads: Requests served at a time. A deferred reply holds a thread, so this must
-            exceed the number of workers.
-        encryption: The run's; None for none.
-    """
+    """Runs the app until closed."""
 
     name = "http"
 

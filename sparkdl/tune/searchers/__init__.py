@@ -5,8 +5,7 @@ from __future__ import annotations
 from sparkdl.tune.searchers.asha import Asha, AshaStopping
 from sparkdl.tune.searchers.brackets import AdaptiveAsha, Hyperband, SuccessiveHalving
 from sparkdl.tune.searchers.population import PopulationBasedTraining
-from sparkdl.tune.searchers.searcher import WORST, Searcher
-from sparkdl.tune.searchers.whole import Grid, RandomSearch, Single
+from sparkdl.tune.searchers.searcher import WORST, Grid, RandomSearch, Searcher, Single
 
 __all__ = [
     "WORST",

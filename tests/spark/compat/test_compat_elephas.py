@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from needed import needs_safe_hdf5
 from pyspark.ml import Pipeline, PipelineModel
-
-import sparkdl
 from sparkdl.compat.elephas.enums.frequency import Frequency
 from sparkdl.compat.elephas.enums.modes import Mode
 from sparkdl.compat.elephas.ml.adapter import df_to_simple_rdd, from_data_frame, to_data_frame
+from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
+from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
+
+import sparkdl
 from sparkdl.compat.elephas.ml_model import (
     ElephasEstimator,
     ElephasTransformer,
@@ -30,8 +32,6 @@ from sparkdl.compat.elephas.spark_model import (
     SparkModel,
     load_spark_model,
 )
-from sparkdl.compat.elephas.utils import lp_to_simple_rdd, to_labeled_point, to_simple_rdd
-from sparkdl.compat.elephas.utils.model_utils import LossModelTypeMapper, ModelType
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.settings.network import Network
 

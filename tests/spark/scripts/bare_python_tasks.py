@@ -17,14 +17,14 @@ import pyarrow as pa
 from pyarrow import feather
 from pyspark.mllib.regression import LabeledPoint
 from pyspark.sql import SparkSession
+from sparkdl.compat.elephas.utils.rdd_utils import lp_to_simple_rdd
 
 import sparkdl
 from sparkdl import SparkModel
-from sparkdl.compat.elephas.utils.rdd_utils import lp_to_simple_rdd
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.errors import ResourceError
 from sparkdl.spark.mllib import from_labeled_point
-from sparkdl.spark.tfrecord.whole_files import read_whole_files
+from sparkdl.spark.tfrecord.reading import read_whole_files
 
 ROWS = 8
 FOLDER = Path(sys.argv[1])

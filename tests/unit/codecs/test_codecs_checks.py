@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.codecs import DGC, make_codec
-from sparkdl.codecs.dgc import DGCCompressor
-from sparkdl.codecs.sparse import largest
+from sparkdl.codecs.sparse import DGCCompressor, largest
 from sparkdl.weights import FloatArray
 
 pytestmark = pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 from plain_learner import PlainLearner
 
 from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.training.learning import BatchStack

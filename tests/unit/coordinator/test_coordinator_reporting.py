@@ -27,7 +27,6 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import PHASES, Usage
 from sparkdl.training.reports import EpochReport
-from sparkdl.transport.error_frames import error_from_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     MAX_META_BYTES,
@@ -35,6 +34,7 @@ from sparkdl.transport.frames import (
     Kind,
     Message,
     encode,
+    error_from_meta,
 )
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from coordinator_world import Apart
 
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.lines import MAX_LINES_BYTES
 from sparkdl.coordinator.machine import Coordinator

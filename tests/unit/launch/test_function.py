@@ -11,18 +11,17 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.coordinator.host import CoordinatorHost
+from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import Cause
 from sparkdl.failures import RankFailure
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
-from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.rank_session import KEPT_BYTES, LineSender
 from sparkdl.launch.results import join_batches, of_kind
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import AloneGathering, RankContext
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.listeners import ListenOptions

@@ -25,10 +25,9 @@ from sparkdl.failures import (
 )
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.gathering import AloneGathering
 from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import AloneGathering, RankContext
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.process import payload
 

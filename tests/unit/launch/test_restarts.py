@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from sparkdl.launch.restarts import RestartedRanks
 from sparkdl.launch.task import RankContext
+from sparkdl.launch.threads import RestartedRanks
 
 
 class Fails:

@@ -26,8 +26,8 @@ from sparkdl.program import (
     stop,
 )
 from sparkdl.program.calls import CallAddress, CallClient
-from sparkdl.program.needs import task_resources
-from sparkdl.program.reverb import ReverbServing
+from sparkdl.program.launching import task_resources
+from sparkdl.program.replay import ReverbServing
 from sparkdl.program.running import Running, _current
 
 pytestmark = pytest.mark.processes

@@ -12,7 +12,7 @@ import pytest
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import DataError
 from sparkdl.spark.tfrecord.options import Options
-from sparkdl.spark.tfrecord.whole_files import read_whole_files
+from sparkdl.spark.tfrecord.reading import read_whole_files
 from sparkdl.spark.tfrecord.writing import _Files
 
 

@@ -15,7 +15,6 @@ from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ConfigError, ProtocolError, SparkDLError, WaitTimeoutError, WorkerError
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.transport.error_frames import error_from_meta, error_to_meta
 from sparkdl.transport.frames import (
     BLOB_BYTES,
     HEADER,
@@ -29,6 +28,8 @@ from sparkdl.transport.frames import (
     decode_header,
     decode_meta,
     encode,
+    error_from_meta,
+    error_to_meta,
     kinds_of,
 )
 

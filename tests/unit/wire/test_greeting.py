@@ -13,8 +13,8 @@ import pytest
 
 from sparkdl.errors import ProtocolError
 from sparkdl.wire import greeting
-from sparkdl.wire.exact import receive_exactly
 from sparkdl.wire.greeting import Greeter, Stranger
+from sparkdl.wire.listening import receive_exactly
 
 PASSWORD = b"open, if you please; I am a member"
 

@@ -16,9 +16,8 @@ import pytest
 
 import sparkdl
 from sparkdl import Limits, Network, SparkModel, tune
-from sparkdl.compat.elephas.hyperparam import HyperParamModel
+from sparkdl.compat.elephas.hyperparam import HyperParamModel, Template
 from sparkdl.compat.elephas.spark_model import _given
-from sparkdl.compat.elephas.templates import Template
 from sparkdl.config import FitConfig
 from sparkdl.errors import (
     ConfigError,

@@ -1,1 +1,0 @@
-"""Databricks' module path of its estimator: ``keras_image_file_estimator``."""

@@ -1,1 +1,0 @@
-"""Databricks' module path of what it has for TensorFlow; see ``keras``."""
