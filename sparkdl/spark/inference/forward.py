@@ -272,9 +272,10 @@ class ForwardPass(Closing):
         columns: list[Any] = []
         for column in self.outputs:
             made = column.values(np.asarray(outputs[column.output]), scores.get(column.output))
-            if column.output in positions and made.ndim > 1:
-                made = cut(made, lengths[LENGTHS + positions[column.output]])
-            columns.append(made)
+            is_cut = column.output in positions and made.ndim > 1
+            columns.append(
+                cut(made, lengths[LENGTHS + positions[column.output]]) if is_cut else made
+            )
         return columns
 
     def _predicted(self) -> Iterator[Predicted]:
