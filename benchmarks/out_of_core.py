@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from sparkdl.data import Batches, ColumnSpec, DataSpec, Partition, read_partition
 from sparkdl.data.tfrecord.encoding import encode_batch
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.spark.forms.files import FileInput, FileSet
 
 SPEC = DataSpec(

@@ -39,7 +39,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from sparkdl.data import ColumnSpec, DataSpec, read_partition
 from sparkdl.data.shards import read_files
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.files import (
     FileInput,

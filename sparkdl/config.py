@@ -381,6 +381,7 @@ class LoopSettings:
         follow_schedule: Tell learning-rate schedules the steps of all workers together.
         check_data: Refuse NaN and infinity before training.
         steps_per_epoch: Batches in an epoch of each worker; None for all of its rows, once.
+        most_steps: Batches in an epoch of a worker, at most; None for any number.
         validation_steps: Validation batches of each worker, at most; None for all.
         class_weight: Class -> weight of its rows; None for none.
         memory_budget_bytes: A partition beyond this is spilled to disk.
@@ -401,6 +402,7 @@ class LoopSettings:
     follow_schedule: bool = True
     check_data: bool = False
     steps_per_epoch: int | None = None
+    most_steps: int | None = None
     validation_steps: int | None = None
     class_weight: Mapping[int, float] | None = None
     memory_budget_bytes: int = 2 << 30
@@ -413,3 +415,19 @@ class LoopSettings:
         require_int("batch_size", self.batch_size, 1)
         require_int("window", self.window, AUTO_WINDOW)
         require_int("memory_budget_bytes", self.memory_budget_bytes, 1)
+
+    def steps_of(self, rows: int) -> int | None:
+        """Batches in an epoch of a worker that has ``rows``; None for all of these, once."""
+        if self.most_steps is None or self.steps_per_epoch is not None:
+            return least_of(self.steps_per_epoch, self.most_steps)
+        return self.most_steps if rows > self.most_steps * self.batch_size else None
+
+    @property
+    def held_out_steps(self) -> int | None:
+        """Validation batches of each worker, at most; None for all."""
+        return least_of(self.validation_steps, self.most_steps)
+
+
+def least_of(*limits: int | None) -> int | None:
+    """The least of some limits; None where there is none."""
+    return min((limit for limit in limits if limit is not None), default=None)

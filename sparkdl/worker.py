@@ -288,6 +288,8 @@ class _Loop(Generic[L]):
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
     ) -> Report:
+        if self.learner.has_schedule:
+            self.learning_rate = self.learner.learning_rate
         self.last_report = Report(
             epoch=epoch,
             batches_done=batches_done,
@@ -330,7 +332,6 @@ class _Loop(Generic[L]):
             self.own_steps += own
             self.counted_step = self.first_step + self.own_steps * self.num_workers
             self.learner.set_step(self.counted_step)
-            self.learning_rate = self.learner.learning_rate
 
     def _live_metrics(self) -> MetricState | None:
         """The metrics for a live report, if one is due."""

@@ -1,7 +1,7 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
 
 - ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
-- ``decode``, with ``vectors``, ``conform`` and ``ragged``: a record batch -> NumPy arrays.
+- ``decode``, with ``plain_arrow``, ``conform`` and ``ragged``: a record batch -> NumPy arrays.
 - ``invalid``: rows that no model can take, told from those that it can.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.

@@ -156,10 +156,17 @@ def _group(
     return specs
 
 
+def as_numbers(values: npt.ArrayLike) -> Array:
+    """An array; numbers of a dtype that NumPy lacks (bfloat16, float8) as float32."""
+    array = np.asarray(values)
+    lacks = array.dtype.kind == "V" and "float" in array.dtype.name
+    return array.astype(np.float32) if lacks else array
+
+
 def _conform_one(
     column: str, values: npt.ArrayLike, wanted: ColumnSpec | None, is_weight: bool
 ) -> tuple[Array, ColumnSpec]:
-    array = np.asarray(values)
+    array = as_numbers(values)
     if array.ndim == 0 or array.dtype.kind not in "biufc":
         raise DataError(
             f"{column}: no array of numbers",

@@ -257,7 +257,8 @@ class DataSpec:
         features: Model input name -> its columns.
         labels: Model output name -> its columns; empty to predict.
         sample_weight: Output name -> its columns, or one spec that serves all outputs.
-        role_column: An integer column that is 0 in rows to train on and 1 in rows to validate on.
+        role_column: An integer column that is 0 in rows to train on and 1 in rows to validate on;
+            -1, which is refused, where the user's column has null.
 
     Equal specs (an autoencoder's input and label, one weight for all outputs) are read, stored
     and gathered once.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -99,7 +100,17 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
     """
     place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):
-        array = array.cast(pa.float64())
+        kind = place.spec.value_dtype.kind
+        wide = {"i": pa.int64(), "u": pa.uint64()}.get(kind, pa.float64())
+        try:
+            array = array.cast(wide)
+        except pa.ArrowInvalid as error:
+            limits = np.iinfo(str(wide))
+            odd = (v for v in array.to_pylist() if v % 1 or not limits.min <= v <= limits.max)
+            raise place.error(
+                f"a value that {wide} cannot hold", received=str(next(odd, error)),
+                expected=f"whole numbers in [{limits.min}, {limits.max}]",
+            ) from error  # fmt: skip
     if pa.types.is_boolean(array.type):
         flags: Array = array.to_numpy(zero_copy_only=False)
         return flags
@@ -193,31 +204,53 @@ def compact(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
 
 
 def cast(values: Array, target: np.dtype[Any], place: ValuePlace, row: int | None = None) -> Array:
-    """Casts, and refuses what an integer dtype cannot hold instead of cutting it off."""
-    source = values.dtype
-    bad, expected = None, ""
-    if source.kind == "c" and target.kind != "c":
-        bad, expected = values.imag != 0, "real numbers"
-        values = values.real if not bad.any() else values
-    elif target.kind == "b" and source.kind != "b":
-        bad, expected = (values != 0) & (values != 1), "0 or 1"
-    elif target.kind in "iu" and not np.can_cast(source, target, "safe"):
-        limits = np.iinfo(target)
-        bad = (values < limits.min) | (values > limits.max)
-        if source.kind == "f":
-            # float(max) may round up to a number that no longer fits.
-            bad |= (values >= float(limits.max) + 1) | (values != np.floor(values))
-        expected = f"whole numbers in [{limits.min}, {limits.max}]"
-    if bad is not None and bad.any():
+    """Casts, and refuses what the dtype cannot hold instead of cutting it off or rounding it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        made = (values.real if target.kind != "c" else values).astype(target, copy=False)
+    bad, expected, hint = lost(values, made)
+    if bad.any():
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise place.error(
             f"a value that {target} cannot hold",
             row=int(index[0]) if row is None and index else row,
             expected=expected,
             received=str(values[index]),
+            hint=hint,
         )
-    with np.errstate(over="ignore"):
-        return values.astype(target, copy=False)
+    return made
+
+
+_NONE = np.zeros(0, np.bool_)
+
+
+def lost(values: Array, made: Array) -> tuple[npt.NDArray[np.bool_], str, str]:
+    """True where a cast has changed an integer, or lost what an integer dtype does not hold (empty
+    if it cannot); what was expected; a hint. Numbers with a point are rounded, as in Keras."""
+    source, target = values.dtype, made.dtype
+    if source.kind == "c" and target.kind != "c":
+        return values.imag != 0, "real numbers", ""
+    if target.kind == "b" and source.kind != "b":
+        return (values != 0) & (values != 1), "0 or 1", ""
+    if target.kind in "iu" and not np.can_cast(source, target, "safe"):
+        limits = np.iinfo(target)
+        bad = (values < limits.min) | (values > limits.max)
+        if source.kind == "f":
+            # float(max) may round up to a number that no longer fits.
+            bad |= (values >= float(limits.max) + 1) | (values != np.floor(values))
+        return bad, f"whole numbers in [{limits.min}, {limits.max}]", ""
+    if source.kind in "iu" and target.kind == "f" and values.size:
+        most = 2 ** (np.finfo(target).nmant + 1)
+        if values.min() < -most or values.max() > most:
+            wide = made.astype(np.float64)
+            with np.errstate(invalid="ignore"):
+                bad = ~np.isfinite(wide) | (wide >= float(np.iinfo(source).max) + 1)
+                bad |= wide.astype(source) != values
+            return (
+                bad, f"whole numbers that {target} holds exactly, as all up to {most}",
+                "the model's input, or the column asked for, of an integer dtype keeps all digits; "
+                "F.col(...).cast('double') makes numbers that may be rounded",
+            )  # fmt: skip
+    return _NONE, "", ""
 
 
 def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:

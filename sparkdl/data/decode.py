@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
 from sparkdl.data.conform import (
@@ -24,8 +25,8 @@ from sparkdl.data.conform import (
     numbers_of,
     shape_error,
 )
+from sparkdl.data.plain_arrow import unwrapped
 from sparkdl.data.ragged import Array, Ragged, Stored
-from sparkdl.data.vectors import decode_vectors, is_vector
 from sparkdl.errors import DataError
 
 # OpenCV's codes for 8-bit unsigned pixels with 1, 3 and 4 channels.
@@ -219,10 +220,7 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
             hint="a name that stands twice in the data counts as missing",
         )
     array = batch.column(index)
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = unwrapped(array)
     ValuePlace(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row).check_nulls(array)
     return array
 
@@ -470,3 +468,53 @@ def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]
         if not matches(result.shape, spec.value_shape):
             raise shape_error(result.shape, place, row, "the decoder gave another shape")
         yield result
+
+
+VECTOR_FIELDS = {"type", "size", "indices", "values"}
+
+
+def is_vector(kind: Any) -> bool:
+    """Whether an Arrow type is the storage of ``pyspark.ml.linalg.VectorUDT``."""
+    return bool(pa.types.is_struct(kind)) and {f.name for f in kind} == VECTOR_FIELDS
+
+
+def decode_vectors(array: Any, place: ValuePlace) -> Array:
+    """The struct of an ML vector, dense and sparse rows mixed -> ``(num_rows, width)``."""
+    names = [f.name for f in array.type]
+    fields = dict(zip(names, array.flatten(), strict=True))
+    values = fields["values"]
+    place.check_nulls(values)
+    if len(array) == 0:
+        return np.empty((0, 0), np.float64)
+    dense = numbers_of(fields["type"], place) == 1
+    lengths = pc.list_value_length(values).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = pc.fill_null(fields["size"], 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    widths = np.where(dense, lengths, sizes)
+    if (widths != widths[0]).any():
+        index = int(np.argmax(widths != widths[0]))
+        raise place.error(
+            "vectors of unequal length",
+            row=index,
+            expected=f"shape {place.spec.value_shape}; the rows before have length {widths[0]}",
+            received=f"length {widths[index]}",
+        )
+    width = int(widths[0])
+    numbers = numbers_of(values.flatten(), place)
+    if dense.all():
+        return numbers.reshape(len(array), width)
+    counts = pc.fill_null(pc.list_value_length(fields["indices"]), 0).to_numpy(zero_copy_only=False)
+    positions = np.arange(len(numbers)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    indices = numbers_of(fields["indices"].flatten(), place)
+    sparse = np.repeat(~dense, lengths)
+    unequal = (~dense & (counts != lengths)).any() or (dense & (counts != 0)).any()
+    if unequal or (len(indices) and (indices.min() < 0 or indices.max() >= width)):
+        raise place.error(
+            "a malformed sparse vector",
+            expected=f"as many indices as values, all in [0, {width})",
+            received="indices that do not fit",
+        )
+    positions[sparse] = indices
+    wanted = place.spec.value_dtype
+    out = np.zeros((len(array), width), wanted if wanted.kind == "f" else np.float64)
+    out[np.repeat(np.arange(len(array)), lengths), positions] = numbers
+    return out

@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data.columns import Batch, DataSpec
-from sparkdl.data.decode import decode, is_list
-from sparkdl.data.vectors import is_vector
+from sparkdl.data.decode import decode, is_list, is_vector
 from sparkdl.errors import DataError
 
 Mask = npt.NDArray[np.bool_]

@@ -146,9 +146,11 @@ def _add(
     if sum(map(len, picked)) != len(roles):
         row = int(np.argmax((roles != 0) & (roles != 1)))
         raise DataError(
-            f"column {spec.role_column!r}, row {first_row + row} of the partition: unknown role",
+            f"row {first_row + row} of the partition: unknown role in the column that chooses "
+            "the rows to validate on",
             expected="0 for training or 1 for validation",
-            received=str(roles[row]),
+            received="null in the boolean column" if roles[row] == -1 else str(roles[row]),
+            hint="F.coalesce(column, F.lit(False)) trains on the rows in which it is null",
         )
     for collector, indices in zip(collectors, picked, strict=True):
         if len(indices):

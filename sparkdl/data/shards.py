@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
 from itertools import islice
-from typing import BinaryIO, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -65,6 +68,54 @@ def file_blocks(
     return read_blocks(decompressed(stream, codec), name, verify=verify)
 
 
+_WHOLE = re.compile(r"[+-]?[0-9]+")
+_NUMBER = re.compile(r"\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|Infinity|NaN)\s*")
+_PARSERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[str], Any]], ...] = (
+    (pa.types.is_integer, int),
+    (pa.types.is_floating, float),
+    (pa.types.is_decimal, Decimal),
+    (pa.types.is_date, date.fromisoformat),
+)
+"""Kinds of Arrow's types, and how a folder's text becomes a value of them."""
+
+
+def folder_type(texts: Iterable[str]) -> pa.DataType:
+    """The type of a column that folders ``name=text`` give, as Spark infers it; times are texts.
+
+    >>> folder_type(['1', '0.5']), folder_type(['1', '9999999999']), folder_type(['1', 'a'])
+    (DataType(double), DataType(int64), DataType(string))
+    """
+    found = {_folder_type(text) for text in texts if text != NO_VALUE}
+    if len(found) == 1:
+        return found.pop()
+    if found == {pa.int32(), pa.int64()}:
+        return pa.int64()
+    if found == {pa.int32(), pa.float64()}:
+        return pa.float64()
+    exact = {kind.precision for kind in found if pa.types.is_decimal(kind)}
+    wide = {20 if kind == pa.int64() else 10 for kind in found if pa.types.is_integer(kind)}
+    if exact and all(pa.types.is_decimal(k) or pa.types.is_integer(k) for k in found):
+        return pa.decimal128(max(exact | wide))
+    return pa.string()
+
+
+def _folder_type(text: str) -> pa.DataType:
+    if _WHOLE.fullmatch(text):
+        bits = int(text).bit_length() if int(text) >= 0 else (-int(text) - 1).bit_length()
+        if bits < 64:
+            return pa.int32() if bits < 32 else pa.int64()
+    if _NUMBER.fullmatch(text):
+        number = Decimal(text.strip()) if text == text.strip() else Decimal("NaN")
+        if number.is_finite() and int(number.as_tuple().exponent) >= 0:
+            digits = number.adjusted() + 1
+            return pa.decimal128(digits) if digits <= 38 else pa.float64()
+        return pa.float64()
+    try:
+        return pa.date32() if date.fromisoformat(text).isoformat() == text else pa.string()
+    except ValueError:
+        return pa.string()
+
+
 def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
     """The column that a folder ``name=text`` gives to the rows of its files.
 
@@ -76,9 +127,10 @@ def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
     """
     if text == NO_VALUE:
         return pa.nulls(rows, field.type)
+    parse = next((parse for fits, parse in _PARSERS if fits(field.type)), str)
     try:
-        return pa.repeat(pa.scalar(text).cast(field.type), rows)
-    except pa.ArrowInvalid as error:
+        return pa.repeat(pa.scalar(parse(text)).cast(field.type), rows)
+    except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise ConfigError(
             f"folder {field.name}={text}: not of the column's type",
             expected=f"a value of {field.type}",

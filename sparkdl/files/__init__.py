@@ -5,4 +5,5 @@ that. ``arrow_file_system``: local files, pyarrow's and fsspec's. ``archive_part
 adds to a ``.keras`` file. ``model_file``: a saved SparkModel. ``checkpoints``: one per epoch.
 ``temporary``: folders that go with their process. ``growing_file``: a file that grows during a fit.
 ``packed_arrays``: NumPy arrays as bytes. ``streams``: Arrow's readers on any of these files.
+``listing``: the files that a path means.
 """

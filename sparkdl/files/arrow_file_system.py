@@ -36,18 +36,15 @@ class LocalFileSystem(RenamingFileSystem):
     """Files of this machine."""
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """See :class:`FileSystem`."""
         with open_regular(path) as file:
             return file.read(-1 if at_most is None else at_most)
 
     def find(self, path: str) -> Kind | None:
-        """See :class:`FileSystem`."""
         if os.path.isdir(path):
             return "folder"
         return "file" if os.path.lexists(path) else None
 
     def files_in(self, folder: str) -> list[FileEntry]:
-        """See :class:`FileSystem`."""
         found = []
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -58,7 +55,6 @@ class LocalFileSystem(RenamingFileSystem):
         return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         os.remove(path)
 
     def _make_folder(self, path: str) -> None:
@@ -91,12 +87,10 @@ class ArrowFileSystem(RenamingFileSystem):
         self.arrow = arrow
 
     def read(self, path: str, at_most: int | None) -> bytes:
-        """See :class:`FileSystem`."""
         with self.arrow.open_input_stream(path, compression=None) as file:
             return bytes(file.read(at_most))
 
     def find(self, path: str) -> Kind | None:
-        """See :class:`FileSystem`."""
         from pyarrow import fs
 
         kind = self.arrow.get_file_info(path).type
@@ -105,7 +99,6 @@ class ArrowFileSystem(RenamingFileSystem):
         return "folder" if kind == fs.FileType.Directory else "file"
 
     def files_in(self, folder: str) -> list[FileEntry]:
-        """See :class:`FileSystem`."""
         from pyarrow import fs
 
         infos = self.arrow.get_file_info(fs.FileSelector(folder))
@@ -117,7 +110,6 @@ class ArrowFileSystem(RenamingFileSystem):
         return sorted(found, key=lambda file: file.name)
 
     def delete(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         self.arrow.delete_file(path)
 
     def _make_folder(self, path: str) -> None:

@@ -84,7 +84,6 @@ class RenamingFileSystem(ABC):
     plain = True
 
     def write(self, path: str, content: bytes) -> None:
-        """See :class:`FileSystem`."""
         self._refuse_folder(path)  # some systems would move the file into it
         partial = self._write_beside(path, content)
         with self._deleting_on_error(partial):
@@ -113,7 +112,6 @@ class RenamingFileSystem(ABC):
         self._delete_quietly(old)
 
     def check_writable(self, path: str) -> None:
-        """See :class:`FileSystem`."""
         self._refuse_folder(path)
         self.delete(self._write_beside(path, b"ok"))
 
@@ -153,20 +151,16 @@ class RenamingFileSystem(ABC):
             self.delete(path)
 
     @abstractmethod
-    def read(self, path: str, at_most: int | None) -> bytes:
-        """See :class:`FileSystem`."""
+    def read(self, path: str, at_most: int | None) -> bytes: ...
 
     @abstractmethod
-    def find(self, path: str) -> Kind | None:
-        """See :class:`FileSystem`."""
+    def find(self, path: str) -> Kind | None: ...
 
     @abstractmethod
-    def files_in(self, folder: str) -> list[FileEntry]:
-        """See :class:`FileSystem`."""
+    def files_in(self, folder: str) -> list[FileEntry]: ...
 
     @abstractmethod
-    def delete(self, path: str) -> None:
-        """See :class:`FileSystem`."""
+    def delete(self, path: str) -> None: ...
 
     @abstractmethod
     def _make_folder(self, path: str) -> None:

@@ -190,6 +190,9 @@ class ServedEmbedding(TableLayer):
     def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
         """See the class; Keras would hide an error of ``call`` in one of its own."""
         if hasattr(ids, "dtype"):
+            kind = keras.backend.standardize_dtype(ids.dtype)
+            if "float" in kind and keras.src.backend.common.symbolic_scope.in_symbolic_scope():
+                ids = ops.cast(ids, "int32")  # so Keras builds a subclassed model from a file
             self._check(ids)
         return super().__call__(ids, *args, **kwargs)
 

@@ -335,6 +335,7 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
     """
 
     sums_over_workers = True  # as every mean; it can only be tried out beside its layer
+    _direction = "up"  # for callbacks, as Keras' own accuracies have it
 
     def __init__(self, table: str, name: str = "accuracy", dtype: Any = None) -> None:
         super().__init__(name=name, dtype=dtype)

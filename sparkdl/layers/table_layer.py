@@ -15,7 +15,7 @@ from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.tables import rules
 from sparkdl.tables.rules import RowRule, SgdRows
 from sparkdl.tables.service import IdArray, RowService, TableSpec
-from sparkdl.tables.store import RowStore
+from sparkdl.tables.store import RowStore, require_table_name
 from sparkdl.weights import FloatArray
 
 
@@ -46,7 +46,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
                 received="one that is made in such a scope",
                 hint="its output is small: make it before the scope begins",
             )
-        self.table = table or self.name
+        self.table = require_table_name(self.name if table is None else table)
         # As settings: Keras would save an optimizer that is an attribute of a layer as part of it.
         own = None if optimizer is None else keras.optimizers.get(optimizer)
         self._own = None if own is None else keras.saving.serialize_keras_object(own)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.state.model_weights import averaged_variables
+from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
 from sparkdl.training.changes import VariableChanges
 
@@ -175,7 +175,7 @@ def _seed_states(model: Any) -> list[Any]:
 def _places(model: Any) -> dict[int, int]:
     """id of a variable that the workers exchange -> where it begins in their flat buffer."""
     places, offset = {}, 0
-    for variable in [*model.trainable_variables, *averaged_variables(model)]:
+    for variable in [*trained_variables(model), *averaged_variables(model)]:
         places[id(variable)] = offset
         offset += int(np.prod(variable.shape, dtype=np.int64))
     return places

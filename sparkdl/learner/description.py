@@ -11,6 +11,7 @@ import keras
 
 from sparkdl.learner.signature import TensorSpec, model_signature
 from sparkdl.learner.state.model_weights import model_layout
+from sparkdl.learner.steps.keras_learner import require_compiled
 from sparkdl.progress.events import Json
 
 
@@ -170,8 +171,6 @@ def describe(model: Any) -> ModelDescription:
     Raises:
         ModelError: The model's losses and outputs do not match.
     """
-    from sparkdl.learner.steps.keras_learner import require_compiled
-
     model = getattr(model, "model", model)
     require_compiled(model)
     signature = model_signature(model)

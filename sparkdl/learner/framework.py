@@ -82,6 +82,15 @@ def seed_everything(seed: int) -> None:
     keras.utils.set_random_seed(seed)
 
 
+def debug_limits() -> tuple[int | None, int | None]:
+    """The most epochs of a fit and the most batches of an epoch, as ``keras.config`` has them."""
+    import keras
+
+    names = ("max_epochs", "max_steps_per_epoch")  # since Keras 3.11
+    epochs, steps = (getattr(keras.config, name, lambda: None)() or None for name in names)
+    return epochs, steps
+
+
 NOT_NEEDED = frozenset({"IPython", "jax", "matplotlib", "sklearn"})
 
 _MANY_MODULES = 500

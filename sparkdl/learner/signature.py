@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import product
 from typing import Any, Literal
+
+import numpy as np
 
 from sparkdl.errors import ModelError
 
 LabelKind = Literal["sparse", "binary", "dense", "own"]
 """What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
-shape; or (a user's own) unknown."""
+shape; or (a user's own, ``CTC``, ``Circle``) of a shape that only the loss knows."""
 _BINARY = ("binarycrossentropy", "binaryfocalcrossentropy")
 _SHARES, _AMOUNTS, _SIDES = (0.0, 1.0), (0.0, math.inf), (-1.0, 1.0)
 _RANGES = {
@@ -26,6 +31,12 @@ _OF_CLASSES = frozenset({
     "dice", "tversky",
 })  # fmt: skip
 """The losses of Keras that compare a vector with one place for each class."""
+_OF_NUMBERS = frozenset({
+    "meansquarederror", "meanabsoluteerror", "meanabsolutepercentageerror",
+    "meansquaredlogarithmicerror", "cosinesimilarity", "huber", "logcosh", "hinge", "squaredhinge",
+    "poisson", *_BINARY,
+})  # fmt: skip
+"""Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
 LABEL = "label of all outputs"
@@ -35,11 +46,27 @@ Shape = tuple[int | None, ...]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output: per-row ``shape`` (None where free; None as a whole if unknown)."""
+    """One input or output: per-row ``shape`` (None where free; None as a whole if unknown).
+
+    An input that ``takes_whole`` gets integers and booleans as they are, and others as ``dtype``.
+    """
 
     name: str
     shape: Shape | None
     dtype: str
+    takes_whole: bool = False
+
+    def dtype_for(self, given: str) -> str:
+        """The NumPy dtype in which an input gets values of dtype ``given``, as in Keras' ``fit``;
+        float32 for one that NumPy lacks (bfloat16): the model rounds."""
+        if self.takes_whole and is_whole(given):
+            return given
+        return "float32" if self.dtype.startswith(("bfloat", "float8")) else self.dtype
+
+
+def is_whole(dtype: str) -> bool:
+    """Whether a dtype is one of integers or booleans."""
+    return dtype == "bool" or dtype.startswith(("int", "uint"))
 
 
 @dataclass(frozen=True)
@@ -52,7 +79,7 @@ class Signature:
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and
-            numbers in [0, 1], ``'own'`` for a loss of the user's.
+            numbers in [0, 1], ``'own'`` for a loss of the user's or one that no shape is known of.
         named_inputs: Whether the input names are the model's own (functional), so that unknown
             names can be refused.
         needs_labels: False where the model may do without: it was compiled without a loss.
@@ -67,6 +94,7 @@ class Signature:
             one for each unit: a class number there is no one-hot vector.
         class_counts: Output name -> the number of classes, where the loss tells it and the output
             does not (``ShardedClassifier``).
+        whole_outputs: Output name -> its dtype where inputs that take integers get them.
     """
 
     inputs: dict[str, TensorSpec]
@@ -80,6 +108,17 @@ class Signature:
     number_losses: dict[str, str] = field(default_factory=dict)
     own_step: bool = False
     class_counts: dict[str, int] = field(default_factory=dict)
+    whole_outputs: dict[str, str] = field(default_factory=dict)
+
+    def output_dtype(self, output: str, given: Mapping[str, str] | None) -> str:
+        """The dtype of an output where inputs get the dtypes ``given``; None: whatever they get."""
+        dtype, whole = self.outputs[output].dtype, self.whole_outputs.get(output)
+        if whole is None or whole == dtype:
+            return dtype
+        if given is None:
+            return np.result_type(dtype, whole).name
+        free = (given.get(n, "") for n, spec in self.inputs.items() if spec.takes_whole)
+        return whole if any(map(is_whole, free)) else dtype
 
     def class_labels(self, output: str) -> tuple[int | None, Shape]:
         """The number of classes of a ``'sparse'`` output, and the shape of a row's labels."""
@@ -102,6 +141,7 @@ class Signature:
 def model_signature(model: Any) -> Signature:
     """Reads the signature of a built ``keras.Model`` (functional, Sequential or subclassed)."""
     functional = getattr(model, "_inputs_struct", None) is not None or hasattr(model, "_functional")
+    whole: dict[str, str] = {}
     if functional and getattr(model, "inputs", None):
         struct = getattr(model, "_inputs_struct", None)
         if isinstance(struct, dict):  # in the order of the model's maker; Keras sorts its inputs
@@ -117,7 +157,7 @@ def model_signature(model: Any) -> Signature:
             ),
         )
     else:
-        inputs, outputs = _subclassed(model)
+        inputs, outputs, whole = _subclassed(model)
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
@@ -126,15 +166,12 @@ def model_signature(model: Any) -> Signature:
     ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
     ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
     optional = _without_loss(model, losses)
-    numbers = {
-        output: name
-        for output, name in names.items()
-        if name is not None and kinds[output] != "sparse" and name not in _OF_CLASSES
-    }
+    numbers = {output: name for output, name in names.items() if name in _OF_NUMBERS}
     return Signature(
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
         {name: count for name, item in losses.items() if (count := _class_count(item)) is not None},
+        whole,
     )  # fmt: skip
 
 
@@ -143,6 +180,17 @@ def has_own(model: Any, *methods: str) -> bool:
     import keras
 
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
+
+
+def gives_otherwise(model: Any) -> bool:
+    """Whether ``predict`` may give other outputs than the model's layers: with a step or a call of
+    the user's own."""
+    import keras
+
+    models = keras.src.models
+    calls = (models.Functional.call, keras.Sequential.call)
+    functional = getattr(model, "_inputs_struct", None) is not None
+    return has_own(model, "predict_step") or (functional and type(model).call not in calls)
 
 
 def takes_strings(model: Any) -> bool:
@@ -165,7 +213,11 @@ def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
     }
 
 
-def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec]]:
+def _subclassed(
+    model: Any,
+) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, str]]:
+    """Inputs, outputs and ``whole_outputs`` of a model that a call has built: of its dtypes Keras
+    notes nothing, so that it is tried with symbols of both kinds (ADR 0180)."""
     import keras
 
     shapes = getattr(model, "_build_shapes_dict", None) or {}
@@ -177,29 +229,46 @@ def _subclassed(model: Any) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec
         flat = dict(zip(list_names(len(values[0])), values[0], strict=True))
     elif len(values) == 1:
         flat = {"features": values[0]}
-    dtype = keras.config.floatx()
-    inputs = {name: TensorSpec(name, tuple(shape[1:]), dtype) for name, shape in flat.items()} or {
-        "features": TensorSpec("features", None, dtype)
-    }
-    outputs: dict[str, TensorSpec] = {}
+    floats = keras.config.floatx()
+    unknown = {"output": TensorSpec("output", None, floats)}
+    if not flat:
+        return {"features": TensorSpec("features", None, floats, True)}, unknown, {}
+
+    @cache
+    def outputs_of(*dtypes: str) -> dict[str, TensorSpec] | None:
+        sized = zip(flat.values(), dtypes, strict=True)
+        symbols = [keras.KerasTensor((None, *shape[1:]), dtype) for shape, dtype in sized]
+        given: Any = dict(zip(flat, symbols, strict=True))
+        if takes_list(model) or list(flat) == ["features"]:
+            given = symbols if takes_list(model) else symbols[0]
+        spec = traced(model, given)
+        if isinstance(spec, dict):
+            return _specs(list(spec.values()), list(spec))
+        if isinstance(spec, (list, tuple)):
+            return _specs(spec, [f"output_{i}" for i in range(len(spec))])
+        return None if spec is None else _specs([spec], ["output"])
+
+    every = (floats,) * len(flat), ("int64",) * len(flat)
+    tried = product((floats, "int64"), repeat=len(flat)) if len(flat) < 4 else every
+    dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
+    found, inputs = outputs_of(*dtypes), {}
+    for i, (name, shape) in enumerate(flat.items()):
+        free = (
+            not found or outputs_of(*every[1]) or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
+        )
+        inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
+    whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
+    return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
+
+
+def traced(call: Callable[[Any], Any], given: Any) -> Any:
+    """The outputs of a call for symbols; None where it needs values."""
+    import keras
+
     try:
-        tensors = {n: keras.KerasTensor((None, *s.shape), s.dtype) for n, s in inputs.items()
-                   if s.shape is not None}  # fmt: skip
-        given: Any = tensors
-        if list(inputs) == ["features"]:
-            given = tensors["features"]
-        elif takes_list(model):
-            given = list(tensors.values())
-        spec = keras.src.backend.compute_output_spec(model, given) if tensors else None
-    except Exception:  # the call needs real tensors: the outputs stay unknown
-        spec = None
-    if isinstance(spec, dict):
-        outputs = _specs([spec[k] for k in spec], list(spec))
-    elif isinstance(spec, (list, tuple)):
-        outputs = _specs(spec, [f"output_{i}" for i in range(len(spec))])
-    elif spec is not None:
-        outputs = _specs([spec], ["output"])
-    return inputs, outputs or {"output": TensorSpec("output", None, dtype)}
+        return keras.src.backend.compute_output_spec(call, given)
+    except Exception:  # of any kind: the call is the user's
+        return None
 
 
 def list_names(count: int) -> list[str]:
@@ -300,8 +369,8 @@ def _kind(loss: Any) -> LabelKind:
     if _class_count(loss) is not None:
         return "sparse"
     plain, _ = loss_name(loss)
-    if plain is None:
-        return "own"
-    if "sparsecategorical" in plain:
+    if plain in ("sparsecategoricalcrossentropy", "categoricalgeneralizedcrossentropy"):
         return "sparse"
-    return "binary" if plain in _BINARY else "dense"
+    if plain in _BINARY:
+        return "binary"
+    return "dense" if plain in _OF_CLASSES | _OF_NUMBERS else "own"

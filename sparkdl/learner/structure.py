@@ -20,9 +20,9 @@ def arrange_batch(
     return arrange_inputs(model, x), arrange_targets(model, y) if y else None, weights
 
 
-def pack_batch(x: Any, y: Any, sample_weight: Any) -> Any:
-    """The argument of ``train_step`` as Keras' own ``fit`` packs it: ``x``, ``(x, y)`` or all
-    three.
+def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    """The argument of ``train_step`` or ``predict_step`` as Keras' own loops pack it: ``x``,
+    ``(x, y)`` or all three.
 
     A ``train_step`` of the user's own may count on that: ``x, y = data``.
     """
@@ -58,16 +58,18 @@ def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
     return dict(arrays)
 
 
-def name_outputs(model: Any, outputs: Any) -> Arrays:
-    """A model's outputs as a dict of NumPy arrays by output name."""
+def name_outputs(
+    model: Any, outputs: Any, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
+) -> Arrays:
+    """A model's outputs as a dict by output name: of NumPy arrays, or what ``value`` makes."""
     if isinstance(outputs, dict):
-        return {k: keras.ops.convert_to_numpy(v) for k, v in outputs.items()}
+        return {k: value(v) for k, v in outputs.items()}
     names = _names(getattr(model, "_functional", None) or model, "output")  # also of a Sequential
     if isinstance(outputs, (list, tuple)):
         if len(names) != len(outputs):
             names = [f"output_{i}" for i in range(len(outputs))]
-        return {n: keras.ops.convert_to_numpy(v) for n, v in zip(names, outputs, strict=True)}
-    return {names[0] if names else "output": keras.ops.convert_to_numpy(outputs)}
+        return {n: value(v) for n, v in zip(names, outputs, strict=True)}
+    return {names[0] if names else "output": value(outputs)}
 
 
 def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
+import resource
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+
+from sparkdl.errors import ResourceError
+
+TRAINING_DESCRIPTORS = 64
+"""Files and connections that training opens at once in a process, at most, for up to 8 workers."""
+
+
+def require_descriptors(what: str, needed: int = 16) -> None:
+    """Raises ResourceError if this process cannot open ``needed`` more files and connections."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        free = limit - len(os.listdir("/proc/self/fd")) + 1  # the folder itself is open, too
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            return  # a system without this folder
+        free = 0
+    if limit != resource.RLIM_INFINITY and free < needed:
+        raise ResourceError(
+            f"{what} cannot begin: this process has too few free file descriptors, of which each "
+            "open file and each connection takes one",
+            expected=f"{needed} free ones",
+            received=f"{free}, at a limit of {limit} (RLIMIT_NOFILE)",
+            hint="close what is open, or start the process with a higher limit: ulimit -n 65536",
+        )
 
 
 def ask_nvidia(*arguments: str, timeout_s: float = 10.0) -> list[str]:

@@ -94,13 +94,7 @@ class EpochSpeed:
         self._rows_before = 0
 
     def look(self, now: float, rows: int, *, workers: int) -> None:
-        """Takes in what is done of the present epoch.
-
-        Args:
-            now: In seconds.
-            rows: Rows of the epoch that are trained.
-            workers: Workers that have joined.
-        """
+        """Takes in what is done of the present epoch."""
         if self._since is None and rows:
             self._since, self._rows_before = now, rows
         elif self._since is None and workers:
@@ -108,10 +102,6 @@ class EpochSpeed:
 
     def end(self, now: float, rows: int) -> float | None:
         """The speed of one epoch or of several that have ended since the last look.
-
-        Args:
-            now: In seconds.
-            rows: Of all of them.
 
         Returns:
             None if nobody saw them begin.
@@ -311,11 +301,7 @@ class FitMonitor:
         return self._command(released)
 
     def lines_due(self, *, last: bool = False) -> bool:
-        """Whether :meth:`hear` is to be called: about twice a second, where a sink wants it.
-
-        Args:
-            last: The workers have ended: they have told the last of their lines.
-        """
+        """Whether :meth:`hear` is to be called: about twice a second, where a sink wants it."""
         now = self._clock()
         if not self._wants_progress or (now < self._lines_due and not last):
             return False
@@ -351,12 +337,7 @@ class FitMonitor:
             self.update(progress)
 
     def end_workers(self, progress: RunProgress, spans: Mapping[int, Spans]) -> None:
-        """Says what the workers have done in all, and when, after the last has ended.
-
-        Args:
-            progress: What they reported last.
-            spans: Rank -> its phases; empty where nobody wants them.
-        """
+        """Says what the workers have done in all, and when, after the last has ended."""
         if progress.workers and self._wants_progress:
             self._tell_workers(progress)
         for rank, traced in sorted(spans.items()):

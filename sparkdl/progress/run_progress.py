@@ -66,13 +66,7 @@ class RunProgress:
 
 
 def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgress:
-    """The coordinator's status, as the driver's monitor takes it.
-
-    Args:
-        status: The coordinator's answer.
-        num_workers: Workers of the run.
-        in_step: Whether all workers train in step.
-    """
+    """The coordinator's status, as the driver's monitor takes it."""
     workers = status.workers
     epochs = {}
     for number, totals in status.epochs.items():

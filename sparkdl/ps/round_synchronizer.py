@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -62,7 +63,7 @@ class RoundSynchronizer(Way):
         self._learner: SharedLearner | None = None
         self._progress = Progress(epoch=-1, batch=0, batches=1, rows=0)
         self._step = -1  # of the present stack
-        self._rounds = 0
+        self._rounds, self._rate = 0, math.nan
         self._first = self._own_steps = 0  # of the present epoch: its first round here, own steps
         self._unwrapping = Unwrapping()
         self.takes_slices = takes_slices
@@ -175,6 +176,9 @@ class RoundSynchronizer(Way):
     def train(self, learner: SharedLearner, stack: BatchStack | None, progress: Progress) -> None:
         """The rounds of a stack of batches; None is one round without a batch.
 
+        Each batch is a call of its own where a round needs the learning rate of its step: rows on
+        servers, and a rule of a user's own beside a schedule.
+
         Args:
             learner: Gives gradients, takes their mean.
             stack: None where this rank has no more rows in this epoch, so that it contributes
@@ -190,12 +194,13 @@ class RoundSynchronizer(Way):
             self._first, self._own_steps = progress.batch - rounds, 0
         self._learner, self._progress, self._step = learner, progress, -1
         self._sums, self._entered = 0, False
-        self._rounds = rounds
+        self._rounds, self._rate = rounds, progress.learning_rate
         with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
-            elif self._with_tables:
+            elif self._with_tables or (learner.has_schedule and not self.takes_slices):
                 for batch in stack.single_batches():
+                    self._rate = learner.learning_rate
                     learner.train_reducing(batch, self)
             else:
                 learner.train_reducing(stack, self)
@@ -264,7 +269,7 @@ class RoundSynchronizer(Way):
             batch=self._done,
             batches=1 if self._sent_rows else 0,
             rows=self._sent_rows,
-            learning_rate=self._progress.learning_rate,
+            learning_rate=self._rate,
         )
 
     def finish(self) -> bool:
@@ -331,6 +336,8 @@ class RoundSynchronizer(Way):
 
     def add_up(self, numbers: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Sums over all ranks that have a batch; see :class:`sparkdl.training.learning.Reducer`."""
+        if not self.rows:
+            return np.zeros_like(numbers)
         self._sums += 1
         self._enter_step()
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):

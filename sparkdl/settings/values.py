@@ -239,14 +239,7 @@ class ValueKind:
 
 @dataclass(frozen=True)
 class Declaration:
-    """A declaration.
-
-    Args:
-        name: In snake_case.
-        kind: The values that it takes.
-        default: One of these.
-        sentence: What it means.
-    """
+    """A declaration."""
 
     name: str
     kind: ValueKind

@@ -13,11 +13,12 @@ from sparkdl.files import storage
 from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner.archives.archive import encode_model, model_bytes
+from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.prediction.export import FORMATS, export_model
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
-from sparkdl.learner.steps import keras_learner
+from sparkdl.process.host_load import require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_flag, require_int, require_name, require_path
 from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
@@ -31,7 +32,7 @@ from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.model_settings import ModelSettings
 from sparkdl.spark.predict import predict_data
-from sparkdl.tables.beside import copy_beside
+from sparkdl.tables.beside import save_beside
 
 
 class ModelInference(ModelSettings):
@@ -49,7 +50,7 @@ class ModelInference(ModelSettings):
         probability_column: Names = None,
         class_column: Names = None,
         layers: Mapping[str, str] | None = None,
-        dtype: str = "float32",
+        dtype: str | None = None,
         handle_invalid: str = "error",
     ) -> Any:
         """The model's outputs for every row, in one pass.
@@ -69,14 +70,15 @@ class ModelInference(ModelSettings):
 
         Returns:
             For a DataFrame one of Spark: the same rows in the same order, all columns kept, with a
-            prediction column more: float, or array of floats (lazy: Spark computes it when it is
-            asked). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
+            prediction column more, of the output's dtype or arrays (lazy: Spark computes it when
+            asked for). For an RDD an RDD of NumPy arrays. For arrays and lists a NumPy array.
 
         Raises:
             DataError: The data do not fit the model.
             ConfigError: Columns that the model has no outputs for, or no form of data that is
                 known.
         """
+        require_descriptors("predict")
         batch_size = self._batch_size(batch_size)
         choice = PredictionChoice(
             output_column, outputs, probability_column, class_column, layers or {}, dtype,
@@ -121,7 +123,8 @@ class ModelInference(ModelSettings):
             ModelError: The model has no loss to compute.
         """
         refuse_labels_apart("evaluate", "batch_size", batch_size)
-        keras_learner.require_evaluable(self.model)
+        require_descriptors("evaluate")
+        compile_parts.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
         columns = self._columns_of(features, label, sample_weight)
@@ -158,14 +161,18 @@ class ModelInference(ModelSettings):
 
         Raises:
             ResourceError: The path cannot be written.
-            ConfigError: The path does not end in ``.keras``.
+            ConfigError: The path does not end in ``.keras``; or another process has changed the
+                tables that this model has read from there.
         """
         path = require_path("path", path)
+        require_descriptors("save")
         check_path(path, overwrite=require_flag("overwrite", overwrite))
-        state = self._trained.beside(self._epochs_trained)
-        content = model_bytes(self.model)
-        copy_beside(content, f"{path}.tables")
-        write_model(path, content, self._file_settings(), state)
+        settings = self._file_settings()
+        with self._trained.tables_lock:
+            state = self._trained.beside(self._epochs_trained)
+            save_beside(
+                model_bytes(self.model), path, lambda it: write_model(path, it, settings, state)
+            )
 
     def _file_settings(self) -> dict[str, Any]:
         """The settings in a model file, beside the model."""
@@ -180,7 +187,9 @@ class ModelInference(ModelSettings):
             path: See :meth:`save`: a folder for ``'tf_saved_model'``, else a file.
             file_format: ``'tf_saved_model'`` (TensorFlow Serving, Triton; :func:`sparkdl.predict`
                 takes it, too), ``'onnx'`` (ONNX Runtime, Triton, TensorRT; ``pip install
-                'sparkdl-keras[onnx]'``) or ``'litert'`` (phones).
+                'sparkdl-keras[onnx]'``), ``'openvino'`` (``pip install openvino``), ``'litert'``
+                (phones) or ``'torch'`` (``torch.export``; with Keras on PyTorch): the formats of
+                the installed Keras.
 
         Raises:
             UnknownNameError: No such format.

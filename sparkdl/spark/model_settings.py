@@ -20,11 +20,7 @@ T = TypeVar("T")
 
 
 class Setting(Generic[T]):
-    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with.
-
-    Args:
-        read: Gives the value.
-    """
+    """A read-only attribute of a :class:`SparkModel`: an argument that it was made with."""
 
     def __init__(self, read: Callable[[ModelSettings], T]) -> None:
         self._read = read
@@ -145,7 +141,7 @@ class ModelSettings:
         Raises:
             ResourceError: The files of the fit are gone, or not whole.
         """
-        return stored_tables(self.model, self._trained.take_tables)
+        return stored_tables(self._trained)
 
     mode = Setting(lambda self: self._config.mode)
     frequency = Setting(lambda self: self._config.frequency)

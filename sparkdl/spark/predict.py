@@ -9,6 +9,7 @@ import numpy as np
 
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError
+from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
@@ -34,7 +35,7 @@ def predict(
     probability_column: Names = None,
     class_column: Names = None,
     layers: Mapping[str, str] | None = None,
-    dtype: str = "float32",
+    dtype: str | None = None,
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
     pad: Pad | None = None,
@@ -65,7 +66,9 @@ def predict(
             single unit p becomes ``[1 - p, p]``.
         class_column: A column of the most probable class (int), or output name -> column.
         layers: Layer name -> column of that layer's output (functional and Sequential models).
-        dtype: Of all columns but classes: ``'float32'`` or ``'float64'``.
+        dtype: Of all columns but classes: ``'float32'`` or ``'float64'``; None: that of the output
+            (half precision as float32, booleans, integers and texts as such). An integer that the
+            dtype does not hold is an error.
         handle_invalid: Rows that no model can take, with a null in a feature column (or in an
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.
@@ -128,6 +131,13 @@ def predict_data(
     signature = source.signature
     if isinstance(form, ArraysForm):
         return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
+    if debug_limits()[1] is not None:
+        raise ConfigError(
+            "predict gives every row of a DataFrame or RDD a prediction",
+            expected="keras.config.set_max_steps_per_epoch(None)",
+            received=f"a limit of {debug_limits()[1]} batches",
+            hint="predict(df.limit(rows)); the limit holds for fit, evaluate and arrays",
+        )
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     if isinstance(form, RddForm):
         require_running_rdd(form.data)

@@ -14,6 +14,7 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.learner.callback_sink import at_least_one
 from sparkdl.learner.prediction.ensemble import vote
+from sparkdl.learner.state.metric_state import larger_is_better
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
 from sparkdl.settings.values import (
@@ -149,7 +150,27 @@ class FitTrainer:
             copy.save(own, segment.begin)
 
 
-_LARGER_IS_BETTER = ("acc", "auc", "precision", "recall", "f1", "iou", "r2", "cosine", "top_k")
+def _maximizes(metric: str, recipe: Recipe, seed: int, caught: tuple[type[Exception], ...]) -> bool:
+    """Whether larger is better, as the metric says itself: of a model that is made only for that.
+
+    Raises:
+        ConfigError: Nothing tells.
+    """
+    if metric in ("loss", "val_loss"):
+        return False
+    received = "no such metric with a direction in the model that build makes"
+    try:
+        found = larger_is_better(recipe.make(Trial(0, seed)).model, metric)
+    except caught as error:  # a trial may fail
+        found, received = None, f"{type(error).__name__} from build: {str(error)[:300]}"
+    if found is None:
+        raise ConfigError(
+            f"whether a larger or a smaller {metric!r} is better is not known",
+            expected="a loss, or a metric of Keras that knows its direction; else mode=",
+            received=received,
+            hint="mode='max' or mode='min'",
+        )
+    return found
 
 
 @interrupts.heard()
@@ -204,7 +225,8 @@ def search(
         data: What :meth:`SparkModel.fit` takes.
         validation_data: Likewise; or pass ``validation_split``.
         metric: A name in the History, such as ``'val_accuracy'``.
-        mode: ``'min'``, ``'max'``, or ``'auto'`` by the metric's name.
+        mode: ``'min'``, ``'max'``, or ``'auto'`` as the metric of the model says (an error asks
+            where it does not).
         searcher: Of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
         max_concurrent: Trials side by side; ``'auto'`` for as many as there are slots.
         slots_per_trial: Workers of a trial; each is a task slot.
@@ -260,10 +282,6 @@ def search(
             received=repr(catch),
         )
     _check_kinds(metric, searcher, timeout_s, settings)
-    maximize = mode == "max" or (
-        mode == "auto" and any(part in metric.lower() for part in _LARGER_IS_BETTER)
-    )
-    goal = Goal(metric, maximize)
     searcher = searcher if searcher is not None else AdaptiveAsha()
     if resume and checkpoint_dir is None:
         raise ConfigError(
@@ -290,6 +308,8 @@ def search(
     spark = running.session_of(data)
     arguments = {"validation_data": settled(validation_data), **fit_arguments}
     recipe = _recipe(build, params, data, seed, slots_per_trial, settings, arguments)
+    maximize = mode == "max" or (mode == "auto" and _maximizes(metric, recipe, seed, caught))
+    goal = Goal(metric, maximize)
     temporary = None if checkpoint_dir else TemporaryFolder()
     folder = temporary.path if temporary is not None else str(checkpoint_dir)
     told: dict[str, Value] = {

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sparkdl.config import FitConfig, Limits, UseGpu
 from sparkdl.errors import ConfigError
 from sparkdl.launch.interrupts import heard
+from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
+from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import Network, PortSpec, at_port
 from sparkdl.settings.values import require_flag, require_int, require_objects, require_path
@@ -37,10 +37,6 @@ from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
 from sparkdl.tracking.sinks import GivenSink
-
-_training: list[Any] = []
-"""The Keras models that fits of this process train now."""
-_claiming = threading.Lock()
 
 
 class SparkModel(ModelInference):
@@ -127,7 +123,7 @@ class SparkModel(ModelInference):
         limits: Limits = Limits(),
     ) -> None:
         keras_learner.require_compiled(model)
-        keras_learner.require_loadable(model)
+        compile_parts.require_loadable(model)
         asked = FitConfig(
             mode=mode, frequency=frequency, parameter_server_mode=parameter_server_mode,
             num_workers=num_workers, batch_size=batch_size, communicator=communicator,
@@ -224,7 +220,8 @@ class SparkModel(ModelInference):
             TransportError: The parameter server died.
         """
         began_at = time.time()
-        with self._one_fit_at_a_time(), removes_tables():
+        require_descriptors("fit", TRAINING_DESCRIPTORS)
+        with self._trained.one_at_a_time("fit"), removes_tables():
             form = form_of(data)
             columns = Columns(features, label, sample_weight, self.decoder, self.pad)
             keras_learner.require_compiled(self.model)
@@ -345,27 +342,6 @@ class SparkModel(ModelInference):
             on_batch=on_batch, restored=restored,
         )  # fmt: skip
 
-    @contextlib.contextmanager
-    def _one_fit_at_a_time(self) -> Iterator[None]:
-        model = self.model
-        with _claiming:
-            claimed = all(other is not model for other in _training)
-            if claimed:
-                _training.append(model)
-        if not claimed:
-            raise ConfigError(
-                f"model {model.name!r} is being trained by another call of fit",
-                expected="one fit of a model at a time: it trains the model in place",
-                received="fit while an earlier fit runs, in another thread or in a callback of it",
-                hint="wait for the first, or train a copy: "
-                "SparkModel(keras.models.clone_model(model), ...), compiled",
-            )
-        try:
-            yield
-        finally:
-            with _claiming:
-                _training[:] = [other for other in _training if other is not model]
-
     def _require_first_of_ensemble(self, checkpoint_dir: str | None) -> None:
         if self._ensemble or (checkpoint_dir is not None and self._exchange.independent):
             raise ConfigError(
@@ -389,7 +365,7 @@ class SparkModel(ModelInference):
     def _require_fitting(self, source: Source, arguments: FitArguments) -> None:
         arguments.check_spec(source.spec)
         if source.spec.role_column is not None:
-            keras_learner.require_evaluable(self.model)
+            compile_parts.require_evaluable(self.model)
 
     def _take(self, fitted: Fitted) -> Any:
         """Keeps what a fit has left; Keras' ``History``."""

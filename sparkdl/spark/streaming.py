@@ -84,12 +84,7 @@ class BatchTrainer:
 
 
 class StreamingFit:
-    """A training that runs for as long as its stream; see :meth:`sparkdl.SparkModel.fit_stream`.
-
-    Args:
-        query: Spark's streaming query.
-        trainer: What it calls.
-    """
+    """A training that runs for as long as its stream; see :meth:`sparkdl.SparkModel.fit_stream`."""
 
     def __init__(self, query: Any, trainer: BatchTrainer) -> None:
         self._query, self._trainer = query, trainer

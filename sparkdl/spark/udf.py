@@ -34,7 +34,7 @@ def predict_udf(
     output: str | None = None,
     layer: str | None = None,
     returns: str = "values",
-    dtype: str = "float32",
+    dtype: str | None = None,
     name: str | None = None,
     handle_invalid: str = "error",
     decoder: Decoder | Mapping[str, Decoder] | None = None,
@@ -70,7 +70,7 @@ def predict_udf(
         layer: A layer whose output is returned instead.
         returns: ``'values'`` (the output as it is), ``'probability'`` (array of class
             probabilities) or ``'class'`` (the number of the most probable class).
-        dtype: ``'float32'`` or ``'float64'``; classes are integers.
+        dtype: See :func:`sparkdl.predict`; classes are integers.
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
         decoder: See :class:`sparkdl.SparkModel`.
@@ -128,8 +128,9 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
 
 
 def _task(
-    model: Any, batch_size: int, output: str | None, layer: str | None, returns: str, dtype: str,
-    handle_invalid: str, decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
+    model: Any, batch_size: int, output: str | None, layer: str | None, returns: str,
+    dtype: str | None, handle_invalid: str,
+    decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
     custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
 ) -> UdfTask:  # fmt: skip
     batch_size = require_int("batch_size", batch_size, 1)
@@ -176,7 +177,9 @@ def _task(
         )
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     (result,) = choice.columns(archive, signature)
-    return UdfTask(archive, result, batch_size, use_gpu, choice.invalid, decoder, pad)
+    return UdfTask(
+        archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoder, pad
+    )
 
 
 def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -11,14 +12,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.files import storage
-from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import MANIFEST, TableFiles, discard
 
 _CONFIG = "config.json"
 _KEY = "stored"
 """The name in a layer's configuration of what says where its rows are."""
+ENDING = ".tables"
 _QUOTED = f'"{_KEY}"'.encode()
 
 
@@ -42,29 +44,69 @@ def reference_in(content: bytes) -> TableReference | None:
     return TableReference.from_bytes(found[0].encode()) if found else None
 
 
-def copy_beside(content: bytes, folder: str) -> None:
+def copy_beside(content: bytes, folder: str) -> bytes:
     """Copies the tables that a ``.keras`` file names, file by file through this process.
+
+    Tables that lie there stay whole until the file that names them is replaced; see
+    :func:`save_beside`.
 
     Args:
         content: Of a whole file. One without tables copies nothing.
-        folder: Where to: a path or URI. Tables that it has are replaced.
+        folder: Where to: a path or URI.
+
+    Returns:
+        The file, which says which of the folder's tables are its own.
 
     Raises:
         ResourceError: The files cannot be read or written.
+        ConfigError: The tables are of this folder, and another process has changed them there.
     """
     reference = reference_in(content)
     if reference is None:
-        return
-    moved = replace(reference, folder=_absolute(folder))
-    for name in moved.tables:
-        source = TableFiles(reference.folder_of(name))
-        target = moved.folder_of(name)
-        if source.folder == target:
-            continue
-        discard(target)
-        for path in source.paths():
-            _copy(f"{source.folder}/{path}", f"{target}/{path}")
-        _copy(f"{source.folder}/{MANIFEST}", f"{target}/{MANIFEST}")
+        return content
+    place, moved = TableCheckpoints(_absolute(folder)), reference
+    if TableCheckpoints.of(reference) == place:
+        place.require_newest(reference)
+    else:
+        moved = replace(reference, folder=place.folder)
+        if any(storage.exists(f"{moved.folder_of(name)}/{MANIFEST}") for name in moved.tables):
+            moved = replace(reference, folder=place.new_folder(reference.step))
+        for name in moved.tables:
+            source, target = TableFiles(reference.folder_of(name)), moved.folder_of(name)
+            discard(target)
+            for path in (*source.paths(), MANIFEST):
+                _copy(f"{source.folder}/{path}", f"{target}/{path}")
+    beside = moved.folder.removeprefix(place.folder).strip("/")
+    if reference.beside == beside:
+        return content
+    return _telling(content, replace(reference, beside=beside))
+
+
+def save_beside(content: bytes, path: str, write: Callable[[bytes], None]) -> None:
+    """Writes a ``.keras`` file with its tables in the folder ``<path>.tables``; at no moment are
+    those of the file at ``path`` less than whole.
+
+    Args:
+        content: See :func:`copy_beside`, as for what it raises.
+        path: Of the file.
+        write: Writes the file that it is given to ``path``.
+    """
+    kept, place = copy_beside(content, path + ENDING), TableCheckpoints(_absolute(path + ENDING))
+    new = _reference_beside(kept, place)
+    former = b"" if new is None or not storage.exists(path) else storage.read_bytes(path)
+    write(kept)
+    with contextlib.suppress(zipfile.BadZipFile, KeyError, ValueError, ProtocolError):
+        old = _reference_beside(former, place)
+        if old is not None and new is not None and old.folder != new.folder:
+            place.delete(old)
+
+
+def _reference_beside(content: bytes, place: TableCheckpoints) -> TableReference | None:
+    reference = reference_in(content)
+    if reference is None:
+        return None
+    inside = f"{place.folder}/{reference.beside}" if reference.beside else place.folder
+    return replace(reference, folder=inside, older=(), changed=False)
 
 
 def require_elsewhere(content: bytes, folder: str) -> None:
@@ -89,15 +131,19 @@ def found_beside(content: bytes, folder: str) -> tuple[bytes, TableReference | N
     Returns:
         The file, and its reference if that names this folder, else None.
     """
-    reference = reference_in(content)
-    if reference is None:
+    place = TableCheckpoints(_absolute(folder))
+    reference, moved = reference_in(content), _reference_beside(content, place)
+    if reference is None or moved is None:
         return content, None
-    if reference.folder == _absolute(folder):
-        return content, reference
-    moved = TableReference(_absolute(folder), reference.step, reference.tables)
     if not all(storage.exists(f"{moved.folder_of(name)}/{MANIFEST}") for name in moved.tables):
-        return content, None
-    told = moved.to_bytes().decode()
+        return content, reference if reference.folder == moved.folder else None
+    moved = replace(moved, seen=place.newest())
+    return _telling(content, moved), moved
+
+
+def _telling(content: bytes, reference: TableReference) -> bytes:
+    """A file that names other tables."""
+    told = reference.to_bytes().decode()
     buffer = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as old, zipfile.ZipFile(buffer, "w") as new:
         for part in old.infolist():
@@ -107,7 +153,7 @@ def found_beside(content: bytes, folder: str) -> tuple[bytes, TableReference | N
                 _told(config, lambda _: told)
                 inside = json.dumps(config).encode()
             new.writestr(part, inside)
-    return buffer.getvalue(), moved
+    return buffer.getvalue()
 
 
 def _absolute(folder: str) -> str:

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
-from sparkdl.errors import ProtocolError
+from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.files import storage
-from sparkdl.tables.files import delete_table, load_rows, write_manifest, write_part
-from sparkdl.tables.store import RowStore
+from sparkdl.tables.files import (
+    delete_table,
+    is_changed,
+    load_rows,
+    read_json,
+    write_manifest,
+    write_part,
+)
+from sparkdl.tables.store import RowStore, require_table_name
 
 KEPT = 3
 """Steps whose tables are kept; the driver's checkpoints may be one or two epochs behind."""
 _NAME = re.compile(r"step-[0-9]{12}-[0-9a-f]{8}")
 _MAX_BYTES = 1 << 20
+_NEWEST = ".newest.json"
+"""Behind the folder's name: the file that says which of its tables are the newest."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,8 @@ class TableReference:
         tables: Their names.
         older: Folders of earlier steps that are still there, the newest first.
         changed: Whether the tables were changed after the fit that wrote them.
+        seen: The newest tables of their folder when a file with these was loaded.
+        beside: Of a model's file: the folder, within the one beside it, of its tables.
     """
 
     folder: str
@@ -39,6 +53,8 @@ class TableReference:
     tables: tuple[str, ...]
     older: tuple[str, ...] = ()
     changed: bool = False
+    seen: str = ""
+    beside: str = ""
 
     def to_bytes(self) -> bytes:
         """As JSON."""
@@ -56,9 +72,16 @@ class TableReference:
                 raise ValueError(f"{len(content)} bytes")
             found = json.loads(content)
             names, older = tuple(map(str, found["tables"])), tuple(map(str, found["older"]))
-            changed = bool(found.get("changed", False))
-            return cls(str(found["folder"]), int(found["step"]), names, older, changed)
-        except (ValueError, KeyError, TypeError) as error:
+            changed, beside = bool(found.get("changed", False)), str(found.get("beside", ""))
+            for name in names:
+                require_table_name(name)
+            if beside and not _NAME.fullmatch(beside):
+                raise ValueError(f"beside: {beside[:100]!r}")
+            seen = str(found.get("seen", ""))
+            return cls(
+                str(found["folder"]), int(found["step"]), names, older, changed, seen, beside
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ProtocolError(
                 "the state of a run does not say where its tables are",
                 expected="folder, step, tables, older",
@@ -107,8 +130,9 @@ class TableCheckpoints:
     def finish(self, reference: TableReference, ranks: int, former: bytes = b"") -> None:
         """Makes what all ranks have written tables, and deletes those of earlier steps.
 
-        On a disk of this machine that is all that no state names; elsewhere, where folders cannot
-        be listed at once, it is what ``former`` named, and ``reference`` does not.
+        Those are what ``former`` named, and ``reference`` does not; after a fit, on a disk of this
+        machine, all that no state names but what another model's user has changed. Tables that
+        were changed outside of a fit take the place of ``former`` or of none.
 
         Args:
             reference: Of the new tables.
@@ -117,23 +141,59 @@ class TableCheckpoints:
 
         Raises:
             ResourceError: A part is missing: do all ranks see the same folder?
+            ConfigError: Other tables than ``former`` are the newest here.
         """
         for name in reference.tables:
-            write_manifest(reference.folder_of(name), ranks)
+            write_manifest(reference.folder_of(name), ranks, changed=reference.changed)
+        before = TableReference.from_bytes(former) if former else None
+        with self._locked():
+            if reference.changed and before is not None:
+                self.require_newest(before)
+            newest = json.dumps({"newest": Path(reference.folder).name})
+            storage.write_bytes(f"{self.folder}{_NEWEST}", newest.encode())
         kept = {reference.folder, *reference.older}
+        if before is not None:
+            for folder in {before.folder, *before.older} - kept:
+                if self._is_own(folder):  # unlike those of a saved model, from which a run began
+                    self.delete(replace(before, folder=folder))
         here = storage.path_on_disk(self.folder)
-        if here is not None:
+        if here is not None and not reference.changed:
             names = {Path(folder).name for folder in kept}
             for path in Path(here).iterdir():
-                if _NAME.fullmatch(path.name) and path.name not in names:
+                if _NAME.fullmatch(path.name) and path.name not in names and not is_changed(path):
                     shutil.rmtree(path, ignore_errors=True)
-        elif former:
-            before = TableReference.from_bytes(former)
-            for folder in {before.folder, *before.older} - kept:
-                if not self._is_own(folder):  # as those of a saved model, from which a run began
-                    continue
-                for name in before.tables:
-                    delete_table(replace(before, folder=folder).folder_of(name))
+
+    def newest(self) -> str:
+        """The name of the newest tables here; empty where nobody has said it."""
+        path = f"{self.folder}{_NEWEST}"
+        return str(read_json(path).get("newest", "")) if storage.exists(path) else ""
+
+    def require_newest(self, reference: TableReference) -> None:
+        """Raises ConfigError if another process has put other tables in the place of these."""
+        newest = self.newest()
+        if newest not in ("", reference.seen, Path(reference.folder).name):
+            raise ConfigError(
+                f"the tables in {self.folder!r} were changed or trained meanwhile, by another "
+                "process or model",
+                expected=f"{reference.seen or Path(reference.folder).name} as the newest",
+                received=newest,
+                hint="nothing was changed here: load the model again, or save it elsewhere",
+            )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Within, no other process of a disk's machines says which tables are the newest."""
+        here = storage.path_on_disk(self.folder)
+        if here is None:
+            yield
+            return
+        os.makedirs(here, exist_ok=True)
+        descriptor = os.open(here, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     @classmethod
     def of(cls, reference: TableReference) -> TableCheckpoints:
@@ -145,10 +205,12 @@ class TableCheckpoints:
         parent, _, name = folder.rpartition("/")
         return parent == self.folder and _NAME.fullmatch(name) is not None
 
-    def discard(self, reference: TableReference) -> None:
-        """Deletes tables that are not whole; files elsewhere than on a disk stay, unnamed."""
+    def delete(self, reference: TableReference) -> None:
+        """Deletes tables that no state names; elsewhere than on a disk only whole ones."""
+        for name in reference.tables:
+            delete_table(reference.folder_of(name))
         here = storage.path_on_disk(reference.folder)
-        if here is not None:
+        if here is not None and self._is_own(reference.folder):
             shutil.rmtree(here, ignore_errors=True)
 
     def after(self, former: bytes, step: int, tables: tuple[str, ...]) -> TableReference:

@@ -21,6 +21,7 @@ import secrets
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
@@ -41,7 +42,8 @@ Array = npt.NDArray[Any]
 
 MANIFEST = "manifest.json"
 FORMAT = {"format": 1, "hash": "splitmix64", "block_rows": BLOCK_ROWS}
-_MAX_JSON_BYTES = 1 << 28
+_MAX_JSON_BYTES = 1 << 26  # room for the checksums of 20 billion rows
+_MAX_CLOCK = (1 << 63) - 1
 _THREAD = "sparkdl-table-writer"
 _TYPES = {"ids": "<i8", "values": "<f4", "state": "<f4", "meta": "<u4", "waiting": "<i8"}
 
@@ -122,8 +124,12 @@ def write_part(
     _write_json(f"{prefix}.json", {**FORMAT, **table, "part": part})
 
 
-def write_manifest(folder: str, ranks: int) -> None:
+def write_manifest(folder: str, ranks: int, *, changed: bool = False) -> None:
     """Makes the parts of all ranks a table. One rank calls it, when all have written theirs.
+
+    Args:
+        folder, ranks: See :func:`write_part`.
+        changed: Whether rows were changed outside of a fit.
 
     Raises:
         ResourceError: A part is missing, or of another table or step.
@@ -131,12 +137,21 @@ def write_manifest(folder: str, ranks: int) -> None:
     described, parts = None, []
     for rank in range(ranks):
         path = f"{folder}/{_name(rank, ranks)}.json"
-        found = _read_json(path)
+        found = read_json(path)
         parts.append(found.pop("part", None))
         if described is not None and found != described:
             raise _damaged(path, "the settings and clock of the other parts", "others")
         described = found
-    _write_json(f"{folder}/{MANIFEST}", {**(described or {}), "parts": parts})
+    manifest = {**(described or {}), "changed": changed, "parts": parts}
+    _write_json(f"{folder}/{MANIFEST}", manifest)
+
+
+def is_changed(folder: Path) -> bool:
+    """Whether the tables of a folder are whole, and were changed outside of a fit."""
+    with contextlib.suppress(ResourceError):
+        found = [read_json(str(path)) for path in folder.glob(f"*/{MANIFEST}")]
+        return any(manifest.get("changed") is True for manifest in found)
+    return False
 
 
 def discard(folder: str) -> None:
@@ -166,7 +181,7 @@ class TableFiles:
     def __init__(self, folder: str) -> None:
         self.folder = str(folder).rstrip("/")
         path = f"{self.folder}/{MANIFEST}"
-        found = _read_json(path)
+        found = read_json(path)
         try:
             if {key: found[key] for key in FORMAT} != FORMAT:
                 raise ValueError(f"another format: {[found[key] for key in FORMAT]}")
@@ -174,6 +189,8 @@ class TableFiles:
             store = RowStore.from_settings(self.settings)
             self.clock, self.ranks = int(found["clock"]), int(found["ranks"])
             self.since = None if found["since"] is None else int(found["since"])
+            if not 0 <= (self.since or 0) <= self.clock <= _MAX_CLOCK:
+                raise ValueError(f"clock {self.clock:.6e}, since {self.since}")
             self._parts = [
                 (
                     _shapes(
@@ -279,12 +296,17 @@ class TableFiles:
             wanted = slice(max(low - start, 0), high - start)
             found = {}
             for name, array in arrays.items():
-                whole = np.ascontiguousarray(array[start : start + BLOCK_ROWS])
-                if zlib.crc32(whole.data) != self._parts[part][1][name][block]:
-                    path = f"{self.folder}/{_name(part, self.ranks)}.{name}.npy"
-                    raise _damaged(path, "the bytes that were written", f"others in block {block}")
-                found[name] = whole[wanted]
+                found[name] = self.tested(part, name, block, array)[wanted]
             yield found
+
+    def tested(self, part: int, name: str, block: int, array: Array) -> Array:
+        """A block of an array of a part; raises ResourceError if its checksum is another."""
+        start = block * BLOCK_ROWS
+        whole = np.ascontiguousarray(array[start : start + BLOCK_ROWS])
+        if zlib.crc32(whole.data) != self._parts[part][1][name][block]:
+            path = f"{self.folder}/{_name(part, self.ranks)}.{name}.npy"
+            raise _damaged(path, "the bytes that were written", f"others in block {block}")
+        return whole
 
 
 def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
@@ -412,7 +434,7 @@ def _write_json(path: str, content: dict[str, Any]) -> None:
     storage.write_bytes(path, json.dumps(content).encode())
 
 
-def _read_json(path: str) -> dict[str, Any]:
+def read_json(path: str) -> dict[str, Any]:
     content = storage.read_bytes(path, _MAX_JSON_BYTES)
     try:
         found = json.loads(content)

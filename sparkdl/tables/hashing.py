@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.errors import DataError
+
 Ids = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
@@ -95,3 +97,16 @@ def _rotated(h: Hashes, bits: int) -> Hashes:
 
 def _round(lane: Hashes, word: Hashes) -> Hashes:
     return _rotated(lane + word * _P2, 31) * _P1
+
+
+def signed(ids: npt.ArrayLike) -> Ids:
+    """Ids as int64; raises DataError where one of uint64 would become another number."""
+    given = np.asarray(ids)
+    if given.dtype == np.uint64 and len(too_large := given[given > np.iinfo(np.int64).max]):
+        raise DataError(
+            "an id is too large for a table, whose ids are integers of 64 bits with a sign",
+            expected="ids of at most 2**63 - 1",
+            received=str(too_large[0]),
+            hint="ids.view(np.int64), if the model gets them so in training, too",
+        )
+    return given.astype(np.int64, copy=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Literal, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +32,26 @@ from sparkdl.weights import FloatArray
 BLOCK_ROWS = 1 << 14
 """Rows that are copied in one go when a table is written."""
 
+_MOST_LETTERS = 200
 _FEW = 16
 """Gradients of one id, up to which all first ones, then all second ones, ... are summed."""
 
 Unknown = Literal["zeros", "initial"]
+
+
+def require_table_name(name: object) -> str:
+    """Returns ``name`` if a table, and its folder, can have it; raises ConfigError if not."""
+    if isinstance(name, str) and name.strip(".") and len(name) <= _MOST_LETTERS:
+        with contextlib.suppress(UnicodeEncodeError):
+            if len(quote(name, safe="")) <= _MOST_LETTERS:
+                return name
+    raise ConfigError(
+        "a table cannot have this name, which is that of a folder, too",
+        expected=f"a text that is not of dots alone, of at most {_MOST_LETTERS} letters as a path "
+        "has them",
+        received=repr(name[:100] if isinstance(name, str) else type(name)),
+        hint="ServedEmbedding(..., table='ads')",
+    )
 
 
 class TableRows(NamedTuple):
@@ -88,7 +106,7 @@ class RowStore:
                 expected="an integer of 1 or more",
                 received=repr(dim),
             )
-        self.name, self.dim, self.on_nan = name, dim, on_nan
+        self.name, self.dim, self.on_nan = require_table_name(name), dim, on_nan
         self.rule, self.start = make_row_rule(rule), RowStart(name, dim, start, seed)
         self.entry, self.eviction = make_entry_filter(entry), eviction or Eviction()
         self.clock = 0

@@ -12,7 +12,7 @@ import importlib.metadata
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -111,15 +111,26 @@ class SearchRuns:
         self._client.set_terminated(trial.run_id, _STATUS[event.state])
 
     def _log_params(self, run_id: str, params: dict[str, Any]) -> None:
-        param = self._mlflow.entities.Param
-        found = [param(name, str(value)[:_MOST_CHARS]) for name, value in params.items()]
-        self._client.log_batch(run_id, params=found)
+        _log_params(self._mlflow, self._client, run_id, params.items())
 
     def _log_metrics(self, run_id: str, metrics: Metrics, step: int) -> None:
-        now, metric = int(time.time() * 1000), self._mlflow.entities.Metric
-        numbers = dict(numbers_of("", metrics))
-        found = [metric(name, value, now, step) for name, value in numbers.items()]
-        self._client.log_batch(run_id, metrics=found)
+        _log_metrics(self._mlflow, self._client, run_id, numbers_of("", metrics), step)
+
+
+def _log_params(
+    mlflow: Any, client: Any, run_id: str, params: Iterable[tuple[str, object]]
+) -> None:
+    found = [mlflow.entities.Param(name, str(value)[:_MOST_CHARS]) for name, value in params]
+    for first in range(0, len(found), _PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=found[first : first + _PARAMS_AT_ONCE])
+
+
+def _log_metrics(
+    mlflow: Any, client: Any, run_id: str, numbers: Iterable[tuple[str, float]], step: int
+) -> None:
+    now = int(time.time() * 1000)
+    metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in numbers]
+    client.log_batch(run_id, metrics=metrics)
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -128,10 +139,6 @@ _CONNECT_S = 3.0
 
 def require_server(uri: str, patience_s: float) -> None:
     """Returns if something listens where the server should be, or the URI is of another kind.
-
-    Args:
-        uri: MLflow's tracking URI.
-        patience_s: For how long to try again: a server may be starting anew.
 
     Raises:
         TransportError: Nothing does.
@@ -216,9 +223,6 @@ class MLflow:
     def handle(self, event: Event) -> None:
         """Logs the event. Where the run cannot be opened, a warning says so, and nothing is logged
         of this fit.
-
-        Raises:
-            Exception: What MLflow raises later, in a run that is open.
         """
         if self._off:
             return
@@ -292,15 +296,9 @@ class MLflow:
 
     def _begin(self, event: TrainingBegan) -> None:
         self._open(event.run.model)
-        mlflow = self._mlflow
         self._client.set_tag(self._run_id, "sparkdl.run_id", event.run.run_id)
-        params = [
-            mlflow.entities.Param(key, str(value)[:_MOST_CHARS])
-            for key, value in flat_parameters(event.run.parameters)
-        ]
-        for first in range(0, len(params), _PARAMS_AT_ONCE):
-            part = params[first : first + _PARAMS_AT_ONCE]
-            self._client.log_batch(self._run_id, params=part)
+        params = flat_parameters(event.run.parameters)
+        _log_params(self._mlflow, self._client, self._run_id, params)
         lines: list[str] = []
         model = self._model()
         if model is not None:
@@ -308,10 +306,7 @@ class MLflow:
             self._client.log_text(self._run_id, "\n".join(lines), "model_summary.txt")
 
     def _log_metrics(self, numbers: dict[str, float], step: int) -> None:
-        now = int(time.time() * 1000)
-        metric = self._mlflow.entities.Metric
-        metrics = [metric(key, value, now, step) for key, value in numbers.items()]
-        self._client.log_batch(self._run_id, metrics=metrics)
+        _log_metrics(self._mlflow, self._client, self._run_id, numbers.items(), step)
 
     def _log_system(self, event: WorkersProgressed) -> None:
         now = time.monotonic()

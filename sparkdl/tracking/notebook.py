@@ -48,16 +48,7 @@ def curves_take_the_bars_place(verbose: str | int) -> bool:
 
 
 class _Picture(ABC):
-    """A sink that draws a picture in the place of the one before.
-
-    Args:
-        every_s: Least time between two pictures that show the same epoch or trials.
-        show: Takes a picture as PNG bytes, and a text; None: the cell's output, by IPython.
-        clock: Seconds.
-
-    Raises:
-        ConfigError: matplotlib is not installed, or IPython where ``show`` is None.
-    """
+    """A sink that draws a picture in the place of the one before."""
 
     def __init__(
         self,
@@ -139,7 +130,6 @@ class NotebookCurves(_Picture):
         self._epochs = 0
 
     def handle(self, event: Event) -> None:
-        """Takes note; draws where it is due."""
         match event:
             case TrainingBegan():
                 self._points, self._epochs = {}, event.epochs
@@ -233,7 +223,6 @@ class NotebookTrials(_Picture):
     wants_progress = False
 
     def handle(self, event: Event) -> None:
-        """Takes note; draws where it is due."""
         match event:
             case SearchBegan():
                 self._metric, self._sign = event.metric, 1.0 if event.maximize else -1.0

@@ -32,18 +32,7 @@ BATCHES_BETWEEN = 16
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about a fit that explain where its time goes.
-
-    Args:
-        usage: Rank -> what its time went into.
-        rows: Rank -> its rows per epoch.
-        epochs: Epochs trained.
-        batch_size: Rows per step and worker.
-        window: Batches between two exchanges; 0 for an epoch.
-        in_step: Whether the workers wait for each other.
-        transports: How updates travelled: ``shm``, ``socket``, ``http``, or a communicator's name.
-        mode: The fit's mode.
-    """
+    """The facts about a fit that explain where its time goes."""
 
     usage: Mapping[int, Usage]
     rows: Mapping[int, int]
@@ -81,13 +70,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Advice:
-    """The largest cost, and the advice.
-
-    Args:
-        cause: What it is.
-        gain: The share of the time that it costs, by estimate.
-        text: For the user.
-    """
+    """The largest cost, and the advice."""
 
     cause: Cause
     gain: float
@@ -96,12 +79,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Profile:
-    """The parts of the time of a fit; ``print`` draws it.
-
-    Args:
-        ranks: Rank -> its times.
-        advice: The one thing that would help most; None where nothing stands out.
-    """
+    """The parts of the time of a fit; ``print`` draws it."""
 
     ranks: dict[int, RankTimes]
     advice: Advice | None

@@ -64,11 +64,7 @@ class TensorBoard:
         self._before: dict[int, tuple[float, WorkerView]] = {}
 
     def handle(self, event: Event) -> None:
-        """Writes the event's numbers.
-
-        Raises:
-            ResourceError: A file cannot be written.
-        """
+        """Writes the event's numbers."""
         match event:
             case TrainingBegan():
                 self._close()

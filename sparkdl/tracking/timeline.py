@@ -55,11 +55,7 @@ class Timeline:
         self._since = 0.0
 
     def handle(self, event: Event) -> None:
-        """Takes note; writes the file at the end.
-
-        Raises:
-            ResourceError: The file cannot be written, or not as Perfetto reads it.
-        """
+        """Takes note; writes the file at the end."""
         match event:
             case TrainingBegan():
                 require_plain(self._path)

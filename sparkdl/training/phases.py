@@ -229,12 +229,6 @@ def joined(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Spans that begin in one bucket of time, with each phase once; the sums stay.
 
-    Args:
-        starts: When each begins.
-        phases: Index of each in :data:`PHASES`.
-        end_s: When the last ends.
-        bucket_s: Length of a bucket.
-
     >>> joined(np.array([0.0, 1, 2, 3, 10]), np.array([2, 4, 2, 4, 2]), 12.0, 5.0)
     (array([ 0.,  2., 10.]), array([2, 4, 2]))
     """

@@ -21,7 +21,7 @@ class Report:
         windows_done: Windows trained in this epoch, this one included.
         batches: Batches in this exchange.
         rows: Rows in this exchange.
-        learning_rate: The optimizer's rate now.
+        learning_rate: The optimizer's rate in the first of these batches.
         metrics: The metric state of this epoch so far; None in most reports.
         window: Batches after each of which an exchange is due within the stack; 0: one is due
             after the stack.

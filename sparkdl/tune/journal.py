@@ -59,12 +59,7 @@ class TrialRecord:
 
 @dataclass
 class Journal:
-    """Every call of the searcher, in order, and the trials' records; written after each call.
-
-    Args:
-        folder: Where ``study.json`` lies; a path or URI.
-        settings: What must be the same when the search goes on: seed, metric, class of searcher.
-    """
+    """Every call of the searcher, in order, and the trials' records; written after each call."""
 
     folder: str
     settings: Mapping[str, Value]
@@ -99,12 +94,7 @@ class Journal:
 
     @classmethod
     def at(cls, folder: str, settings: Mapping[str, Value], *, resume: bool) -> Journal:
-        """The journal of a folder, or a new one.
-
-        Raises:
-            ConfigError: The folder has a journal and ``resume`` is False, or it is of another
-                search, or no journal at all.
-        """
+        """The journal of a folder, or a new one."""
         path = f"{folder}/{_FILE}"
         if not storage.exists(path):
             storage.check_writable(path)
@@ -139,12 +129,7 @@ class Journal:
         return journal
 
     def replay(self, searcher: Searcher) -> list[Segment]:
-        """Makes the calls again; returns the segments whose score the searcher has not heard.
-
-        Raises:
-            ConfigError: The searcher gives other segments than it did, or the journal has a score
-                of a segment that it never gave.
-        """
+        """Makes the calls again; returns the segments whose score the searcher has not heard."""
         open_segments: dict[int, Segment] = {}
         for call in self._calls:
             if len(call) == 4:
@@ -176,11 +161,7 @@ class Journal:
 
 
 def _record(told: Mapping[str, object]) -> TrialRecord:
-    """A trial as it was written.
-
-    Raises:
-        ValueError, TypeError, AttributeError: It was not written so.
-    """
+    """A trial as it was written."""
     record = TrialRecord(**told)  # type: ignore[arg-type]
     spaces = {n: Space(**s) for n, s in record.spaces.items()}  # type: ignore[arg-type]
     spaces = {n: replace(s, choices=tuple(s.choices)) for n, s in spaces.items()}
@@ -203,11 +184,7 @@ def _record(told: Mapping[str, object]) -> TrialRecord:
 
 
 def _call(told: list[int | float | None]) -> list[int | float | None]:
-    """A call of the searcher as it was written: a segment that it gave, or a score that it heard.
-
-    Raises:
-        ValueError: It was not written so.
-    """
+    """A call of the searcher as it was written: a segment that it gave, or a score it heard."""
     if isinstance(told, list) and len(told) == 4:
         *counts, parent = told
         whole = all(map(_is_count, counts)) and (parent is None or _is_count(parent))

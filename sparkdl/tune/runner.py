@@ -26,13 +26,6 @@ class Standing:
     """The epoch that a trial stands for: its latest one, or its best one.
 
     Used by the thread that trains the segment, and after its end by that of the search.
-
-    Args:
-        goal: The metric.
-        best: Its best epoch, and not the latest.
-        record: What is known of the trial; None for a new one.
-        begin: Epochs that the segment begins after.
-        copied: Epochs after which another trial takes over this one's checkpoint.
     """
 
     def __init__(
@@ -57,12 +50,7 @@ class Standing:
         return self._best and self._take(epochs, _numbers(metrics))
 
     def end(self, epochs: int, metrics: Mapping[str, float]) -> None:
-        """The segment has ended.
-
-        Args:
-            epochs: Its end; fewer are done where a callback of the user stopped it.
-            metrics: As after the last epoch.
-        """
+        """The segment has ended."""
         self._latest = self._latest or epochs
         self._take(self._latest, dict(metrics))
 

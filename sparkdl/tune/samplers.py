@@ -57,7 +57,6 @@ class Drawn:
     """Every value by chance, whatever came before: the default."""
 
     def draws(self, number: int, seed: int, experience: Sequence[Experience]) -> Draw:
-        """See :class:`Sampler`; the values are those of a :class:`Trial` by itself."""
         return Trial(number, seed).draw
 
 
@@ -96,7 +95,6 @@ class OptunaSampler:
         self._make = make or self._parzen
 
     def draws(self, number: int, seed: int, experience: Sequence[Experience]) -> Draw:
-        """See :class:`Sampler`."""
         optuna = self._optuna
         own = zlib.crc32(f"{seed} {number}".encode())
         with _quiet(optuna):

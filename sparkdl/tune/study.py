@@ -40,12 +40,6 @@ def dispensable(
 
     They will not train again, and ``keep_best`` such trials are better. One that still trains does
     not count as better: it may end worse.
-
-    Args:
-        records: All trials.
-        goal: The metric.
-        done: Numbers of the trials that neither train again nor are copied.
-        keep_best: The number of best trials that keep their checkpoints.
     """
     ended = [r for r in records if r.number in done]
     kept = {r.number for r in ranked(ended, goal)[:keep_best]}
@@ -64,14 +58,6 @@ class Study(Closing):
     Models are read from the search's folder when they are asked for. Without a ``checkpoint_dir``
     that folder is temporary and goes with the study: at :meth:`close`, the end of a ``with`` block,
     or the end of the process.
-
-    Args:
-        journal: Of the search.
-        goal: Its metric.
-        load: Trial record -> its model, as after ``record.model_epoch`` epochs.
-        ensemble_of: Makes one model of several.
-        temporary: The folder, if it is the study's own: the next process of this library on this
-            machine removes it if this one is killed.
     """
 
     def __init__(

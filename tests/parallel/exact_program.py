@@ -133,6 +133,10 @@ def cases(backend: str, size: int, light: bool = False) -> list[Case]:
         found += [
             Case("adam", "uneven", wire="bfloat16"),
             Case("adam", "uneven", wire="float16", parts=3),
+            Case("slow", "empty", model="synchronized"),
+            Case("slow", "uneven", model="synchronized"),
+            Case("slow", "empty", model="synchronized masked"),
+            Case("scaled", "even", model="synchronized half"),
             Case("adamw", "empty", model="idle"),
             Case("adamw", "empty", "horovod", model="idle"),
             Case("momentum", "uneven", model="words"),
@@ -209,6 +213,26 @@ def models() -> dict[str, Any]:
         middle = [layers.BatchNormalization(momentum=0.9), layers.Activation("relu")]
         return keras.Sequential([keras.Input((12,)), layers.Dense(16), *middle, layers.Dense(3)])
 
+    def synchronized(policy: str = "float32") -> Any:
+        """Layers that normalise by the rows of all ranks, one within a model of its own."""
+        first, second = (layers.BatchNormalization(synchronized=True, momentum=0.5, dtype=policy)
+                         for _ in range(2))  # fmt: skip
+        hidden = [layers.Dense(n, use_bias=False, dtype=policy) for n in (16, 8)]
+        inner = keras.Sequential([keras.Input((16,)), hidden[1], second])
+        top = [layers.Dense(3), layers.Activation("linear", dtype="float32")]
+        return keras.Sequential([keras.Input((12,)), hidden[0], first, inner, *top])
+
+    def synchronized_masked() -> Any:
+        """Positions without a word have no part in the moments, nor in the loss."""
+        return keras.Sequential(
+            [
+                keras.Input((12,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.BatchNormalization(synchronized=True, momentum=0.5),
+                layers.Dense(3),
+            ]
+        )
+
     def words() -> Any:
         return keras.Sequential(
             [
@@ -252,7 +276,9 @@ def models() -> dict[str, Any]:
 
     return {
         "mlp": mlp, "norm": norm, "words": words, "padded": padded, "half": half, "idle": Idle,
-        "masked": masked, "sums": mlp,
+        "masked": masked, "sums": mlp, "synchronized": synchronized,
+        "synchronized masked": synchronized_masked,
+        "synchronized half": lambda: synchronized("mixed_float16"),
     }  # fmt: skip
 
 
@@ -269,7 +295,7 @@ def parts_of(case: Case, size: int) -> list[Part]:
         x[edges[-2] + 3 * BATCH] = 1e30  # infinite in half precision, on the last rank alone
     if case.model == "words":
         x = np.abs(x * 6).astype("int32") % 20  # many a word comes twice in a batch
-    if case.model == "masked":  # short rows on the first rank that has some, long ones on the last
+    if case.model.endswith("masked"):  # short rows on the first rank with rows, long on the last
         x = np.abs(x * 6).astype("int32") % 19 + 1
         short = np.arange(len(x)) < edges[-1] // 2
         lengths = np.where(short, rng.integers(1, 4, len(x)), rng.integers(8, 13, len(x)))

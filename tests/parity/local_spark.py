@@ -41,6 +41,7 @@ from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import ROLE, Source
 from sparkdl.spark.forms.wire import wire_names
+from sparkdl.spark.session.versions import spark_schema_of
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.listeners import Listeners
 from sparkdl.transport.server import Server
@@ -62,14 +63,24 @@ class Workers(Closing):
         folder = tempfile.mkdtemp(prefix="parity-")
         self._listener = Listener(f"{folder}/workers", authkey=key)
         path = os.pathsep.join([str(HERE), str(HERE.parent.parent), *filter(None, sys.path)])
-        environment = {**os.environ, "PARITY_KEY": key.hex(), "PYTHONPATH": path}
-        command = [sys.executable, str(HERE / "rank_process.py"), str(self._listener.address)]
-        self._processes = [
-            subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
-            for _ in range(count)
-        ]
+        self._environment = {**os.environ, "PARITY_KEY": key.hex(), "PYTHONPATH": path}
+        self._processes = [self._start() for _ in range(count)]
         self._connections = [self._listener.accept() for _ in range(count)]
         self.jobs = 0
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(HERE / "rank_process.py"), str(self._listener.address)]
+        return subprocess.Popen(command, env=self._environment, stdin=subprocess.DEVNULL)
+
+    def replace(self, number: int) -> None:
+        """Kills a process, as Spark does at times, and starts another one in its place."""
+        old = self._processes[number % len(self._processes)]
+        old.kill()
+        old.wait()
+        self._processes[number % len(self._processes)] = self._start()
+        place = next(i for i, connection in enumerate(self._connections) if connection.poll())
+        self._connections[place].close()
+        self._connections[place] = self._listener.accept()
 
     def run(self, content: bytes, frames: Sequence[bytes], barrier: bool) -> list[Future[Any]]:
         """Starts a task on a rank for each frame; each future has what a rank returned."""
@@ -154,6 +165,15 @@ class LocalFrame:
 
     sparkSession: LocalSession
     table: pa.Table
+
+    @property
+    def schema(self) -> Any:
+        return spark_schema_of(self.table.schema)
+
+    def select(self, *pairs: tuple[str, str]) -> LocalFrame:
+        """The columns of pairs of a name and the one that it gets."""
+        names, aliases = zip(*pairs, strict=True)
+        return replace(self, table=self.table.select(names).rename_columns(list(aliases)))
 
     def toDF(self, *names: str) -> LocalFrame:
         return replace(self, table=self.table.rename_columns(list(names)))
@@ -313,6 +333,11 @@ def without_spark(session: LocalSession) -> Iterator[None]:
     """Within, the driver finds this session, and starts ranks in its workers."""
     places = {
         "sparkdl.spark.forms.arrays.session_of": lambda *_: session,
+        "sparkdl.spark.forms.frames.require_running": lambda *_: None,
+        "sparkdl.spark.forms.frames.selection": lambda _, spec, names: zip(
+            spec.columns, names, strict=True
+        ),
+        "sparkdl.spark.forms.shipped.frame_of_table": LocalFrame,
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,

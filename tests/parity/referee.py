@@ -244,7 +244,7 @@ class _Begins(keras.callbacks.Callback):
 
 
 def train_with_keras(case: Case, nudge: float = 0.0, stirred: int = 0) -> Outcome:
-    """Plain Keras, in this process, eagerly: to trace so small a model takes longer.
+    """Plain Keras, in this process, mostly eagerly: to trace so small a model takes longer.
 
     Args:
         case: What is trained.
@@ -255,7 +255,7 @@ def train_with_keras(case: Case, nudge: float = 0.0, stirred: int = 0) -> Outcom
     for number, variable in enumerate(model.trainable_variables if nudge else ()):
         signs = np.random.default_rng(number).choice([-1.0, 1.0], variable.shape)
         variable.assign(variable * (1.0 + nudge * signs).astype("float32"))
-    model.run_eagerly = True
+    _set_eagerly(case, model)
     every = rows(case, sum(case.sizes))
     parts = parts_of(every, case.sizes)
     orders = Orders(case, model, every, case.sizes)
@@ -270,7 +270,7 @@ def train_with_keras(case: Case, nudge: float = 0.0, stirred: int = 0) -> Outcom
     for what in case.fits:
         if what == "save":
             model = reloaded(model)
-            model.run_eagerly = True
+            _set_eagerly(case, model)
             continue
         batches = GlobalBatches(case, parts, orders, _SEED_STEP * trained, stirred)
         callbacks = callbacks_of(case)
@@ -285,10 +285,23 @@ def train_with_keras(case: Case, nudge: float = 0.0, stirred: int = 0) -> Outcom
         histories.append(history.history)
         seen += seen_by(callbacks)
     batches = [as_keras(case, *part) for part in batches_of(case, *fresh_rows(case))]
+    if _counts_batches_alike(case):
+        model.run_eagerly, model.test_function = False, None
     evaluated = model.evaluate(ListOfBatches(batches), verbose=0, return_dict=True)
     reset_states(model)
     predicted = model.predict(ListOfBatches([batch[:1] for batch in batches]), verbose=0)
     return outcome_of(model, histories, evaluated, predicted, seen)
+
+
+def _counts_batches_alike(case: Case) -> bool:
+    """Whether Keras weighs each batch alike in the losses of several outputs: in compiled steps."""
+    losses = [head for head in case.heads if not head.endswith(":none")]
+    return len(losses) > 1 and not case.eager and keras.backend.backend() == "tensorflow"
+
+
+def _set_eagerly(case: Case, model: Any) -> None:
+    """Lets Keras run eagerly, unless that gives other numbers; several workers count rows."""
+    model.run_eagerly = len(case.sizes) > 1 or not _counts_batches_alike(case)
 
 
 def seen_by(callbacks: list[Any]) -> list[Any]:

@@ -29,13 +29,15 @@ from sparkdl.ml import KerasTransformer
 ROWS, IDS = 240, 40
 
 
-def make_model(**settings: Any) -> Any:
+def make_model(rate: Any = None, **settings: Any) -> Any:
+    """With ``rate`` the rows follow the model's, else they have one of their own."""
     keras.utils.set_random_seed(1)
     x = keras.Input((3,), dtype="int64", name="ids")
-    own = keras.optimizers.Adagrad(0.3)
+    own = keras.optimizers.Adagrad(0.3) if rate is None else None
     rows = ServedEmbedding(4, table="ads", optimizer=own, seed=2, **settings)(x)
     model = keras.Model(x, keras.layers.Dense(1, "sigmoid")(keras.layers.Flatten()(rows)))
-    model.compile(keras.optimizers.Adam(0.05), "binary_crossentropy")
+    optimizer = keras.optimizers.Adam(0.05) if rate is None else keras.optimizers.SGD(rate)
+    model.compile(optimizer, "binary_crossentropy")
     return model
 
 

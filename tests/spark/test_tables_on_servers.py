@@ -80,6 +80,24 @@ def test_rounds_step_rows_as_one_process_does(servers: int, spark: Any, tmp_path
     )
 
 
+def test_rows_follow_a_schedule_in_rounds(spark: Any, tmp_path: Any) -> None:
+    """A warm-up from 0 to 2 over the first fit, then a fall, in which the second fit goes on."""
+    ids, labels = make_rows()
+    rate = keras.optimizers.schedules.CosineDecay(
+        0.0, 30, warmup_target=2.0, warmup_steps=16, alpha=0.1
+    )
+    rows, found = kept(spark, ids, labels), []
+    for mode in ("allreduce", "synchronous"):
+        spark_model = SparkModel(make_model(rate), mode, num_workers=2, batch_size=15)
+        for _ in range(2):
+            spark_model.fit(
+                rows, epochs=2, shuffle=False, verbose=0, checkpoint_dir=str(tmp_path / mode)
+            )
+        found.append(spark_model.model.predict(ids, verbose=0))
+    assert np.ptp(found[0]) > 0.3  # it has learned
+    np.testing.assert_allclose(found[1], found[0], atol=1e-5)
+
+
 def test_a_worker_that_is_killed_costs_a_round_nothing(spark: Any, tmp_path: Any) -> None:
     """A round waits for the next attempt, which takes weights of the other worker, and the rows
     of the servers as they are."""

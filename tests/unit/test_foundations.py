@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import pickle
 import subprocess
 import sys
 from pathlib import Path
 
+import cloudpickle
 import numpy as np
 import pytest
 
@@ -91,6 +93,21 @@ def test_databricks_module_paths() -> None:
         KerasImageFileTransformer, LogCallback, registerKerasImageUDF,
     ):  # fmt: skip
         assert getattr(sparkdl, thing.__name__) is thing
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("path", sorted(sparkdl._PATHS))
+def test_another_librarys_module_path_has_the_names_of_its_home(path: str) -> None:
+    """Also through ``from ... import *``, and after a trip through pickle, as a worker meets it."""
+    home, names = sparkdl._PATHS[path]
+    module = importlib.import_module(path)
+    found: dict[str, object] = {}
+    exec(f"from {path} import *", found)
+    for name in names:
+        assert found[name] is getattr(importlib.import_module(home), name)
+    assert cloudpickle.loads(cloudpickle.dumps(lambda: module.__name__))() == path
+    assert module.__spec__ is not None
+    assert module.__spec__.origin is None, "a file has that path, too"
 
 
 @pytest.mark.keras

@@ -216,6 +216,33 @@ def test_rounds_are_the_steps_of_a_schedule_unless_the_optimizer_state_has_them(
     assert schedule_of(replace(start, with_optimizer=True), 3, follow_schedule=False) == []
 
 
+@pytest.mark.parametrize("together", [True, False])
+def test_every_report_has_the_rate_of_the_schedule_now(together: bool) -> None:
+    class Falling(Learner):
+        @property
+        def learning_rate(self) -> float:  # type: ignore[override]
+            return 1.0 - self.step / 100
+
+        @learning_rate.setter
+        def learning_rate(self, value: float) -> None: ...
+
+        def train(self, window: Any) -> None:
+            self.step += window.num_batches
+
+        def set_step(self, step: int) -> None:
+            self.step = step
+
+    learner, sync = Falling(), Synchronizer()
+    learner.has_schedule, learner.step = True, 10
+    source = Batches(rows_from_numpy(np.zeros((40, 2)), np.zeros(40)), 4, shuffle=False)
+    settings = LoopSettings(epochs=1, batch_size=4, window=2, follow_schedule=together)
+    train(learner, sync, source, settings, num_rows=40, num_workers=2)
+    every = 4 if together else 2  # the steps of all workers, or rounds
+    assert [r.learning_rate for r in sync.exchanges] == pytest.approx(
+        [0.9 - every * i / 100 for i in range(5)]
+    )
+
+
 def test_live_metrics_are_never_those_of_no_batch_of_the_epoch() -> None:
     """Metrics are read before the stack that a report is of, so the first has none to tell."""
 

@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,22 @@ from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.ml.parts import archive_of
+
+
+def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
+    def get(self: Any) -> Any:
+        return getattr(self, attribute)
+
+    get.__doc__ = doc
+    return get
+
+
+def _setter(attribute: str, doc: str) -> Callable[[Any, Any], None]:
+    def set_to(self: Any, value: Any) -> None:
+        setattr(self, attribute, value)
+
+    set_to.__doc__ = doc
+    return set_to
 
 
 class Trainer:
@@ -67,13 +84,10 @@ class Trainer:
         """Keeps the number; without effect, as workers read ahead by themselves."""
         self.max_mini_batches_prefetch = max_mini_batches
 
-    def get_training_time(self) -> float:
-        """Seconds of the last ``train``."""
-        return self.training_time
-
-    def get_history(self) -> list[dict[str, Any]]:
-        """An entry per epoch: ``{'iteration': epoch, 'history': [loss, metrics, ...]}``."""
-        return self.history
+    get_training_time = _getter("training_time", "Seconds of the last ``train``.")
+    get_history = _getter(
+        "history", "An entry per epoch: ``{'iteration': epoch, 'history': [loss, metrics, ...]}``."
+    )
 
     def get_averaged_history(self) -> list[Any]:
         """``[loss, metrics, ...]`` of each epoch over the rows of all workers, as arrays."""
@@ -157,15 +171,11 @@ class SingleTrainer(Trainer):
     """One worker trains on all rows, as plain Keras does.
 
     Args:
-        keras_model: See :class:`Trainer`.
-        worker_optimizer: See :class:`Trainer`.
-        loss: See :class:`Trainer`.
-        metrics: See :class:`Trainer`.
+        keras_model, worker_optimizer, loss, metrics, loss_weights: As of :class:`Trainer`.
         features_col: Column of the features; a list: several columns, or one for each input.
         label_col: Column of the labels.
         num_epoch: Passes over the rows.
         batch_size: Rows per step.
-        loss_weights: See :class:`Trainer`.
     """
 
     @lists_its_arguments
@@ -236,17 +246,12 @@ class DistributedTrainer(Trainer):
     """The base of the trainers with a parameter server.
 
     Args:
-        keras_model: See :class:`Trainer`.
-        worker_optimizer: See :class:`Trainer`.
-        loss: See :class:`Trainer`.
-        metrics: See :class:`Trainer`.
+        keras_model, worker_optimizer, loss, metrics, loss_weights: As of :class:`Trainer`.
         num_workers: Workers.
         batch_size: Rows per step and worker.
-        features_col: See :class:`sparkdl.compat.distkeras.trainers.SingleTrainer`.
-        label_col: See :class:`sparkdl.compat.distkeras.trainers.SingleTrainer`.
+        features_col, label_col: As of :class:`SingleTrainer`.
         num_epoch: Passes over the rows.
         master_port: The server's port; 0 for any free one.
-        loss_weights: See :class:`Trainer`.
     """
 
     RULE = ""
@@ -265,45 +270,19 @@ class DistributedTrainer(Trainer):
         self.master_host: str | None = None
         self.learning_rate = 1.0
 
-    def set_minibatch_size(self, size: int) -> None:
-        """Sets the rows per step and worker."""
-        self.batch_size = size
-
-    def get_minibatch_size(self) -> int:
-        """Rows per step and worker."""
-        return self.batch_size
-
-    def get_features_column(self) -> Any:
-        """The column of the features."""
-        return self.features_column
-
-    def get_label_column(self) -> Any:
-        """The column of the labels."""
-        return self.label_column
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the rule's learning rate, for those that have one; not the optimizer's."""
-        self.learning_rate = learning_rate
-
-    def get_learning_rate(self) -> float:
-        """The rule's learning rate."""
-        return self.learning_rate
-
-    def set_num_epoch(self, num_epoch: int) -> None:
-        """Sets the passes over the rows."""
-        self.num_epoch = num_epoch
-
-    def get_num_epoch(self) -> int:
-        """Passes over the rows."""
-        return self.num_epoch
-
-    def set_num_workers(self, num_workers: int) -> None:
-        """Sets the number of workers."""
-        self.num_workers = num_workers
-
-    def get_num_workers(self) -> int:
-        """The number of workers."""
-        return self.num_workers
+    get_features_column = _getter("features_column", "The column of the features.")
+    get_label_column = _getter("label_column", "The column of the labels.")
+    get_minibatch_size = _getter("batch_size", "Rows per step and worker.")
+    set_minibatch_size = _setter("batch_size", "Sets the rows per step and worker.")
+    get_learning_rate = _getter("learning_rate", "The rule's learning rate.")
+    set_learning_rate = _setter(
+        "learning_rate",
+        "Sets the rule's learning rate, for those that have one; not the optimizer's.",
+    )
+    get_num_epoch = _getter("num_epoch", "Passes over the rows.")
+    set_num_epoch = _setter("num_epoch", "Sets the passes over the rows.")
+    get_num_workers = _getter("num_workers", "The number of workers.")
+    set_num_workers = _setter("num_workers", "Sets the number of workers.")
 
     def set_master(self, master: str | None) -> None:
         """Sets the address of this host that workers connect to; None: found by itself."""
@@ -344,13 +323,8 @@ class AsynchronousDistributedTrainer(DistributedTrainer):
 
     parallelism_factor = 1
 
-    def set_parallelism_factor(self, factor: int) -> None:
-        """Sets how many tasks there are for each worker."""
-        self.parallelism_factor = factor
-
-    def get_parallelism_factor(self) -> int:
-        """Tasks for each worker."""
-        return self.parallelism_factor
+    get_parallelism_factor = _getter("parallelism_factor", "Tasks for each worker.")
+    set_parallelism_factor = _setter("parallelism_factor", "Sets the tasks for each worker.")
 
     def _workers(self) -> int:
         return self.num_workers * self.parallelism_factor

@@ -365,16 +365,6 @@ def index_examples(
 ):
     """Finds the lists of the named features in Examples as writers write them.
 
-    Args:
-        buffer, starts, ends: The records.
-        names, name_starts: The names, one after the other.
-        is_single: Per name, whether its list is to hold one number.
-        kinds: Gets the kind of the list, per name and record; -1 before, which stays without the
-            feature.
-        begins, stops: Get where the packed numbers are, or the texts as fields, for names that are
-            not single.
-        values: Gets the number of single ones, of a float the bits.
-
     Returns:
         Whether all records were of that form: one Features, in each entry a key and then a value,
         numbers packed in one piece, one where one is to be. If not, nothing is known.

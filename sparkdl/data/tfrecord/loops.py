@@ -80,15 +80,7 @@ def masked_crcs(buffer: Bytes, starts: Positions, lengths: Positions) -> npt.NDA
 
 
 class Frames(NamedTuple):
-    """The frames in a block of bytes.
-
-    Args:
-        starts: Where the data of each begin.
-        lengths: Their bytes.
-        end: Where the first frame begins that is not among them.
-        fault: What is wrong with that one: '' (cut off by the block's end), 'head', 'length',
-            'data'.
-    """
+    """The frames in a block of bytes."""
 
     starts: Positions
     lengths: Positions
@@ -154,15 +146,7 @@ def _words_at(buffer: Bytes, positions: Positions) -> npt.NDArray[np.uint32]:
 
 
 class Fields(NamedTuple):
-    """The fields of messages, one per element, ordered by message and then as they came.
-
-    Args:
-        message: Which message it is in.
-        number: The field's number.
-        wire: 0 varint, 1 eight bytes, 2 bytes with a length, 5 four bytes.
-        start: Where its value begins (behind the length).
-        end: Where it ends.
-    """
+    """The fields of messages, one per element, ordered by message and then as they came."""
 
     message: Positions
     number: Positions
@@ -176,11 +160,7 @@ class Fields(NamedTuple):
 
 
 def walk(buffer: Bytes, starts: Positions, ends: Positions) -> Fields:
-    """All fields of some messages.
-
-    Raises:
-        MalformedError: One is no protocol buffer.
-    """
+    """All fields of some messages."""
     loops = compiled()
     if loops is None:
         return _walk_in_lockstep(buffer, starts, ends)
@@ -328,11 +308,7 @@ def index_examples(
 def read_varints(
     buffer: Bytes, starts: Positions, lengths: Positions
 ) -> tuple[npt.NDArray[np.int64], Positions]:
-    """The varints in each span: all values, and how many each span has.
-
-    Raises:
-        MalformedError: A span ends in the middle of a varint.
-    """
+    """The varints in each span: all values, and how many each span has."""
     loops = compiled()
     if loops is None:
         return _read_in_lockstep(buffer, starts, lengths)

@@ -22,8 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files.model_file import HDF5
+from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
+from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
 
@@ -209,58 +210,71 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         optimizer.build(model.trainable_variables)
     from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
     from sparkdl.learner.archives.unsaved_settings import BesideFile
-    from sparkdl.learner.custom_objects import find_custom_objects, named_functions
-    from sparkdl.learner.signature import has_own
+    from sparkdl.learner.custom_objects import (
+        find_custom_objects,
+        functions_in_configs,
+        named_functions,
+    )
+    from sparkdl.learner.state.optimizer_state import forget_lost_variables
 
+    if optimizer is not None:
+        forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
         with making_models, named_functions(model) as functions, _present_optimizer(model):
-            content = _save_bytes(model)
+            content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
-        raise ModelError(
-            f"model {model.name!r} cannot be sent to the workers",
-            expected="a model that keras can save and load (get_config on custom layers)",
-            received=_in_short(error),
-            hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
-        ) from error
+        raise _cannot_travel(model, error) from error
     archive = archive_of_bytes(content, objects)
 
     def load(with_values: bool) -> Any:
-        if not with_values:
+        if not with_values and not has_own(model, "compile", "compile_from_config"):
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
-                if not has_own(model, "compile", "compile_from_config"):
-                    return _without_values(content, objects)
-        try:
-            with _model_file(content) as path:
+                return _without_values(json.loads(read_config(content)), objects)
+        with _model_file(content) as path:
+            try:
                 return load_model_file(path, objects, compiled=optimizer is not None)
-        except Exception as error:
-            raise ModelError(
-                f"model {model.name!r} cannot be made again on the workers",
-                expected="a model that keras.models.load_model makes again of its file",
-                received=_in_short(error),
-                hint=_functions_in_configs(model)
-                or "get_config must tell all that the constructor of a layer takes",
-            ) from None  # Keras' error has the whole configuration in it
+            except Exception as error:  # in which Keras quotes the whole configuration
+                raise _cannot_travel(model, error, functions_in_configs(model)) from None
 
-    with making_models:
-        settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    try:
+        with making_models:
+            settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+    except ValueError as error:  # how Keras says that values found no place
+        if isinstance(error, ModelError):
+            raise
+        raise _cannot_travel(
+            model, error, "a layer that several other layers hold is made once by __init__ of a "
+            "class of your own, or by get_config and from_config"
+        ) from error  # fmt: skip
     key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
 
 
-def _without_values(content: bytes, objects: dict[str, Any]) -> Any:
-    """The model of a ``.keras`` file, whose variables have no values and no place in memory."""
+def _cannot_travel(model: Any, error: Exception, hint: str = "") -> ModelError:
+    return ModelError(
+        f"model {model.name!r} cannot be sent to the workers",
+        expected="a model that keras can save and load (get_config on custom layers)",
+        received=_in_short(error),
+        hint=hint or "model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+    )
+
+
+def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
+    """The model of a ``config.json``, whose variables have no values and no place in memory."""
     import keras
 
     def make() -> Any:
         given = {"custom_objects": objects, "safe_mode": False}
-        config = json.loads(read_config(content))
-        settings, config["compile_config"] = config.get("compile_config"), None
+        settings, bare = config.get("compile_config"), config | {"compile_config": None}
         with lenient_constructors(objects):
-            with keras.StatelessScope(initialize_variables=False):
-                model = keras.saving.deserialize_keras_object(config, **given)
+            with (
+                keras.src.saving.serialization_lib.ObjectSharingScope(),
+                keras.StatelessScope(initialize_variables=False),
+            ):
+                model = keras.saving.deserialize_keras_object(bare, **given)
             if settings:  # not compile_from_config, which makes the optimizer's variables
                 model.compile(**keras.saving.deserialize_keras_object(settings, **given))
         return model
@@ -433,14 +447,16 @@ def restore_state(model: Any, archive: ModelArchive) -> None:
         BesideFile.from_bytes(archive.beside).give_values(model)
 
 
-def model_bytes(model: Any) -> bytes:
+def model_bytes(model: Any, custom_objects: dict[str, Any] | None = None) -> bytes:
     """A model as the bytes of a ``.keras`` file.
 
     Raises:
-        ModelError: Keras cannot save the model.
+        ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model)
+        return _save_bytes(model, custom_objects or {})
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"model {model.name!r} cannot be saved",
@@ -510,9 +526,8 @@ def _refuse_unsafe_hdf5(path: str) -> None:
 
 def _why_not_loaded(error: Exception) -> str:
     missing = _missing_object(error)
-    if missing is None:
-        return _in_short(error)
-    return f"a model with the {missing}, which custom_objects has not"
+    told = missing and f"a model with the {missing}, which custom_objects has not"
+    return told or _in_short(error)
 
 
 def _missing_object(error: Exception) -> str | None:
@@ -524,26 +539,11 @@ def _missing_object(error: Exception) -> str | None:
 
 def _in_short(error: Exception) -> str:
     """Keras' error without the configuration of the model, which it may quote in full."""
-    told = re.split(r"\n\s*\n", re.sub("\x1b\\[[0-9]*m", "", str(error)))
-    kept = [part for part in told if not part.startswith(("config=", "Arguments received"))]
+    _, _, cause = re.sub("\x1b\\[[0-9]*m", "", str(error)).rpartition("Exception encountered: ")
+    parts, dropped = re.split(r"\n\s*\n", cause), ("config=", "Arguments received")
+    kept = [part for part in parts if not part.startswith(dropped)]
     text = f"{type(error).__name__}: " + " ".join(" ".join(kept).split())
     return text if len(text) <= 600 else f"{text[:600]}..."
-
-
-def _functions_in_configs(model: Any) -> str:
-    """A hint at the layers whose ``get_config`` has a function in it: it comes back as a dict."""
-    for layer in model._flatten_layers(include_self=False):
-        if type(layer).__module__.startswith("keras."):
-            continue
-        for name, value in layer.get_config().items():
-            if inspect.isroutine(value):
-                return (
-                    f"get_config of layer {layer.name!r} has a function as {name!r}, which its "
-                    "constructor gets as a dict: from_config with config["
-                    f"{name!r}] = keras.saving.deserialize_keras_object(config[{name!r}]), or a "
-                    "keras.layers.Lambda"
-                )
-    return ""
 
 
 def load_state(model: Any, content: bytes, path: str) -> None:
@@ -570,16 +570,21 @@ def load_state(model: Any, content: bytes, path: str) -> None:
         ) from error
 
 
-def read_config(content: bytes) -> bytes:
-    """The architecture and the compile settings in a ``.keras`` archive."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read("config.json")
+def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
+    """The model as Keras saves it, with layers that several others hold once.
 
+    Raises:
+        ModelError: There are such layers, and the file would not have them once.
+    """
+    from sparkdl.learner.archives.rebuilt import SharedLayers
 
-def _save_bytes(model: Any) -> bytes:
+    shared = SharedLayers(model)
     with making_models, TemporaryFolder() as folder:
         path = os.path.join(folder.path, "model.keras")
-        model.save(path)
+        with shared.numbered():
+            model.save(path)
+        if shared:
+            shared.mend_file(path, objects, _without_values)
         with open(path, "rb") as file:
             return file.read()
 

@@ -8,25 +8,32 @@ that only the first fit of a model loads it.
 from __future__ import annotations
 
 import contextlib
+import copy
+import json
 import random
 import re
-from collections import OrderedDict
+import zipfile
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.models import functional
+from keras.src.saving import serialization_lib
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.unsaved_settings import (
     Attributes,
     ComparedPart,
     UnsavedSettings,
+    attributes_of,
     compared_parts,
     parts_of,
 )
-from sparkdl.learner.archives.value_forms import is_plain, plain_copy
+from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
+from sparkdl.learner.custom_objects import find_custom_objects
 from sparkdl.learner.state.carried_state import (
     untrusted_values,
     values_of,
@@ -81,13 +88,16 @@ def compared_with_rebuilt(
     if known is None:
         with _nothing_drawn(), settings.globals.set():
             with_values = _size_bytes(model) <= LARGE_BYTES
-            copy = load(with_values)
-            _require_same_structure(model, copy)
+            made = load(with_values)
+            reordered = settings.put_in_order(made)
+            _require_same_structure(model, made)
             lossy = frozenset[str]()
-            if with_values:
-                settings.apply(copy, custom_objects)
-                lossy = _lossy(model, copy)
-            known = _Rebuilt(tuple(part.kept() for part in compared_parts(copy)), lossy)
+            if reordered:  # what a file numbers by their order goes to another variable
+                lossy = frozenset(variables_by_name(model))
+            elif with_values:
+                settings.apply(made, custom_objects)
+                lossy = _lossy(model, made)
+            known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy)
     _known[key] = known
     while len(_known) > _CAPACITY:
         _known.popitem(last=False)
@@ -168,9 +178,12 @@ def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
             missing = name not in its.attributes
             if not missing and form == its.attributes[name]:
                 continue
-            value = vars(part.thing)[name]
+            value = attributes_of(part.thing)[name]
+            numbers = None if missing else numbers_of(value)
             if is_plain(value):
                 found.setdefault(number, {})[name] = plain_copy(value)
+            elif numbers is not None or is_plain_object(value):
+                found.setdefault(number, {})[name] = value if numbers is None else numbers
             elif part.own and not missing:  # else it may be what a call has made
                 raise _refusal(
                     model, f"attribute {name!r} of {part.label} as it is",
@@ -179,6 +192,161 @@ def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
                     "constructor takes; or give it to the constructor",
                 )  # fmt: skip
     return found
+
+
+class SharedLayers:
+    """The layers of a model that several of its layers hold: submodels, wrappers, the model itself.
+
+    Keras' file of such a model cannot be loaded: a configuration has each layer once for each
+    holder (what says that they are one is lost in a copy), and numbers a layer's calls within each
+    holder, while a loaded layer numbers those of all. :meth:`numbered` and :meth:`mend` write both
+    so that ``keras.models.load_model`` makes the same model.
+
+    Args:
+        model: Built.
+    """
+
+    def __init__(self, model: Any) -> None:
+        held: Counter[int] = Counter()
+        for part in parts_of(model):
+            held.update({id(v) for v in part._flatten_layers(include_self=False, recursive=False)})
+        self._model = model
+        self._ids = {key for key, count in held.items() if count > 1}
+        inputs = {id(p) for p in parts_of(model) if isinstance(p, keras.layers.InputLayer)}
+        self._any = bool(self._ids - inputs)
+
+    def __bool__(self) -> bool:
+        return self._any
+
+    @contextlib.contextmanager
+    def numbered(self) -> Iterator[None]:
+        """Within, Keras writes the number of a shared layer at each of its places."""
+        record = serialization_lib.record_object_after_serialization
+
+        def record_all(thing: Any, config: dict[str, Any]) -> None:
+            record(thing, config)
+            if id(thing) in self._ids:
+                config["shared_object_id"] = id(thing)
+
+        with _replaced(serialization_lib, "record_object_after_serialization", record_all, self):
+            yield
+
+    def mend_file(
+        self,
+        path: str,
+        custom_objects: dict[str, Any],
+        load: Callable[[dict[str, Any], dict[str, Any]], Any],
+    ) -> None:
+        """Writes the ``config.json`` of a file anew; see :meth:`mend`."""
+        objects = {**find_custom_objects(self._model), **custom_objects}
+        with zipfile.ZipFile(path) as file:
+            parts = {name: file.read(name) for name in file.namelist()}
+        config = json.loads(parts["config.json"])
+        self.mend(config, lambda given: load(given, objects))
+        parts["config.json"] = json.dumps(config).encode()
+        with zipfile.ZipFile(path, "w") as file:
+            for name, part in parts.items():
+                file.writestr(name, part)
+
+    def mend(self, config: dict[str, Any], load: Callable[[dict[str, Any]], Any]) -> None:
+        """Numbers calls of layers in a saved configuration as those of loaded layers.
+
+        Args:
+            config: Of the model; changed in place.
+            load: Makes the model of a configuration, which it may change.
+
+        Raises:
+            ModelError: The loaded model is another one.
+        """
+        given = copy.deepcopy(config)
+        graphs = {
+            id(mine["layers"]): its
+            for mine, its in zip(_graphs(given), _graphs(config), strict=True)
+        }
+        if not graphs:  # their calls have no numbers
+            return
+        begun: list[tuple[dict[str, Any], ...]] = []
+        make, read = functional.functional_from_config, functional.deserialize_node
+
+        def make_graph(cls: Any, mine: dict[str, Any], custom_objects: Any = None) -> Any:
+            begun.append((dict(mine), graphs.get(id(mine["layers"]), {})))
+            depth = len(begun)
+            try:
+                return make(cls, mine, custom_objects=custom_objects)
+            finally:
+                del begun[depth - 1 :]
+
+        def read_node(node: Any, layers: dict[str, Any]) -> Any:
+            if begun and begun[-1]:  # the first call of this graph: no other was made yet
+                both, begun[-1] = begun[-1], ()
+                calls = {
+                    layer["name"]: len(layers[layer["name"]]._inbound_nodes)
+                    for layer in both[0]["layers"] if layer["inbound_nodes"]
+                }  # fmt: skip
+                for graph in both:
+                    _renumber([layer["inbound_nodes"] for layer in graph.get("layers", ())], calls)
+                    _renumber([graph.get("input_layers"), graph.get("output_layers")], calls)
+            return read(node, layers)
+
+        try:
+            with (
+                _nothing_drawn(),
+                _replaced(functional, "functional_from_config", make_graph),
+                _replaced(functional, "deserialize_node", read_node),
+            ):
+                made = load(given)
+        except Exception as error:
+            raise self._refused(f"{type(error).__name__}: {error}"[:300]) from error
+        if _shapes(made.variables) != _shapes(self._model.variables):
+            raise self._refused(f"{len(made.variables)} variables of layers that are apart")
+
+    def _refused(self, received: str) -> ModelError:
+        names = [part.name for part in parts_of(self._model) if id(part) in self._ids]
+        count = len(self._model.variables)
+        return ModelError(
+            f"model {self._model.name!r} cannot be saved so that anybody can load it",
+            expected=f"a configuration that makes its {count} variables again",
+            received=received,
+            hint=f"layers {names} belong to several others: make them in __init__ of a class of "
+            "your own, whose from_config makes them once",
+        )
+
+
+def _graphs(value: Any) -> Iterator[dict[str, Any]]:
+    """The configurations of functional models in a saved one."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _graphs(item)
+    elif isinstance(value, dict):
+        if {"layers", "input_layers", "output_layers"} <= value.keys():
+            yield value
+        for item in value.values():
+            yield from _graphs(item)
+
+
+def _renumber(value: Any, calls: dict[str, int]) -> None:
+    """Adds to each ``[layer, call, tensor]`` the calls that the layer had before."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return
+    if len(value) == 3 and isinstance(value[0], str) and isinstance(value[1], int):
+        value[1] += calls.get(value[0], 0)
+    else:
+        for item in value:
+            _renumber(item, calls)
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> Iterator[None]:
+    """Within, a module of Keras has another function, if that is wanted."""
+    before = getattr(module, name)
+    if wanted:
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
 
 
 def _refusal(model: Any, expected: str, received: str, hint: str) -> ModelError:

@@ -6,7 +6,7 @@ docs/keras.md.
 
 Attributes that no configuration has are found by comparing two models that should be equal, part by
 part (:func:`compared_parts`). Only values that can be told apart are looked at: numbers, texts,
-arrays, containers of these, functions by their code, and objects of a few such attributes.
+arrays, tensors, containers of these, functions by their code, and objects of such attributes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ import numpy as np
 from keras.src.backend.common.remat import RematMode
 
 from sparkdl.files.packed_arrays import pack_arrays
-from sparkdl.learner.archives.value_forms import UNKNOWN, form_of, is_plain, plain_copy
+from sparkdl.learner.archives.value_forms import (
+    UNKNOWN,
+    form_of,
+    is_plain,
+    numbers_of,
+    plain_copy,
+    with_numbers,
+)
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
@@ -103,6 +110,8 @@ class UnsavedSettings:
         scales_loss: Whether the optimizer is in a ``LossScaleOptimizer``.
         stepped: The numbers of the variables that the optimizer knows.
         decays: Whether weight decay applies to each of them.
+        orders: The names of each part's own variables that are trained, and of those that are not,
+            in its order: a layer that was quantized has another one than a loaded layer.
         attributes: What else differs from a model that is made from the configuration.
     """
 
@@ -115,6 +124,7 @@ class UnsavedSettings:
     scales_loss: bool
     stepped: list[int] | None
     decays: list[bool]
+    orders: list[list[str]]
     attributes: Attributes = field(default_factory=dict)
 
     @classmethod
@@ -138,6 +148,7 @@ class UnsavedSettings:
             optimizer is not None and innermost_optimizer(model) is not optimizer,
             stepped,
             decays,
+            [[v.name for v in own] for own in _own_variables(model)],
         )  # fmt: skip
 
     @property
@@ -145,8 +156,19 @@ class UnsavedSettings:
         """Bytes that equal settings share."""
         return payload.dump(self)
 
+    def put_in_order(self, model: Any) -> bool:
+        """Puts the variables of a loaded model in order; False if they are."""
+        changed = False
+        for own, names in zip(_own_variables(model), self.orders, strict=False):
+            mine = [v.name for v in own]
+            if mine != names and sorted(mine) == sorted(names) and len(set(names)) == len(names):
+                own.sort(key=lambda v, names=names: names.index(v.name))  # type: ignore[misc]
+                changed = True
+        return changed
+
     def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives a model that was just loaded these settings."""
+        self.put_in_order(model)
         for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
                 layer.dtype_policy = keras.dtype_policies.get(policy)
@@ -190,6 +212,11 @@ def parts_of(model: Any) -> list[Any]:
     """The model and its layers, in an order that an equal model has, too."""
     layers = model._flatten_layers(include_self=True, recursive=True)
     return [layer for layer in layers if not isinstance(layer, keras.metrics.Metric)]
+
+
+def _own_variables(model: Any) -> Iterator[list[Any]]:
+    for layer in parts_of(model):
+        yield from (layer._trainable_variables, layer._non_trainable_variables)
 
 
 def _policies(model: Any) -> Iterator[Any]:
@@ -284,6 +311,7 @@ _NO_SETTINGS = frozenset({
     "build_config", "_eval_epoch_iterator", "_exclude_from_weight_decay_cache",
 })  # fmt: skip
 """Attributes of Keras that follow from how far a model is built, or from its configuration."""
+_PYTORCH = ("_buffers", "_parameters")
 _SETTINGS = frozenset({"_run_eagerly", "_jit_compile", "_fn_kwargs"})
 """Settings of Keras that begin with an underscore, and not all are in a configuration: arguments of
 a loss or a metric are there (``delta`` of Huber, ``axis`` of CosineSimilarity)."""
@@ -309,7 +337,7 @@ class ComparedPart:
 
     def plain_names(self) -> list[str]:
         """The attributes that are numbers, texts, arrays and containers of these."""
-        return [name for name in self.attributes if is_plain(vars(self.thing)[name])]
+        return [name for name in self.attributes if is_plain(attributes_of(self.thing)[name])]
 
     def kept(self) -> ComparedPart:
         """The same without the object."""
@@ -336,13 +364,23 @@ def _part(what: str, thing: Any) -> ComparedPart:
     kind, own = type(thing), not comes_with_keras(type(thing))
     attributes = {
         name: form_of(value)
-        for name, value in list(vars(thing).items())
+        for name, value in attributes_of(thing).items()
         if not _is_inner(name, kind) and name not in _NO_SETTINGS
     }
     attributes = {name: form for name, form in attributes.items() if form is not UNKNOWN}
     name = getattr(thing, "name", None) or kind.__name__
     label = f"{what} {name!r}" if what != "optimizer" else f"optimizer {kind.__name__}"
     return ComparedPart(thing, label, f"{kind.__module__}.{kind.__qualname__}", own, attributes)
+
+
+def attributes_of(thing: Any) -> dict[str, Any]:
+    """Name -> value of an object's attributes; also buffers and parameters of PyTorch."""
+    found = dict(vars(thing))
+    for inside in _PYTORCH:
+        found |= found.pop(inside, None) or {}
+    if type(thing).__name__ == "TorchModuleWrapper":
+        found |= {f"module.{name}": value for name, value in thing.module.named_buffers()}
+    return found
 
 
 def _is_inner(name: str, kind: type) -> bool:
@@ -412,4 +450,13 @@ def _give_attributes(model: Any, attributes: Attributes) -> None:
         return
     parts = compared_parts(model)
     for number, values in attributes.items():
-        vars(parts[number].thing).update(values)
+        thing = parts[number].thing
+        for name, value in values.items():
+            held = vars(thing)
+            for inside in _PYTORCH:
+                held = vars(thing)[inside] if name in vars(thing).get(inside, ()) else held
+            present = attributes_of(thing).get(name)
+            tensor = isinstance(value, np.ndarray) and numbers_of(present) is not None
+            value = with_numbers(present, value) if tensor else value
+            if value is not present:
+                held[name] = value

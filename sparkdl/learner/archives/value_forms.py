@@ -1,4 +1,5 @@
-"""Forms of values by which equal ones are found: numbers, texts, arrays, containers, functions."""
+"""Forms of values by which equal ones are found: numbers, texts, arrays and tensors, containers,
+functions, and objects of such attributes."""
 
 from __future__ import annotations
 
@@ -6,12 +7,15 @@ import zlib
 from types import FunctionType
 from typing import Any
 
+import keras
 import numpy as np
+import numpy.typing as npt
 
 UNKNOWN = ("unknown",)
 """Stands for a value that cannot be compared."""
 _DEPTH = 4
 _LONGEST = 10_000
+_LIBRARIES = ("keras", "tensorflow", "torch", "jax", "jaxlib", "numpy", "builtins")
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
@@ -23,6 +27,42 @@ def is_plain(value: Any, depth: int = 0) -> bool:
         return False
     inner = [*value, *value.values()] if isinstance(value, dict) else list(value)
     return all(is_plain(item, depth + 1) for item in inner)
+
+
+def is_plain_object(value: Any, depth: int = 0) -> bool:
+    """Whether it is an object of the user's own, of plain attributes, that Keras does not save."""
+    return _is_own(value) and all(
+        is_plain(item) or (depth < _DEPTH and is_plain_object(item, depth + 1))
+        for item in vars(value).values()
+    )
+
+
+def _is_own(value: Any) -> bool:
+    known = type(value).__module__.partition(".")[0] in _LIBRARIES
+    kinds = hasattr(value, "get_config") or isinstance(value, (type, FunctionType))
+    return not known and not kinds and hasattr(value, "__dict__")
+
+
+def numbers_of(value: Any) -> npt.NDArray[Any] | None:
+    """The values of a tensor or variable of a backend; None for what is none, or has none now."""
+    if type(value).__module__.partition(".")[0] not in ("tensorflow", "torch", "jax", "jaxlib"):
+        return None
+    try:
+        known = keras.ops.is_tensor(value) or hasattr(value, "assign")
+        return np.array(keras.ops.convert_to_numpy(value)) if known else None
+    except Exception:  # a symbol of a graph
+        return None
+
+
+def with_numbers(present: Any, value: npt.NDArray[Any]) -> Any:
+    """A tensor or variable with other values: the same one, where it can be written to."""
+    if hasattr(present, "assign"):
+        present.assign(value)
+        return present
+    if hasattr(present, "copy_") and tuple(present.shape) == value.shape:
+        present.data.copy_(keras.ops.convert_to_tensor(value))
+        return present
+    return keras.ops.convert_to_tensor(value, keras.backend.standardize_dtype(value.dtype))
 
 
 def plain_copy(value: Any) -> Any:
@@ -50,10 +90,16 @@ def form_of(value: Any, depth: int = 0) -> Any:
         return ("array", value.shape, str(value.dtype), zlib.crc32(content))
     if depth > _DEPTH:
         return UNKNOWN
+    numbers = numbers_of(value)
+    if numbers is not None:
+        return form_of(numbers, depth)
     if isinstance(value, (list, tuple, set, frozenset, dict)):
         return _form_of_container(value, depth)
     if isinstance(value, FunctionType):
         return _form_of_function(value, depth)
+    if _is_own(value):
+        form = _form_of_container(vars(value), depth)
+        return form if form is UNKNOWN else (type(value).__qualname__, form)
     return UNKNOWN
 
 

@@ -1,8 +1,9 @@
-"""The user's own losses, metrics and optimizers: whether the workers can make them again."""
+"""A model's compile settings: whether the workers can make them again, and evaluate by them."""
 
 from __future__ import annotations
 
 import inspect
+from types import FunctionType
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import numpy as np
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import lenient_constructors, making_models
 from sparkdl.learner.custom_objects import compiled_objects, find_custom_objects, named_functions
+from sparkdl.learner.signature import has_own
 
 _PLAIN = (bool, int, float, str, np.ndarray, np.generic, type(None))
 _KINDS = {
@@ -27,8 +29,16 @@ def require_remakable(model: Any) -> None:
     arguments of their constructor without a ``get_config``; losses, metrics and optimizers do not.
 
     Raises:
-        ModelError: A class does not tell an argument of its constructor.
+        ModelError: A class does not tell an argument of its constructor; or Keras keeps variables
+            in Flax's NNX.
     """
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
+        raise ModelError(
+            "models that keep their variables in Flax's NNX cannot be trained by workers",
+            expected="keras.config.is_nnx_enabled() False",
+            received="True",
+            hint="start Python without KERAS_NNX_ENABLED",
+        )
     parts = compiled_objects(model)
     if not parts:
         return
@@ -92,4 +102,57 @@ def _refusal(model: Any, part: Any, arguments: list[str], received: str) -> Mode
         expected="get_config with the arguments of its constructor, as for model.save",
         received=received,
         hint=f"in class {name}: def get_config(self): return {{**super().get_config(), {line}}}",
+    )
+
+
+def require_loadable(model: Any) -> None:
+    """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
+    if has_own(model, "compile") and not has_own(model, "compile_from_config"):
+        raise ModelError(
+            f"model {model.name!r} cannot be compiled again on the workers",
+            expected="get_compile_config and compile_from_config beside a compile of its own",
+            received=f"{type(model).__name__}.compile without them",
+            hint="get_compile_config(self) returns the arguments of compile as a dict (optimizers "
+            "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
+            "self.compile with them",
+        )
+    require_remakable(model)
+
+
+def require_evaluable(model: Any) -> None:
+    """Raises ModelError unless the model can be evaluated.
+
+    A ``train_step`` of its own says nothing of what Keras' ``test_step`` computes: that needs a
+    compiled loss, losses that layers add, or a ``compute_loss`` of the model's own.
+    """
+    if model._compile_loss is None and not has_own(model, "compute_loss", "test_step"):
+        if adds_loss(type(model)) or layers_can_add_loss(model):
+            return
+        raise ModelError(
+            f"model {model.name!r} cannot be evaluated: it has no loss",
+            expected="a test_step of the model's own beside its train_step, or model.compile with "
+            "a loss",
+            received="Keras' test_step and no loss",
+            hint="write test_step(self, data) like train_step, without the optimizer",
+        )
+
+
+def adds_loss(kind: type) -> bool:
+    """Whether a method of the user's own class calls ``add_loss``."""
+    methods = (
+        method
+        for base in kind.__mro__
+        if not base.__module__.startswith("keras.")
+        for method in vars(base).values()
+    )
+    return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
+
+
+def layers_can_add_loss(model: Any) -> bool:
+    """Whether a layer may add a loss when the model is called."""
+    return bool(model.losses) or any(
+        not type(layer).__module__.startswith("keras.")
+        or isinstance(layer, keras.layers.ActivityRegularization)
+        or getattr(layer, "activity_regularizer", None) is not None
+        for layer in model._flatten_layers(include_self=False)
     )

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.learner.signature import has_own
 from sparkdl.learner.state.optimizer_state import batch_counter
 
 Json = Any
@@ -30,6 +31,17 @@ def model_from_json(config: str, custom_objects: dict[str, Any]) -> Any:
             expected="model.to_json(), and custom_objects for what does not come with Keras",
             received=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
+
+
+def require_trainable(model: Any) -> None:
+    """Raises ModelError for a model of which a step changes nothing: all of it is frozen."""
+    if not model.trainable_variables and not has_own(model, "train_step"):
+        raise ModelError(
+            f"model {model.name!r} has nothing to train",
+            expected="a variable that is trainable, or a train_step of the model's own",
+            received=f"{len(model.variables)} variables, none of them trainable",
+            hint="layer.trainable = True, and compile again; evaluate and predict need neither",
+        )
 
 
 def compile_model(

@@ -13,6 +13,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.optimizer import is_distributed
+from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.process.log_lines import log_to_driver
 
 
@@ -43,6 +44,8 @@ class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         """Broadcasts, if the model is built."""
         self._done = False
         _refuse_xla(self.model)
+        size = self._communicator.size
+        require_synchronized(self.model, size, "model.fit on each rank", followed=False)
         if self.model.built:
             self._broadcast()
 

@@ -146,7 +146,7 @@ class _TensorFlowReducer(_CommunicatorReducer):
         return [tf.reshape(p, tf.shape(v)) for p, v in zip(parts, values, strict=True)]
 
     def _sparse(self, slices: Any, position: int) -> Any:
-        """All ranks' rows; those of one index are summed, as optimizers that square them need."""
+        """All ranks' rows, none summed: the optimizer sees what it sees of one process's batch."""
         import tensorflow as tf
 
         dtype = slices.values.dtype
@@ -155,9 +155,7 @@ class _TensorFlowReducer(_CommunicatorReducer):
         values = tf.cast(values, dtype)
         if self._op == "mean":
             values /= tf.cast(self._communicator.size, dtype)
-        unique, place = tf.unique(indices)
-        summed = tf.math.unsorted_segment_sum(values, place, tf.size(unique))
-        return tf.IndexedSlices(summed, unique, slices.dense_shape)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def _gather(self, values: Any, indices: Any, position: int) -> tuple[Any, Any]:
         import tensorflow as tf

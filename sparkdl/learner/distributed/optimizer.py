@@ -46,10 +46,10 @@ def DistributedOptimizer(
             65,504.
         backward_passes_per_step: k: gradients of k batches are averaged on each rank, then joined
             and applied; ``iterations`` counts the applied steps. k=2 is the doubled batch.
-        sparse_as_dense: Whether gradients of embeddings travel dense. Sparse ones travel as rows
-            and indices of all ranks (TensorFlow; the other backends always send dense ones), and
-            those of one index are summed, so the result is that of dense gradients. (Plain Keras
-            squares the rows of an index that occurs twice in a batch one by one.)
+        sparse_as_dense: Whether gradients of embeddings are made dense, which sums the rows of an
+            index that occurs twice in a batch. Else rows and indices of all ranks reach the
+            optimizer one by one, as those of one process do (TensorFlow; on the other backends
+            gradients are dense in Keras, too).
 
     Returns:
         A new optimizer of a subclass of ``type(optimizer)``.

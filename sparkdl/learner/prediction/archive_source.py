@@ -15,7 +15,7 @@ from sparkdl.learner.archives.archive import ModelArchive, decode_model, lenient
 from sparkdl.learner.prediction.class_scores import ClassScores, class_scores
 from sparkdl.learner.prediction.model_source import KerasSource, kept_positions
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.signature import Signature, has_own, model_signature
+from sparkdl.learner.signature import Signature, gives_otherwise, has_own, model_signature
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _outline(content: bytes, objects: dict[str, Any], safe_mode: bool) -> Outlin
     with lenient_constructors(objects):
         with keras.StatelessScope(initialize_variables=False):
             model = keras.saving.deserialize_keras_object(config, **given)
-        if has_own(model, "compile", "compile_from_config"):
+        if has_own(model, "compile", "compile_from_config") or gives_otherwise(model):
             return None
         if settings:
             loss = keras.saving.deserialize_keras_object(settings, **given).get("loss")

@@ -59,17 +59,21 @@ class ClassScores:
         return _softmax(values) if self.exclusive else _sigmoid(values)
 
     def raw(self, values: Array) -> Array:
-        """Numbers that grow with the probability: logits, or the logarithm of the probabilities.
+        """Numbers that grow with the probability of their class, float64.
 
-        A single unit becomes ``-z, z`` with its logit z.
+        They are its logarithm where a row is of exactly one class, ``log(p)``; a single unit
+        becomes ``-z, z`` with its logit z, and a unit of its own gives z or ``log(p)``.
         """
+        values = values.astype(np.float64, copy=False)
         if self.binary:
             z = values
             if not self.logits:
                 p = np.clip(values, _TINY, None)
                 z = np.log(p) - np.log(np.clip(1 - values, _TINY, None))
             return np.concatenate([-z, z], axis=-1)
-        return values if self.logits else np.log(np.clip(values, _TINY, None))
+        if not self.logits:
+            return np.log(np.clip(values, _TINY, None))
+        return _log_softmax(values) if self.exclusive else values
 
     def classes(self, values: Array, thresholds: tuple[float, ...] = ()) -> Array:
         """The class of the greatest probability, int32 of shape ``(rows, ...)``.
@@ -137,6 +141,16 @@ def _activations(model: Any, outputs: list[str]) -> dict[str, str]:
 def _sigmoid(values: Array) -> Array:
     e = np.exp(-np.abs(values))
     result: Array = np.where(values >= 0, 1 / (1 + e), e / (1 + e))
+    return result
+
+
+def _log_softmax(values: Array) -> Array:
+    """``log(softmax(z))``; the greatest entry is exact also where its probability rounds to 1."""
+    top = np.argmax(values, axis=-1)[..., None]
+    shifted = values - np.take_along_axis(values, top, axis=-1)
+    others = np.exp(shifted)
+    np.put_along_axis(others, top, 0.0, axis=-1)
+    result: Array = shifted - np.log1p(others.sum(axis=-1, keepdims=True))
     return result
 
 

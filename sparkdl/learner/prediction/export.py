@@ -10,7 +10,9 @@ from sparkdl.files import storage
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import model_signature
 
-FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "litert": ".tflite"}
+FORMATS = {
+    "tf_saved_model": "", "onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch": ".pt2",
+}  # fmt: skip
 """Format of Keras -> how the file's name ends; a SavedModel is a folder."""
 
 
@@ -19,7 +21,8 @@ def export_model(model: Any, path: str, file_format: str) -> None:
 
     Args:
         model: A built ``keras.Model``.
-        path: A path or URI: of a folder for ``'tf_saved_model'``, else of a file.
+        path: A path or URI: of a folder for ``'tf_saved_model'``, else of a file. The weights of
+            ``'openvino'`` are beside it, with ``.bin`` in place of ``.xml``.
         file_format: A key of :data:`FORMATS`.
 
     Raises:
@@ -42,7 +45,9 @@ def export_model(model: Any, path: str, file_format: str) -> None:
                 f"format {file_format!r} needs a package that is not installed",
                 expected="what Keras' export needs for it",
                 received=str(error),
-                hint="pip install 'sparkdl-keras[onnx]'" if file_format == "onnx" else "",
+                hint="pip install 'sparkdl-keras[onnx]'"
+                if file_format == "onnx"
+                else f"pip install {error.name or file_format}",
             ) from error
         except Exception as error:
             raise ModelError(
@@ -57,8 +62,12 @@ def export_model(model: Any, path: str, file_format: str) -> None:
                     with open(os.path.join(place, name), "rb") as file:
                         storage.write_bytes(f"{target}/{inside}", file.read())
         else:
-            with open(local, "rb") as file:
-                storage.write_bytes(target, file.read())
+            for name in os.listdir(folder.path):
+                ending = name.removeprefix("exported")
+                beside = target.removesuffix(FORMATS[file_format]) + ending
+                with open(os.path.join(folder.path, name), "rb") as file:
+                    data = file.read()
+                storage.write_bytes(target if ending == FORMATS[file_format] else beside, data)
 
 
 def _call_once(model: Any) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,12 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.signature import Signature, TensorSpec, model_signature
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+)
 
 
 class ModelSource(Protocol):
@@ -92,7 +98,9 @@ class KerasSource:
     ) -> None:
         _require_built(model)
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
-        self._signature = model_signature(model)
+        from sparkdl.learner.prediction.predictor import prediction_signature
+
+        self._signature = prediction_signature(model)
 
     @property
     def signature(self) -> Signature:
@@ -105,18 +113,21 @@ class KerasSource:
         if forward is model:
             chosen = list(whole.outputs)
         specs = {name: whole.outputs[name] for name in chosen}
-        found = list(model_signature(forward).outputs.values())
-        by_name = {spec.name: spec for spec in found}
-        for name in (LAYER + layer for layer in layers):
-            spec = by_name[name] if len(found) > 1 else found[0]
-            specs[name] = TensorSpec(name, spec.shape, spec.dtype)
+        if layers:
+            found = list(model_signature(forward).outputs.values())
+            by_name = {spec.name: spec for spec in found}
+            for name in (LAYER + layer for layer in layers):
+                spec = by_name[name] if len(found) > 1 else found[0]
+                specs[name] = TensorSpec(name, spec.shape, spec.dtype)
         scores = class_scores(model, whole.outputs, self._loss)
+        if gives_otherwise(model) and whole.outputs != model_signature(model).outputs:
+            scores = {}  # the loss is about other numbers
         archive = encode_model(forward, self._custom_objects)
         return PredictorArchive(
             archive,
             "keras",
             _digest(archive, forward),
-            Signature(whole.inputs, specs, whole.label_kinds, whole.named_inputs),
+            replace(whole, outputs=specs),
             {name: scores[name] for name in chosen if name in scores},
             kept_positions(forward, whole.inputs, specs),
         )
@@ -147,7 +158,7 @@ def kept_positions(
     """
     import keras
 
-    from sparkdl.learner.structure import arrange_inputs
+    from sparkdl.learner.prediction.predictor import symbolic_outputs
 
     free = [n for n, spec in inputs.items() if spec.shape is not None and spec.shape[:1] == (None,)]
     if not free or all(s.shape is not None and s.shape[:1] != (None,) for s in outputs.values()):
@@ -162,7 +173,7 @@ def kept_positions(
             for name, spec in inputs.items()
             if (dims := list(enumerate(spec.shape or ()))) or spec.shape == ()
         }
-        made = model.compute_output_spec(arrange_inputs(model, tensors))
+        made = symbolic_outputs(model, tensors)
         if not isinstance(made, dict):
             made = dict(zip(outputs, keras.tree.flatten(made), strict=True))
         return {n: t.shape[1] if len(t.shape) > 1 else None for n, t in made.items()}

@@ -8,14 +8,25 @@ bits, on how many rows came with it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import keras
 import numpy as np
 
 from sparkdl.data.columns import aligned_empty, as_aligned
-from sparkdl.errors import UnknownNameError
+from sparkdl.errors import ModelError, UnknownNameError
 from sparkdl.learner import BACKENDS
-from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+    traced,
+)
+from sparkdl.learner.structure import arrange_inputs, map_arrays, name_outputs, pack_batch
 from sparkdl.training.learning import Arrays
 
 
@@ -62,8 +73,6 @@ def make_predictor(model: Any) -> KerasPredictor:
     Raises:
         UnknownNameError: Keras runs on a backend without a predictor here.
     """
-    import keras
-
     backend = keras.backend.backend()
     if backend == "tensorflow":
         return TensorFlowPredictor(model)
@@ -72,6 +81,88 @@ def make_predictor(model: Any) -> KerasPredictor:
     if backend == "torch":
         return TorchPredictor(model)
     raise UnknownNameError("Keras backend", backend, BACKENDS)
+
+
+def prediction_signature(model: Any) -> Signature:
+    """The signature of a model whose outputs are what its ``predict`` gives.
+
+    A step or call of the user's own is traced with symbols, or predicts for two rows of zeros.
+
+    Raises:
+        ModelError: It fails, or does not give a value for each row.
+    """
+    signature, otherwise = model_signature(model), gives_otherwise(model)
+    inputs, unknown = signature.inputs, TensorSpec("output", None, keras.config.floatx())
+    if not otherwise and all(spec.shape is not None for spec in signature.outputs.values()):
+        return signature
+    if any(spec.shape is None for spec in inputs.values()):
+        return replace(signature, outputs={"output": unknown})
+    try:
+        outputs = others = _outputs_of_step(model, inputs, {n: s.dtype for n, s in inputs.items()})
+    except ModelError:
+        if otherwise:
+            raise
+        return signature  # rows may do where zeros do not
+    with suppress(ModelError):
+        if any(spec.takes_whole for spec in inputs.values()):
+            others = _outputs_of_step(model, inputs, dict.fromkeys(inputs, "int64"))
+    whole = {name: spec.dtype for name, spec in others.items()}
+    return replace(signature, outputs=outputs, whole_outputs=whole)
+
+
+def _outputs_of_step(
+    model: Any, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
+) -> dict[str, TensorSpec]:
+    """The outputs of ``predict`` by name, for inputs of the dtypes ``given``."""
+    dtypes = {name: spec.dtype_for(given[name]) for name, spec in inputs.items()}
+    shapes = {name: spec.shape or () for name, spec in inputs.items()}
+    symbols = {n: keras.KerasTensor((None, *shape), dtypes[n]) for n, shape in shapes.items()}
+    made = traced(lambda x: _step(model, x), arrange_inputs(model, symbols))
+    fixed = symbolic = all(isinstance(t, keras.KerasTensor) for t in keras.tree.flatten([made]))
+    if not symbolic:
+        if gives_otherwise(model) and keras.backend.backend() != "torch" and model.run_eagerly:
+            raise _odd_step(model, "code that needs values, which workers compile")
+        fixed = not any(None in shape for shape in shapes.values())
+        try:
+            zeros = {n: np.zeros((2, *(d or 1 for d in s)), dtypes[n]) for n, s in shapes.items()}
+            made = model.predict(arrange_inputs(model, zeros), batch_size=2, verbose=0)
+        except Exception as error:
+            raise _odd_step(model, f"{type(error).__name__}: {str(error)[:600]}") from error
+    found = {}
+    for name, tensor in name_outputs(model, made, lambda tensor: tensor).items():
+        shape = None if isinstance(tensor, (list, tuple, dict)) else tuple(np.shape(tensor))
+        if not shape or shape[0] not in (None, 2):
+            raise _odd_step(model, f"{name}: {'a structure' if shape is None else shape}")
+        text = isinstance(tensor, np.ndarray) and tensor.dtype.kind in "OSU"
+        dtype = "string" if text else keras.backend.standardize_dtype(tensor.dtype)
+        sizes = shape[1:] if fixed else (None,) * len(shape[1:])
+        found[name] = TensorSpec(name, sizes, dtype)
+    return found
+
+
+def _step(model: Any, x: Any) -> Any:
+    if keras.backend.backend() != "jax":
+        return model.predict_step(pack_batch(x))
+    trained, other = model.trainable_variables, model.non_trainable_variables
+    state = [v.value for v in trained], [v.value for v in other]
+    return model.predict_step(state, pack_batch(x))[0]
+
+
+def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
+    """The outputs of ``predict`` for symbols by input; in the order of the outputs, or by name."""
+    given = arrange_inputs(model, symbols)
+    if not gives_otherwise(model):
+        return model.compute_output_spec(given)
+    made = keras.src.backend.compute_output_spec(lambda x: _step(model, x), given)
+    return name_outputs(model, made, lambda tensor: tensor)
+
+
+def _odd_step(model: Any, received: str) -> ModelError:
+    return ModelError(
+        f"predict_step or call of model {model.name!r} gives what cannot become columns",
+        expected="an array whose first axis is the rows; or a list, tuple or dict of such arrays",
+        received=received,
+    )
 
 
 def filled(array: np.ndarray[Any, Any], rows: int) -> np.ndarray[Any, Any]:
@@ -135,7 +226,7 @@ class TensorFlowPredictor(KerasPredictor):
         return outputs
 
     def _call(self, x: Any) -> Any:
-        return self._calls.of(x)((x,))
+        return self._calls.of(x)(pack_batch(x))
 
     def _count_pass(self, x: Any, outputs: Any) -> None:
         """After ``_ALONE`` passes with rows of one shape, prepares the loop over several."""
@@ -146,7 +237,9 @@ class TensorFlowPredictor(KerasPredictor):
         self._passes_left -= 1
         if self._passes_left:
             return
-        found = self._calls.of(x).get_concrete_function((self._specs(x),)).structured_outputs
+        found = (
+            self._calls.of(x).get_concrete_function(pack_batch(self._specs(x))).structured_outputs
+        )
         if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
             self._outputs = self._specs(outputs)
             self._looped = self._compiled_apart(self._loop)
@@ -180,7 +273,7 @@ class TensorFlowPredictor(KerasPredictor):
     def _loop(self, tensors: Any) -> Any:
         tf = self._tf
         outputs = tf.map_fn(
-            lambda x: self.model.predict_step((x,)), self._apart(tensors),
+            lambda x: self.model.predict_step(pack_batch(x)), self._apart(tensors),
             fn_output_signature=self._outputs, parallel_iterations=1,
         )  # fmt: skip
         return tf.nest.map_structure(lambda t: tf.reshape(t, [-1, *t.shape[2:]]), outputs)
@@ -205,7 +298,7 @@ class JaxPredictor(KerasPredictor):
         )
 
     def _run(self, x: Any) -> Any:
-        outputs, drawn = self._call(self._state, (x,))
+        outputs, drawn = self._call(self._state, pack_batch(x))
         self._state = (self._state[0], drawn)  # has the seeds of layers that draw at inference
         return outputs
 
@@ -229,4 +322,5 @@ class TorchPredictor(KerasPredictor):
 
     def _run(self, x: Any) -> Any:
         with self._torch.no_grad():
-            return self._call((map_arrays(lambda a: self._tensor_of(a, self._device), x),))
+            tensors = map_arrays(lambda a: self._tensor_of(a, self._device), x)
+            return self._call(pack_batch(tensors))

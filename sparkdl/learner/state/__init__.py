@@ -6,4 +6,5 @@
 - ``served_rows``: the layers whose rows lie in tables outside of the model.
 - ``seed_streams``: the random numbers that layers draw. ``shown_values``: what a
   ``compute_metrics`` of the user's own shows.
+- ``synchronized_norms``: the layers that normalise by the rows of all workers.
 """

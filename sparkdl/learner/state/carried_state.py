@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
-from sparkdl.learner.state.model_weights import averaged_variables
+from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 
 SMALL = 4096
 """Elements of a variable that always travels; a larger frozen one does so when it has changed."""
@@ -36,7 +36,7 @@ class CarriedState:
 
     def __init__(self, model: Any, read: Read | None = None) -> None:
         self._read = read or values_of
-        held = {id(v) for v in (*model.trainable_variables, *averaged_variables(model))}
+        held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
         self._variables = variables_of_model(model)
         self._always: list[str] = []
         self._watched: dict[str, int] = {}

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import keras
@@ -174,6 +175,49 @@ def _build_again(model: Any) -> None:
             part.built = False
     if model._compile_loss is not None:
         model._compile_loss.metrics.clear()  # to which building adds one for each output
+
+
+def larger_is_better(model: Any, name: str) -> bool | None:
+    """Whether a metric is to grow, as Keras' object for it says; None where nothing tells.
+
+    Args:
+        model: Compiled.
+        name: In a History, also of validation rows.
+    """
+    name = name.removeprefix("val_")
+    outputs = list(model_signature(model).outputs)
+    if name == "loss" or name in [f"{output}_loss" for output in outputs]:
+        return False
+    direction = getattr(_metrics_by_name(model).get(name), "_direction", None)
+    return None if direction is None else bool(direction == "up")
+
+
+def _metrics_by_name(model: Any) -> dict[str, Any]:
+    """Name in a History -> metric, of layers and of ``compile``; builds these, as labels do."""
+    compiled = model._compile_metrics
+    named = {metric.name: metric for metric in model.metrics}
+    if compiled is None:
+        return named
+    with contextlib.suppress(Exception):  # a metric that is none
+        if not compiled.built:
+            specs = model_signature(model).outputs.values()
+            tensors = [keras.KerasTensor((None, *(spec.shape or (1,)))) for spec in specs]
+            outputs = tensors if len(tensors) > 1 else tensors[0]
+            struct = getattr(model, "_outputs_struct", None)
+            outputs = outputs if struct is None else struct
+            compiled.build(outputs, outputs)
+        for metric in compiled.metrics:
+            metric.result = partial(_itself, metric)  # Keras gives results their names
+        try:
+            named |= compiled.result()
+        finally:
+            for metric in compiled.metrics:
+                del metric.result
+    return named
+
+
+def _itself(metric: Any) -> Any:
+    return metric
 
 
 def flatten_metrics(model: Any) -> MetricState:

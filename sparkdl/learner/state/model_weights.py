@@ -8,6 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from sparkdl.errors import ModelError
+from sparkdl.learner.signature import has_own
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -23,6 +25,51 @@ def averaged_variables(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if id(v) in found]
 
 
+def overwritten_variables(model: Any) -> list[Any]:
+    """Variables that Keras calls trained and that are no weights: a gradient takes their place.
+
+    These are the scales and largest values of float8 layers. A change of one means nothing, so they
+    travel as a whole, beside the flat buffer.
+    """
+    return [v for v in model.trainable_variables if is_overwritten(v)]
+
+
+def require_joined_steps(model: Any, mean: bool, rule: str) -> None:
+    """Refuses what no exchange of several workers makes as in one process.
+
+    Args:
+        model: Compiled.
+        mean: Whether the workers' gradients become their mean; False: something else.
+        rule: The rule of the run.
+
+    Raises:
+        ModelError: Float8 layers with a rule that is no mean of gradients, with an accumulation of
+            gradients, or with a ``train_step`` of the model's own.
+    """
+    if not overwritten_variables(model):
+        return
+    steps = getattr(model.optimizer, "gradient_accumulation_steps", None)
+    if not mean or steps or has_own(model, "train_step"):
+        raise ModelError(
+            f"model {model.name!r} has float8 layers, which several workers cannot train so",
+            expected="the mean of the workers' gradients at each batch, no accumulation of "
+            "gradients, and Keras' own train_step",
+            received=f"rule {rule!r}, gradient_accumulation_steps={steps}, a train_step "
+            f"{'of its own' if has_own(model, 'train_step') else 'of Keras'}",
+            hint="num_workers=1 trains it as Keras does",
+        )
+
+
+def trained_variables(model: Any) -> list[Any]:
+    """The variables that the optimizer moves."""
+    return [v for v in model.trainable_variables if not is_overwritten(v)]
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether a step puts the variable's gradient in its place."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))  # as Keras asks
+
+
 def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
     """The layout of a model's variables (anything with ``path``, ``shape`` and ``dtype``)."""
     return Layout.of(
@@ -33,18 +80,18 @@ def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
 
 def model_layout(model: Any) -> Layout:
     """The layout of a built model, the same on the driver and on every worker."""
-    return layout_of(model.trainable_variables, averaged_variables(model))
+    return layout_of(trained_variables(model), averaged_variables(model))
 
 
 def read_model(model: Any, layout: Layout) -> FloatArray:
     """A model's variables as one flat buffer."""
-    variables = [*model.trainable_variables, *averaged_variables(model)]
+    variables = [*trained_variables(model), *averaged_variables(model)]
     return layout.flatten([np.asarray(v.numpy(), np.float32) for v in variables])
 
 
 def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
     """Sets a model's variables from one flat buffer."""
-    variables = [*model.trainable_variables, *averaged_variables(model)]
+    variables = [*trained_variables(model), *averaged_variables(model)]
     for variable, value in zip(variables, layout.views(flat), strict=True):
         if keras.backend.standardize_dtype(variable.dtype) == "float64":
             present = np.asarray(keras.ops.convert_to_numpy(variable.value))

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.files import packed_arrays
 from sparkdl.files.packed_arrays import unpack_arrays
+from sparkdl.learner.state.model_weights import trained_variables
 from sparkdl.optimizers.optimizer import FlatOptimizer
 from sparkdl.weights import FloatArray
 
@@ -57,6 +58,42 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
     for variable, value in zip(optimizer.variables, values, strict=True):
         if variable is not kept:
             variable.assign(value)
+
+
+def forget_lost_variables(model: Any) -> None:
+    """Takes from the optimizer what it keeps for variables that ``quantize`` took from the model.
+
+    Keras' steps never look at it again. What is left is what an optimizer has that is made for the
+    present variables, as a worker makes it.
+    """
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    if not any(getattr(layer, "quantization_mode", None) for layer in layers):
+        return
+    present = {id(v) for v in model.variables}
+    optimizer = model.optimizer
+    while optimizer is not None:
+        known = optimizer._trainable_variables
+        kept = [i for i, v in enumerate(known) if id(v) in present]
+        held = vars(optimizer)
+        for name, slots in list(held.items()) if len(kept) < len(known) else ():
+            if isinstance(slots, list) and len(slots) == len(known) and name != "_variables":
+                held[name] = [slots[i] for i in kept]
+                lost = {id(v) for v in slots} - {id(v) for v in held[name]}
+                for number in reversed(range(len(optimizer._variables))):
+                    if id(optimizer._variables[number]) in lost:
+                        del optimizer._variables[number]
+        numbers = {optimizer._var_key(known[i]): number for number, i in enumerate(kept)}
+        held["_trainable_variables_indices"] = numbers
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+
+
+def unknown_variables(model: Any) -> list[Any]:
+    """Variables that train and that the optimizer, which is built, was not built with."""
+    optimizer = innermost_optimizer(model)
+    if not optimizer.built or optimizers_within(optimizer):
+        return []
+    known = {id(v) for v in optimizer._trainable_variables}
+    return [v for v in model.trainable_variables if id(v) not in known]
 
 
 def learning_rate_of(model: Any) -> float | None:
@@ -265,7 +302,7 @@ class DriverSlots:
         if steps:
             arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
             names = [slot for slot, _ in self._names.values()]
-            slots = read_slots(optimizer, self._model.trainable_variables, arrays, names)
+            slots = read_slots(optimizer, trained_variables(self._model), arrays, names)
         if slots is None:
             return b""
         state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
@@ -290,7 +327,7 @@ class DriverSlots:
             state: What the workers' rule kept; empty: that before the first step.
             steps: The optimizer's.
         """
-        optimizer, trained = self._model.optimizer, self._model.trainable_variables
+        optimizer, trained = self._model.optimizer, trained_variables(self._model)
         if not optimizer.built:
             optimizer.build(trained)
         arrays = [np.asarray(v.numpy()) for v in optimizer.variables]

@@ -72,6 +72,11 @@ class SeedStreams:
             self._write([(s, _keyed(v, changed)) for s, v in self._values()])
 
     @property
+    def alone(self) -> bool:
+        """Whether this is the only rank."""
+        return self._ranks == 1
+
+    @property
     def number(self) -> int | None:
         """A number made of this rank's seeds; None for a model without seeds."""
         values = [value.tobytes() for _, value in self._values()]

@@ -6,23 +6,43 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import keras
+import numpy as np
+import numpy.typing as npt
+
 from sparkdl.errors import ModelError
+from sparkdl.learner.state.model_weights import is_overwritten
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
+from sparkdl.training.learning import Reducer
+
+Array = npt.NDArray[Any]
 
 
 @contextlib.contextmanager
-def captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
-    """Within, ``optimizer`` takes no step: ``(gradient, variable)`` pairs are listed instead.
+def captured_gradients(model: Any, share: Any = None) -> Iterator[list[tuple[Any, Any]]]:
+    """Within, a model's optimizer takes no step: ``(gradient, variable)`` pairs are listed instead.
 
     Keras calls ``stateless_apply`` on JAX and ``apply`` on the other backends.
+
+    Args:
+        model: Compiled.
+        share: The part of all workers' rows that the batch is. The backward pass computes the
+            gradient of that part of the mean over all rows, as one process would: what float8
+            layers keep of it is the gradient. Listed is that of the mean over the batch. None: 1.
     """
     captured: list[tuple[Any, Any]] = []
+    optimizer = model.optimizer
+    scale = optimizer.scale_loss
+
+    def scale_loss(loss: Any) -> Any:
+        scaled = scale(loss)
+        return scaled if share is None else scaled * keras.ops.cast(share, scaled.dtype)
 
     def apply(grads: Sequence[Any], trainable_variables: Any = None) -> None:
         variables = trainable_variables
         if variables is None:
             variables = optimizer._trainable_variables
-        captured.extend(zip(grads, variables, strict=True))
+        captured.extend((_divided(g, v, share), v) for g, v in zip(grads, variables, strict=True))
 
     def stateless_apply(
         optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
@@ -33,11 +53,45 @@ def captured_gradients(optimizer: Any) -> Iterator[list[tuple[Any, Any]]]:
     # Not setattr: Keras' own would look at the functions as if they were variables.
     object.__setattr__(optimizer, "apply", apply)
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)
+    object.__setattr__(optimizer, "scale_loss", scale_loss)
     try:
         yield captured
     finally:
         object.__delattr__(optimizer, "apply")
         object.__delattr__(optimizer, "stateless_apply")
+        object.__delattr__(optimizer, "scale_loss")
+
+
+def _divided(gradient: Any, variable: Any, share: Any) -> Any:
+    if gradient is None or share is None or is_overwritten(variable):
+        return gradient
+    if hasattr(gradient, "indices"):  # slices of TensorFlow
+        return type(gradient)(gradient.values / share, gradient.indices, gradient.dense_shape)
+    return gradient / keras.ops.cast(share, gradient.dtype)
+
+
+def overwriting(captured: Iterable[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """The overwritten variables, each with the gradient that takes its place."""
+    return [(v, g) for g, v in captured if is_overwritten(v) and g is not None]
+
+
+def largest_of_all(mine: Sequence[Array], row: int | None, reducer: Reducer) -> list[Array]:
+    """The largest values of all workers with a batch, which are those of all rows.
+
+    Args:
+        mine: This worker's values of the overwritten variables. A scale is the same on all workers.
+        row: This worker's number; None without a batch.
+        reducer: Adds up; so each worker has a row of its own.
+    """
+    own = np.concatenate([[1.0], *(value.ravel() for value in mine)])
+    table = np.zeros((reducer.num_workers, own.size))
+    if row is not None:
+        table[row] = own
+    table = reducer.add_up(table.ravel()).reshape(table.shape)
+    taken = table[table[:, 0] > 0, 1:] if table[:, 0].any() else own[None, 1:]
+    parts = np.split(taken.max(axis=0), np.cumsum([value.size for value in mine])[:-1])
+    pairs = zip(parts, mine, strict=True)
+    return [part.reshape(value.shape).astype(value.dtype) for part, value in pairs]
 
 
 def match_gradients(

@@ -313,7 +313,7 @@ def forward_terms(
         values = [(v, v.value) for v in model.trainable_variables]
     with followed(terms, model), keras.StatelessScope(state_mapping=values):
         if has_own(model, "train_step"):
-            with captured_gradients(model.optimizer):
+            with captured_gradients(model):
                 _ = model.train_step(data) if state is None else model.train_step(state, data)
             return terms
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)

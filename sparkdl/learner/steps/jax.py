@@ -20,7 +20,11 @@ import numpy.typing as npt
 from jax import lax
 
 from sparkdl.learner.state.metric_state import flatten_arrays
-from sparkdl.learner.steps.captured_gradients import captured_gradients, match_gradients
+from sparkdl.learner.steps.captured_gradients import (
+    captured_gradients,
+    match_gradients,
+    overwriting,
+)
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.step_logs import stateless_logged_step
@@ -156,6 +160,8 @@ class JaxLearner(KerasLearner):
         self._compiles = bool(model.jit_compile) and not model.run_eagerly
         places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
         self._averaged_at = [places[id(v)] for v in self.averaged]
+        places = {id(v): i for i, v in enumerate(model.trainable_variables)}
+        self._trained_at = [places[id(v)] for v in self.trained]
         self._has_gradient: list[bool] = [True] * len(self.trained)
         self._state: _State = ([], [], [], [])
         self._model_step = stateless_logged_step(model, "train_step", metrics_at=3)
@@ -219,14 +225,16 @@ class JaxLearner(KerasLearner):
     def read_weights(self, out: FloatArray) -> None:
         self._layout.check(out)
         trainable, non_trainable, _, _ = self._state
-        self._copy_to_host(self._concat(trainable, self._averages(non_trainable)), out)
+        trained = _chosen(trainable, self._trained_at)
+        self._copy_to_host(self._concat(trained, self._averages(non_trainable)), out)
 
     def write_weights(self, flat: FloatArray) -> None:
         self._layout.check(flat)
         parts = self._split(self._given(flat))
-        present = [*self._state[0], *self._averages(self._state[1])]
+        present = [*_chosen(self._state[0], self._trained_at), *self._averages(self._state[1])]
         parts = [_more_exact(old, new) for old, new in zip(present, parts, strict=True)]
-        trainable, averages = parts[: len(self.trained)], parts[len(self.trained) :]
+        trained, averages = parts[: len(self.trained)], parts[len(self.trained) :]
+        trainable = _replaced(self._state[0], self._trained_at, trained)
         self._set(trainable, self._with_averages(self._state[1], averages))
 
     def _given(self, flat: FloatArray) -> Any:
@@ -241,7 +249,8 @@ class JaxLearner(KerasLearner):
 
     def _value_at(self, index: int) -> npt.NDArray[Any]:
         trainable, non_trainable, _, _ = self._state
-        return np.asarray([*trainable, *self._averages(non_trainable)][index])
+        trained = _chosen(trainable, self._trained_at)
+        return np.asarray([*trained, *self._averages(non_trainable)][index])
 
     def _set_values(self, pairs: Any) -> None:
         present = self._present()
@@ -260,13 +269,10 @@ class JaxLearner(KerasLearner):
         return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
 
     def _averages(self, non_trainable: list[Any]) -> list[Any]:
-        return [non_trainable[i] for i in self._averaged_at]
+        return _chosen(non_trainable, self._averaged_at)
 
     def _with_averages(self, non_trainable: list[Any], averages: list[Any]) -> list[Any]:
-        result = list(non_trainable)
-        for index, value in zip(self._averaged_at, averages, strict=True):
-            result[index] = value
-        return result
+        return _replaced(non_trainable, self._averaged_at, averages)
 
     def _trace_concat(self, trained: list[Any], averaged: list[Any]) -> Any:
         return jnp.concatenate([jnp.ravel(v).astype(jnp.float32) for v in (*trained, *averaged)])
@@ -301,8 +307,14 @@ class JaxLearner(KerasLearner):
         require_one_batch(stack)
         self._layout.check(out)
         self.build_metrics(stack)
-        flat, non_trainable, metrics = self._gradients(*self._state_and_batch(stack), factors)
-        self._set(non_trainable=non_trainable, metrics=metrics)
+        self._take(self._gradients(*self._state_and_batch(stack), factors), out)
+
+    def _take(self, found: tuple[Any, Any, Any, Any], out: FloatArray) -> None:
+        """Takes over what :meth:`_trace_gradients` returned."""
+        flat, non_trainable, metrics, overwritten = found
+        places = [i for i in range(len(self._state[0])) if i not in self._trained_at]
+        trainable = _replaced(self._state[0], places, overwritten) if overwritten else None
+        self._set(trainable, non_trainable, metrics=metrics)
         self._copy_to_host(flat, out)
 
     def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
@@ -316,9 +328,8 @@ class JaxLearner(KerasLearner):
     ) -> None:
         state_and_batch = self._state_and_batch(stack)
         with jax.disable_jit():
-            flat, non_trainable, metrics = self._trace_gradients(*state_and_batch, factors)
-        self._set(non_trainable=non_trainable, metrics=metrics)
-        np.copyto(out, np.asarray(flat))
+            found = self._trace_gradients(*state_and_batch, factors)
+        self._take(found, out)
 
     def find_terms(self, stack: BatchStack) -> None:
         if self._compiles:  # the call that follows finds what is traced here
@@ -348,7 +359,8 @@ class JaxLearner(KerasLearner):
     ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
         terms = Terms.with_factors(factors, sums=self._sums)
-        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
+        share = self.share_in(factors)
+        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
         self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
@@ -358,7 +370,7 @@ class JaxLearner(KerasLearner):
             for g, v in zip(gradients, self.trained, strict=True)
         ]
         flat = self._trace_concat(parts, self._averages(after[1]))
-        return flat, after[1], after[3]
+        return flat, after[1], after[3], [value for _, value in overwriting(captured)]
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self._layout.check(flat)
@@ -368,10 +380,12 @@ class JaxLearner(KerasLearner):
 
     def _trace_apply(self, trainable: Any, optimizer: Any, flat: Any) -> Any:
         parts = self._trace_split(flat)
-        gradients = [
+        known = [
             g if has else None
             for g, has in zip(parts[: len(self.trained)], self._has_gradient, strict=True)
         ]
+        # Overwritten variables have their new values already, and are overwritten by these.
+        gradients = _replaced(trainable, self._trained_at, known)
         after = self.model.optimizer.stateless_apply(optimizer, gradients, trainable)
         trainable, optimizer = with_types_of(after, (trainable, optimizer))
         return trainable, optimizer, parts[len(self.trained) :]
@@ -448,6 +462,18 @@ class JaxLearner(KerasLearner):
     def load_optimizer_state(self, state: bytes) -> None:
         super().load_optimizer_state(state)
         self._set(optimizer=_copies_of(self.model.optimizer.variables))
+
+
+def _chosen(values: list[Any], places: list[int]) -> list[Any]:
+    return [values[i] for i in places]
+
+
+def _replaced(values: list[Any], places: list[int], new: list[Any]) -> list[Any]:
+    """The values, with new ones at some places."""
+    result = list(values)
+    for index, value in zip(places, new, strict=True):
+        result[index] = value
+    return result
 
 
 def _more_exact(old: Any, new: Any) -> Any:

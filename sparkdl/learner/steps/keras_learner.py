@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from types import FunctionType
 from typing import Any
 
 import keras
@@ -14,11 +13,17 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_writes import changed_pairs
-from sparkdl.learner.checks.compile_parts import require_remakable
+from sparkdl.learner.checks.compile_parts import layers_can_add_loss
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.state.carried_state import CarriedState, values_of
 from sparkdl.learner.state.metric_state import build_metrics, flatten_metrics
-from sparkdl.learner.state.model_weights import averaged_variables, constrained, layout_of
+from sparkdl.learner.state.model_weights import (
+    averaged_variables,
+    constrained,
+    layout_of,
+    overwritten_variables,
+    trained_variables,
+)
 from sparkdl.learner.state.optimizer_state import (
     after_scaled_step,
     batch_counter,
@@ -28,11 +33,13 @@ from sparkdl.learner.state.optimizer_state import (
     optimizers_within,
     pack_arrays,
     read_slots,
+    unknown_variables,
     with_slots,
 )
 from sparkdl.learner.state.seed_streams import SeedStreams
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.learner.state.shown_values import attach_shown_values
+from sparkdl.learner.steps.captured_gradients import largest_of_all
 from sparkdl.learner.steps.denominators import Numbers, factors
 from sparkdl.learner.steps.repeated_rows import has_own_loss, sums_stay, takes_any_rows
 from sparkdl.learner.structure import arrange_batch, map_arrays
@@ -59,7 +66,7 @@ class KerasLearner(ABC):
         self.model = model
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        self.trained = list(model.trainable_variables)
+        self.trained, self.overwritten = trained_variables(model), overwritten_variables(model)
         self.averaged = averaged_variables(model)
         self._layout = layout_of(self.trained, self.averaged)
         self._metrics_ready = False
@@ -70,6 +77,7 @@ class KerasLearner(ABC):
         self._looked_at_sums = False
         # Those whose gradients are slices (only TensorFlow has any); None: not known yet.
         self._sliced: tuple[int, ...] | None = None
+        self._rank = 0
         self._begun = 0  # parts of the present gradient that have left while it was computed
 
     @property
@@ -91,7 +99,10 @@ class KerasLearner(ABC):
     def weighed_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        """:meth:`gradients`, with a factor for each term of the loss that is no mean over rows."""
+        """:meth:`gradients`, with a factor for each term of the loss that is no mean over rows.
+
+        Where there are overwritten variables, the batch's share of all rows follows the factors.
+        """
 
     @abstractmethod
     def find_terms(self, stack: BatchStack) -> None:
@@ -159,6 +170,7 @@ class KerasLearner(ABC):
                 self.keep_metrics()
             if self.agree_on_terms(batch, reducer):
                 self._compute_weighed(batch, reducer)
+                self._join_overwritten(reducer, batch.num_rows > 0)
             else:
                 self._gradients_for(batch, reducer)
             self._agree_with(reducer)
@@ -226,7 +238,7 @@ class KerasLearner(ABC):
             self.find_terms(batch)
         self.look_at_sums(batch, reducer)
         assert self._counted is not None
-        return reducer.agree_on_terms(len(self._counted))
+        return reducer.agree_on_terms(len(self._counted) + bool(self.overwritten))
 
     def look_at_sums(self, stack: BatchStack, reducer: Reducer) -> None:
         """Finds out whether code of the user's own divides sums of Keras' losses; looks once.
@@ -240,13 +252,15 @@ class KerasLearner(ABC):
         if not (has_own_loss(self.model) and takes_any_rows(self.model)):
             return
         counted = list(self._counted or [])
-        variables = self.model.non_trainable_variables
+        variables = [*self.model.non_trainable_variables, *self.overwritten]
         before = [np.array(value) for value in self._values_of(variables)]
         has_gradient, kept = self._has_gradient, self._kept_metrics
         self.keep_metrics()
 
         def gradient(batch: BatchStack, factors: FloatArray | None) -> FloatArray:
             flat = np.empty(self._layout.size, np.float32)
+            if self.overwritten and factors is not None:
+                factors = np.append(factors, np.float32(1))
             self.eager_gradients(batch, flat, factors)
             self._set_values(list(zip(variables, before, strict=True)))
             self.restore_metrics()
@@ -271,10 +285,30 @@ class KerasLearner(ABC):
             This worker's rows and the denominator of each term (0 for a sum over rows), and the
             sums of all workers'.
         """
-        mine = np.array([batch.num_rows, *self.denominators(batch)], np.float64)
+        counted = self.denominators(batch) if self._counted else []
+        share = [0.0] if self.overwritten else []  # as many numbers as there are terms
+        mine = np.array([batch.num_rows, *share, *counted], np.float64)
         of_all = reducer.add_up(mine)
-        self._gradients_for(batch, reducer, factors(self._counted or [], mine, of_all))
+        self._gradients_for(batch, reducer, self._factors(mine, of_all))
         return mine, of_all
+
+    def share_in(self, factors: Any) -> Any:
+        """The batch's share of all rows, which follows the factors; None where none is wanted."""
+        return None if factors is None or not self.overwritten else factors[-1]
+
+    def _factors(self, mine: Numbers, of_all: Numbers) -> FloatArray:
+        """The factors of a step's terms, and the share of the rows where it is wanted."""
+        if not self.overwritten:
+            return factors(self._counted or [], mine, of_all)
+        share = np.float32(mine[0] / of_all[0])
+        mine, of_all = np.delete(mine, 1), np.delete(of_all, 1)
+        return np.append(factors(self._counted or [], mine, of_all), share)
+
+    def _join_overwritten(self, reducer: Reducer, has_batch: bool) -> None:
+        if self.overwritten and reducer.num_workers > 1:
+            mine = self._values_of(self.overwritten)
+            joined = largest_of_all(mine, self._rank if has_batch else None, reducer)
+            self._set_values(list(zip(self.overwritten, joined, strict=True)))
 
     def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
         """Adds up with the others, without a batch, what :meth:`compute_weighed` does."""
@@ -294,7 +328,7 @@ class KerasLearner(ABC):
         if sound and left[0] != of_all[0]:
             self.write_weights(before)  # the statistics of before
             self.restore_metrics()
-            self._gradients_for(batch, reducer, factors(self._counted or [], mine, left))
+            self._gradients_for(batch, reducer, self._factors(mine, left))
 
     def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
         """Takes part in what :meth:`_compute_weighed` adds up."""
@@ -302,6 +336,7 @@ class KerasLearner(ABC):
             self.skip_weighed(reducer, num_terms)
             if reducer.skips:
                 reducer.add_up(np.zeros(1 + num_terms))
+            self._join_overwritten(reducer, False)
 
     def know_gradients(self, agree: Callable[[list[bool]], list[bool]]) -> None:
         self._has_gradient = agree(self._has_gradient) or self._has_gradient
@@ -415,6 +450,7 @@ class KerasLearner(ABC):
         self._set_values([(v, self._streams.travelling(v, value)) for v, value in pairs])
 
     def take_stream(self, rank: int, num_ranks: int) -> None:
+        self._rank = rank
         self._streams.take(rank, num_ranks)
 
     def mark_draws(self) -> None:
@@ -515,6 +551,14 @@ def require_compiled(model: Any) -> None:
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
         )
+    unknown = unknown_variables(model)
+    if unknown and not has_own(model, "train_step"):
+        raise ModelError(
+            f"the optimizer of model {model.name!r} lacks variables that it is to train",
+            expected="model.compile after what changes the variables (quantize('float8'), LoRA)",
+            received=f"variable {unknown[0].path!r}, which is newer than the optimizer's state",
+            hint="model.compile(...) again makes an optimizer of all variables, as in Keras",
+        )
     if not _can_have_loss(model):
         raise ModelError(
             f"model {model.name!r} has no loss",
@@ -525,69 +569,16 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def require_loadable(model: Any) -> None:
-    """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
-    if has_own(model, "compile") and not has_own(model, "compile_from_config"):
-        raise ModelError(
-            f"model {model.name!r} cannot be compiled again on the workers",
-            expected="get_compile_config and compile_from_config beside a compile of its own",
-            received=f"{type(model).__name__}.compile without them",
-            hint="get_compile_config(self) returns the arguments of compile as a dict (optimizers "
-            "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
-            "self.compile with them",
-        )
-    require_remakable(model)
-
-
-def require_evaluable(model: Any) -> None:
-    """Raises ModelError unless the model can be evaluated.
-
-    A ``train_step`` of its own says nothing of what Keras' ``test_step`` computes: that needs a
-    compiled loss, losses that layers add, or a ``compute_loss`` of the model's own.
-    """
-    if model._compile_loss is None and not has_own(model, "compute_loss", "test_step"):
-        if _adds_loss(model) or _layers_can_add_loss(model):
-            return
-        raise ModelError(
-            f"model {model.name!r} cannot be evaluated: it has no loss",
-            expected="a test_step of the model's own beside its train_step, or model.compile with "
-            "a loss",
-            received="Keras' test_step and no loss",
-            hint="write test_step(self, data) like train_step, without the optimizer",
-        )
-
-
 def _can_have_loss(model: Any) -> bool:
     """Whether there is a loss, or code of the user's or of Keras that may add one in a step."""
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
-    return _is_own(model) or _layers_can_add_loss(model)
+    return _is_own(model) or layers_can_add_loss(model)
 
 
 def _is_own(model: Any) -> bool:
     return not type(model).__module__.startswith("keras.")
-
-
-def _adds_loss(model: Any) -> bool:
-    """Whether a method of the user's own class calls ``add_loss``."""
-    methods = (
-        method
-        for cls in type(model).__mro__
-        if not cls.__module__.startswith("keras.")
-        for method in vars(cls).values()
-    )
-    return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
-
-
-def _layers_can_add_loss(model: Any) -> bool:
-    """Whether a layer may add a loss when the model is called."""
-    return bool(model.losses) or any(
-        not type(layer).__module__.startswith("keras.")
-        or isinstance(layer, keras.layers.ActivityRegularization)
-        or getattr(layer, "activity_regularizer", None) is not None
-        for layer in model._flatten_layers(include_self=False)
-    )
 
 
 def require_one_batch(stack: BatchStack) -> None:

@@ -12,7 +12,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType
 from typing import Any
 
 import keras
@@ -20,6 +19,7 @@ import numpy as np
 from keras.src import backend
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.checks.compile_parts import adds_loss
 from sparkdl.learner.signature import has_own
 from sparkdl.training.learning import Arrays, BatchStack
 from sparkdl.weights import FloatArray
@@ -40,7 +40,7 @@ def has_own_loss(model: Any) -> bool:
     losses = keras.tree.flatten(model.loss)
     own_losses = any(callable(loss) and not _is_a_known_one(loss) for loss in losses)
     layers = model._flatten_layers(include_self=True)
-    return own_losses or any(_adds_loss(type(layer)) for layer in layers)
+    return own_losses or any(adds_loss(type(layer)) for layer in layers)
 
 
 def _is_a_known_one(loss: Any) -> bool:
@@ -48,17 +48,6 @@ def _is_a_known_one(loss: Any) -> bool:
     if isinstance(loss, keras.losses.Loss) and hasattr(loss, "fn"):
         named = loss.fn
     return str(getattr(named, "__module__", "")).startswith(("keras.", "sparkdl."))
-
-
-def _adds_loss(kind: type) -> bool:
-    """Whether a method of the user's own class calls ``add_loss``."""
-    methods = (
-        method
-        for base in kind.__mro__
-        if not base.__module__.startswith("keras.")
-        for method in vars(base).values()
-    )
-    return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
 
 
 def takes_any_rows(model: Any) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
     match_gradients,
+    overwriting,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
@@ -37,6 +39,7 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     HorovodExchange,
     Joined,
     NumpyExchange,
+    SynchronizedMoments,
     apply_fused,
     as_arrays,
     as_slices,
@@ -67,12 +70,10 @@ class TensorFlowLearner(KerasLearner):
     def __init__(self, model: Any) -> None:
         super().__init__(model)
         # XLA pays on accelerators; on CPUs the plain graph is as fast and compiles 3x sooner.
-        self._jit = (
-            bool(model.jit_compile)
-            and bool(tf.config.list_physical_devices("GPU"))
-            and not takes_strings(model)  # which XLA does not know
-        )
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))  # strings are unknown to XLA
+        self._jit = bool(model.jit_compile) and has_gpu and not takes_strings(model)
         self._eager = bool(model.run_eagerly)  # what is not compiled: each step as Keras takes it
+        self._compiles_exchange = not (self._eager or self.overwritten)  # of which more is told
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
@@ -83,9 +84,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
-        self._gradients = self._compile_batch(self._trace_gradients)
+        self._moments = SynchronizedMoments(model)
+        self._gradients = self._compile_batch(self._trace_weighed)
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        self._apart_gradients = self._compile_batch(self._trace_apart_gradients)
+        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
         self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
@@ -157,15 +159,23 @@ class TensorFlowLearner(KerasLearner):
         return tensors
 
     def _compile_batch(self, function: Callable[..., Any]) -> Steps:
-        if self._eager:
+        if self._eager or self._moments.layers:  # whose sums wait: for a thread of their own
             return lambda stack, *given: function(*given)
-        return ShapedCalls(function, reduce_retracing=not self._has_several_losses)
+        return self._shaped(function, 0)
+
+    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
+        """Keras weighs the loss of each output by rows where the graph knows a batch has how many.
+        Its own graphs do not, nor one worker's here; of several each batch size has a graph."""
+        outputs = getattr(self.model, "outputs", None) or ()
+        several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
+        alike = lambda: rows_at if several and self._streams.alone else None  # noqa: E731
+        return ShapedCalls(function, alike, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:
             *data, num_batches = given
             for index in range(int(num_batches)):
-                step(pack_batch(*map_arrays(partial(_row, index), tuple(data))))
+                step(pack_batch(*map_arrays(itemgetter(index), tuple(data))))
             return self._trace_concat() if with_weights else tf.constant(0)
 
         if self._eager:
@@ -181,15 +191,7 @@ class TensorFlowLearner(KerasLearner):
             )
             return self._trace_concat() if with_weights else tf.constant(0)
 
-        return ShapedCalls(
-            run, reduce_retracing=not self._has_several_losses, jit_compile=self._jit
-        )
-
-    @property
-    def _has_several_losses(self) -> bool:
-        """Keras weighs the loss of each output by the rows of a batch only where the graph knows
-        their number: each batch size needs a graph of its own then."""
-        return isinstance(self.model.loss, (dict, list, tuple))
+        return self._shaped(run, 1, jit_compile=self._jit)
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
         if self._jit or self._eager or not _in_main_thread():
@@ -227,7 +229,7 @@ class TensorFlowLearner(KerasLearner):
             )  # fmt: skip
             return done[0]
 
-        return ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+        return self._shaped(run, 1)
 
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
@@ -250,18 +252,15 @@ class TensorFlowLearner(KerasLearner):
         require_one_batch(stack)
         self.build_metrics(stack)
         data = self._tensors(stack, 0)
-        if factors is None:
-            found = self._gradients(stack, *data)
-        else:
-            found = self._weighed_gradients(stack, *data, tf.convert_to_tensor(factors))
+        weighed = () if factors is None else (tf.convert_to_tensor(factors),)
+        found = (self._weighed_gradients if weighed else self._gradients)(stack, *data, *weighed)
         copy_flat(found, self._layout.slots, out)
         self._flat = None
 
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        known = None if factors is None else tf.convert_to_tensor(factors)
-        copy_flat(self._trace_weighed(*self._tensors(stack, 0), known), self._layout.slots, out)
+        copy_flat(self._trace_weighed(*self._tensors(stack, 0), factors), self._layout.slots, out)
         self._flat = None
 
     def find_terms(self, stack: BatchStack) -> None:
@@ -280,11 +279,8 @@ class TensorFlowLearner(KerasLearner):
         batch = pack_batch(x, y, sample_weight)
         return forward_terms(self.model, batch, sums=self._sums).stacked()
 
-    def _trace_gradients(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor | list[tf.Tensor]:
-        return self._trace_weighed(x, y, sample_weight, None)
-
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
+        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
     ) -> tf.Tensor | list[tf.Tensor]:
         step = self._trace_step(pack_batch(x, y, sample_weight), factors)
         form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
@@ -293,9 +289,12 @@ class TensorFlowLearner(KerasLearner):
     def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
         terms = Terms.with_factors(factors, sums=self._sums)
-        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
-            self._train_step(batch)
+        share = self.share_in(factors)
+        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
+            self._moments.trace(self._train_step, batch)
         self._counted = terms.counted
+        for variable, value in overwriting(captured):
+            variable.assign(value)
         gradients = match_gradients(self.model, captured, self.trained)
         if self._sliced is None:
             self._sliced = sliced_places(gradients)
@@ -317,6 +316,10 @@ class TensorFlowLearner(KerasLearner):
     def _gradients_for(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> None:
+        with self._moments.told_to(reducer):
+            self._compute(batch, reducer, factors)
+
+    def _compute(self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None) -> None:
         if not reducer.takes_slices:
             super()._gradients_for(batch, reducer, factors)
             return
@@ -336,11 +339,8 @@ class TensorFlowLearner(KerasLearner):
         np.copyto(reducer.buffer, np.asarray(flat))
         self._flat = None
 
-    def _trace_apart_gradients(self, x: Any, y: Any, sample_weight: Any) -> list[tf.Tensor]:
-        return self._trace_weighed_apart(x, y, sample_weight, None)
-
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
+        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
     ) -> list[tf.Tensor]:
         values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
         dense = [v for i, v in enumerate(values) if i not in self._places]
@@ -451,7 +451,8 @@ class TensorFlowLearner(KerasLearner):
             self._agreed = False
             if reducer.in_graph is not None:  # else inside the step, behind the denominators
                 self._agree_in_step()
-            stopping, broken_at, own = steps(stack, *given)
+            with self._moments.told_to(reducer):
+                stopping, broken_at, own = steps(stack, *given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
         if reducer.in_graph is not None:
@@ -461,7 +462,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def skip_reducing(self, reducer: Reducer) -> None:
-        if self._eager or reducer.in_graph is None:
+        if self._moments.layers or not self._compiles_exchange or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
         self._reducer, reducer.rows = reducer, 0
@@ -474,8 +475,13 @@ class TensorFlowLearner(KerasLearner):
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
+    def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
+        super()._add_nothing_up(reducer, num_terms)
+        self._moments.skip(reducer)
+
     def _steps_in_graph(self, reducer: Reducer) -> bool:
-        return not self._eager and (reducer.in_graph is not None or _in_main_thread())
+        may = _in_main_thread() if reducer.in_graph is None else not self._moments.layers
+        return may and self._compiles_exchange
 
     def _agree_in_step(self) -> None:
         """Tells the other workers about the gradients, once in each compiled call."""
@@ -517,10 +523,13 @@ class TensorFlowLearner(KerasLearner):
                         denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
                         factors = exchange.factors(denominators, self._counted or [], weight)
                     joined = exchange(self._trace_exchanged(batch, factors), weight, stop)
-                    if skips:
-                        self._apply_sound(joined, before)
-                    else:
-                        self._apply_parts(joined.values)
+                    # Not even a counter, which needs no gradient, changes amid the exchange:
+                    # another worker may need the state of before this step.
+                    with tf.control_dependencies(joined.values[:1]):
+                        if skips:
+                            self._apply_sound(joined, before)
+                        else:
+                            self._apply_parts(joined.values)
                     first = tf.logical_and(broken_at < 0, joined.broken_of_all > 0)
                     return (
                         index + 1,
@@ -535,7 +544,7 @@ class TensorFlowLearner(KerasLearner):
                 )
                 return found[1], found[2], found[3]
 
-            steps = ShapedCalls(run, reduce_retracing=not self._has_several_losses)
+            steps = self._shaped(run, 1)
             # To trace it finds which variables have a gradient, and which of these are slices.
             steps.compiled(stack, *given)
             self._reducing[(*_kind(reducer), num_terms)] = steps
@@ -570,16 +579,10 @@ class TensorFlowLearner(KerasLearner):
         )  # fmt: skip
 
 
-def _row(index: int, stacked: tf.Tensor) -> tf.Tensor:
-    return stacked[index]
-
-
 def _in_main_thread() -> bool:
     """Whether an exchange may wait inside a compiled call.
 
-    Ranks that are threads of one process share TensorFlow's threads, as many as it has cores. Ranks
-    that wait inside their compiled calls could take all of them, and those that they wait for would
-    never run.
+    Ranks that are threads of one process share TensorFlow's threads, and could take all of them.
     """
     return threading.current_thread() is threading.main_thread()
 

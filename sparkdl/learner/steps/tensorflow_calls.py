@@ -56,11 +56,18 @@ class ShapedCalls:
 
     Args:
         function: What to compile. What it computes follows from shapes and dtypes alone.
+        rows_at: Tells the axis of an array's rows where the graph is not to know their number.
         options: For ``tf.function``.
     """
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rows_at: Callable[[], int | None] = lambda: None,
+        **options: Any,
+    ) -> None:
         self._functions = RankedFunctions(function, **options)
+        self._rows_at = rows_at
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, stack: BatchStack, *arguments: Any) -> Any:
@@ -74,12 +81,26 @@ class ShapedCalls:
 
     def compiled(self, stack: BatchStack, *arguments: Any) -> Any:
         """The function for these shapes; compiles it, but does not run it."""
-        shapes = _shapes(stack.x), _shapes(stack.y), _shapes(stack.sample_weight or {})
+        rows_at = self._rows_at()
+        arrays = (stack.x, stack.y, stack.sample_weight or {})
+        shapes = (rows_at, *map(_shapes, arrays))
         compiled = self._compiled.get(shapes)
         if compiled is None:
-            compiled = self._functions.of(*arguments).get_concrete_function(*arguments)
+            specs = arguments
+            if rows_at is not None:
+                specs = tf.nest.map_structure(lambda t: _without_size(t, rows_at), arguments)
+            compiled = self._functions.of(*arguments).get_concrete_function(*specs)
             self._compiled[shapes] = compiled
         return compiled
+
+
+def _without_size(tensor: Any, axis: int) -> Any:
+    """A spec of tensors of any size along an axis; numbers and what is not there stay."""
+    if tensor is None or not tensor.shape.rank:
+        return tensor
+    sizes = tensor.shape.as_list()
+    sizes[axis] = None
+    return tf.TensorSpec(sizes, tensor.dtype)
 
 
 def _shapes(arrays: Arrays) -> Hashable:

@@ -7,21 +7,26 @@ the graph, a stack of many batches is one call from Python.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from sparkdl.failures import carried
+from sparkdl.learner.state.synchronized_norms import synchronized_layers
 from sparkdl.learner.steps.denominators import factors
 from sparkdl.training.learning import Reducer
 from sparkdl.training.parts import Leaving, fill_part, leaving
 from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray, Layout, Slot
 
+Numbers = npt.NDArray[Any]
 _MOST_SUMMED = 64000.0
 """Largest mean in float16 (which reaches to 65504): shares are rounded, and so are their sums."""
 LEAST_FUSED = 800_000
@@ -195,6 +200,117 @@ def _filled_up(rows: tf.Tensor) -> tf.Tensor:
     room = tf.reduce_min(tf.where(powers >= count, powers, powers[-1]))
     padding = [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1)
     return tf.pad(rows, padding)
+
+
+class SynchronizedMoments:
+    """``BatchNormalization(synchronized=True)``: moments over the rows of all workers, in a step.
+
+    Worker ``k`` has ``n_k`` values of a channel, of mean ``m_k`` and variance ``v_k``. All add up
+    ``n``, ``n m`` and ``n (v + m²)`` in float64, which gives ``N``, the mean ``M`` and the variance
+    ``V`` of one process. Backward, with ``a_k = n_k / N`` and the upstream gradients ``M'`` and
+    ``V'`` of each worker's own mean loss over its ``r_k`` rows, which are joined weighed by rows::
+
+        M'' = Σ r M' / r_k,  V'' = Σ r V' / r_k
+        m_k' = a_k (M'' + 2 (m_k - M) V''),  v_k' = a_k V''
+
+    Each sum has one size, and begins with 1 while more follow in the step: so a worker without a
+    batch adds zeros until the others are done.
+
+    Args:
+        model: Its layers call Keras' own moments where no reducer is told.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.layers = synchronized_layers(model)
+        self._width = 1 + 3 * max((layer.moving_mean.shape[0] for layer in self.layers), default=0)
+        self._reducer: Reducer | None = None
+
+    @contextlib.contextmanager
+    def told_to(self, reducer: Reducer) -> Iterator[None]:
+        """Within, the sums are those of all workers of ``reducer``."""
+        self._reducer = reducer if reducer.num_workers > 1 else None
+        try:
+            yield
+        finally:
+            self._reducer = None
+
+    def trace(self, step: Callable[[Any], Any], batch: Any) -> None:
+        """Traces a step, whose layers make their sums."""
+        for layer in self.layers:  # not setattr, which would track it
+            object.__setattr__(layer, "_moments", partial(self._moments, layer))
+        try:
+            step(batch)
+        finally:
+            for layer in self.layers:
+                object.__delattr__(layer, "_moments")
+        if self.layers:
+            tf.numpy_function(carried(self._end), [], tf.float32)
+
+    def skip(self, reducer: Reducer) -> None:
+        """Takes part in the sums of a step, without a batch."""
+        while self.layers and reducer.add_up(np.zeros(self._width))[0] > 0:
+            pass
+
+    def _moments(self, layer: Any, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        mean, variance = type(layer)._moments(layer, inputs, mask)
+        if in_stateless_scope():  # only shapes, or denominators, are asked for
+            return mean, variance
+        values = tf.ones_like(inputs)
+        if mask is not None:
+            values *= tf.cast(tf.expand_dims(mask, -1), values.dtype)
+        count = tf.reduce_sum(values, layer._reduction_axes)
+        size = [layer.moving_mean.shape[0]]
+        joined = self._joined(count, tf.reshape(mean, size), tf.reshape(variance, size))
+        return tf.reshape(joined[0], mean.shape), tf.reshape(joined[1], variance.shape)
+
+    def _joined(self, count: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> Any:
+        kind = mean.dtype
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def joined(mean: tf.Tensor, variance: tf.Tensor) -> Any:
+            found = tf.numpy_function(carried(self._join), [count, mean, variance], [kind] * 3)
+            for tensor in found:
+                tensor.set_shape(mean.shape)
+            of_all, share = found[0], found[2]
+
+            def gradient(*upstream: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+                back = tf.numpy_function(carried(self._join_back), upstream, [kind] * 2)
+                for tensor in back:
+                    tensor.set_shape(mean.shape)
+                return share * (back[0] + 2 * (mean - of_all) * back[1]), share * back[1]
+
+            return (of_all, found[1]), gradient
+
+        return joined(mean, variance)
+
+    def _join(self, count: Numbers, mean: Numbers, variance: Numbers) -> list[Numbers]:
+        if self._reducer is None:
+            return [mean, variance, np.ones_like(mean)]
+        n, m, v = (np.asarray(a, np.float64) for a in (count, mean, variance))
+        total, first, second = np.split(self._add_up([n, n * m, n * (v + m * m)]), 3)
+        some = np.maximum(total, 1.0)  # all rows may be masked
+        of_all = first / some
+        spread = np.maximum(second / some - of_all * of_all, 0.0)
+        return [a.astype(mean.dtype) for a in (of_all, spread, n / some)]
+
+    def _join_back(self, *upstream: Numbers) -> list[Numbers]:
+        if self._reducer is None:
+            return list(upstream)
+        rows = self._reducer.rows
+        total = self._add_up([np.asarray(g, np.float64) * rows for g in upstream])
+        return [a.astype(upstream[0].dtype) for a in np.split(total / rows, 2)]
+
+    def _add_up(self, parts: list[Numbers]) -> Numbers:
+        assert self._reducer is not None
+        numbers = np.concatenate([[1.0], *parts])
+        padded = np.zeros(self._width)
+        padded[: numbers.size] = numbers
+        return self._reducer.add_up(padded)[1 : numbers.size]
+
+    def _end(self) -> np.float32:
+        if self._reducer is not None:
+            self._reducer.add_up(np.zeros(self._width))
+        return np.float32(0)
 
 
 class Joined(NamedTuple):

@@ -28,6 +28,7 @@ from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
     match_gradients,
+    overwriting,
 )
 from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
@@ -55,7 +56,7 @@ class TorchLearner(KerasLearner):
         self._has_gradient: list[bool] = [True] * len(self.trained)
         self._pass: BackwardPass | None = None  # the one that is watched
         # Whether parts may leave early; None: no pass has been watched yet.
-        self._sends_early = False if has_own(model, "train_step") else None
+        self._sends_early = False if has_own(model, "train_step") or self.overwritten else None
         self._agreed_with: weakref.ref[Reducer] | None = None
         self._logged_step = logged_step(model, "train_step")
         self._train_step = self._compile(self._logged_step)
@@ -188,7 +189,7 @@ class TorchLearner(KerasLearner):
     def compute_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers]:
         """See :class:`KerasLearner`. PyTorch computes what it is told, so a forward pass for the
         denominators alone would be a whole one: each term asks for its factor where it is met."""
-        mine, of_all = [float(batch.num_rows)], [0.0]
+        mine, of_all, share = [float(batch.num_rows)], [0.0], None
 
         def factor(index: int, denominator: Any) -> Any:
             own = 0.0 if denominator is None else float(denominator)
@@ -199,8 +200,11 @@ class TorchLearner(KerasLearner):
             of_all.append(float(total[1]))
             return factors([denominator is not None], numbers, total)[0]
 
+        if self.overwritten:
+            factor(0, None)
+            share = mine[0] / of_all[0]
         with self._watched(reducer):
-            self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums))
+            self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums), share)
         return np.array(mine), np.array(of_all)
 
     def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
@@ -210,7 +214,9 @@ class TorchLearner(KerasLearner):
     def weighed_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        self._compute_gradients(stack, out, Terms.with_factors(factors, sums=self._sums))
+        share = self.share_in(factors)
+        terms = Terms.with_factors(factors, sums=self._sums)
+        self._compute_gradients(stack, out, terms, share)
 
     def _gradients_for(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
@@ -248,14 +254,19 @@ class TorchLearner(KerasLearner):
         super()._learn_from(reducer)
         self._agreed_with = weakref.ref(reducer)
 
-    def _compute_gradients(self, stack: BatchStack, out: FloatArray, terms: Terms) -> None:
+    def _compute_gradients(
+        self, stack: BatchStack, out: FloatArray, terms: Terms, share: float | None
+    ) -> None:
         require_one_batch(stack)
         self._layout.check(out)
         self.build_metrics(stack)
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
-        with followed(terms, self.model), captured_gradients(self.model.optimizer) as captured:
+        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             self._logged_step(batch)
+        with torch.no_grad():
+            for variable, value in overwriting(captured):
+                variable.assign(value)
         gradients = match_gradients(self.model, captured, self.trained)
         self._has_gradient = [g is not None for g in gradients]
         if self._pass is not None:

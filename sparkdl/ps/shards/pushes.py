@@ -39,7 +39,7 @@ class PushPart:
     wanted: Mask | None = None
     clock: int = NO_CLOCK
 
-    def piece(self, piece: slice) -> PushPart:
+    def piece(self, piece: slice | Mask) -> PushPart:
         """Some of the rows."""
         counts = None if self.counts is None else self.counts[piece]
         wanted = None if self.wanted is None else self.wanted[piece]

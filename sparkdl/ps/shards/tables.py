@@ -32,6 +32,7 @@ from sparkdl.tables.store import RowStore, TableRows, merged
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
 
+_STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
 """Frames in which a worker's part of a round may come."""
 
@@ -91,6 +92,28 @@ class _Changed:
         self._clocks[slots] = clock
 
 
+@dataclass(frozen=True)
+class _Brought:
+    """The last push of a rank: it may be of several frames, of which some came.
+
+    Args:
+        position: Of the push.
+        ids: Table -> those whose rows have taken the step.
+    """
+
+    position: tuple[int, int] = (-1, 0)
+    ids: dict[str, list[Ids]] = field(default_factory=dict)
+
+    def lacks(self, part: PushPart, position: tuple[int, int]) -> Mask:
+        """Which rows of a part of a push have not taken the step."""
+        known = self.ids.get(part.table)
+        if position < self.position:
+            return np.zeros(len(part.ids), bool)
+        if position > self.position or not known:
+            return np.ones(len(part.ids), bool)
+        return ~np.isin(part.ids, np.concatenate(known))
+
+
 @dataclass
 class _StagedRows:
     """A worker's part of a round.
@@ -147,7 +170,8 @@ class TableService:
         self._locks = {name: threading.Lock() for name in self.stores}
         self._dims = {name: store.dim for name, store in self.stores.items()}
         self._workers: dict[int, Worker] = {}
-        self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
+        self._brought: dict[int, _Brought] = {}  # by each rank
+        self._former: dict[int, _Brought] = {}  # by the attempts of a rank before the present one
         self._lock = threading.Lock()
         self._staged: dict[Member, _StagedRows] = {}
         self._round, self._position = 0, (0, 0)
@@ -181,24 +205,14 @@ class TableService:
 
     def metrics(self) -> list[Metric]:
         """Numbers for ``/metrics``."""
-        stores = self.stores.values()
+        stores, mean = self.stores.values(), self._stale_steps / max(1, self._known_pushes)
         return [
             Metric("table_rows", "gauge", "Rows of tables", sum(len(s) for s in stores)),
             Metric("table_bytes", "gauge", "Bytes of tables", sum(s.nbytes for s in stores)),
             Metric("rows_pulled", "counter", "Rows of tables sent", self.pulled),
             Metric("rows_pushed", "counter", "Rows of tables stepped", self.pushed),
-            Metric(
-                "rows_staleness",
-                "gauge",
-                "Steps of other workers between a pull of rows and their push, a mean",
-                self._stale_steps / max(1, self._known_pushes),
-            ),
-            Metric(
-                "rows_staleness_most",
-                "gauge",
-                "Steps of other workers between a pull of rows and their push, at most",
-                self._most_stale,
-            ),
+            Metric("rows_staleness", "gauge", f"{_STALE}, a mean", mean),
+            Metric("rows_staleness_most", "gauge", f"{_STALE}, at most", self._most_stale),
         ]
 
     def _pull(self, message: Message) -> Message:
@@ -221,24 +235,24 @@ class TableService:
     def _push(self, message: Message) -> Message:
         body = np.empty(0, np.uint8) if message.body is None else message.body
         parts = unpack_push(message.meta.get("parts"), body, self._dims)
-        adds, again = message.meta.get("changes") is True, False
+        adds, position = message.meta.get("changes") is True, (message.epoch, message.batch)
         with self._lock:
-            worker = self._identify(message)
-            position = message.epoch, message.batch
-            if message.sequence <= worker.applied or position <= self._reached[message.rank]:
-                # its reply was lost, or a former attempt has brought it
-                worker.applied, again = max(worker.applied, message.sequence), True
-            else:
-                worker.applied = message.sequence
-                worker.epoch, worker.batch = max((worker.epoch, worker.batch), position)
+            worker, former = self._identify(message), self._former.get(message.rank, _Brought())
+            again = message.sequence <= worker.applied  # its reply was lost
+            if again:
+                fresh = [np.zeros(len(part.ids), bool) for part in parts]
+            else:  # without what a former attempt has brought
+                worker.applied, again = message.sequence, position <= former.position
+                fresh = [former.lacks(part, position) for part in parts]
+                self._note_brought(message.rank, position, parts, fresh)
         replies = []
-        for part in parts:
+        for part, new in zip(parts, fresh, strict=True):
             own = self._rates[part.table]
             rate = message.learning_rate if own is None else own
             with self._locks[part.table]:
                 came_back = self._changed_by_others(part) if adds else part.wanted
-                if not again:
-                    self._step(part, rate, adds=adds)
+                if new.any() or not (again or len(new)):
+                    self._step(part if new.all() else part.piece(new), rate, adds=adds)
                 replies.append(self._reply(part, came_back))
         told, back = pack_reply(replies)
         flags = Flag.DUPLICATE if again else Flag.NONE
@@ -246,6 +260,17 @@ class TableService:
             Kind.CHUNK, sequence=message.sequence, flags=flags, total=back.size,
             meta={"parts": told}, body=back,
         )  # fmt: skip
+
+    def _note_brought(
+        self, rank: int, position: tuple[int, int], parts: Sequence[PushPart], fresh: Sequence[Mask]
+    ) -> None:
+        """Notes whose rows take the step of a push, which is locked."""
+        brought = self._brought.get(rank, _Brought())
+        if position > brought.position:
+            brought = self._brought[rank] = _Brought(position)
+        if position == brought.position:
+            for part, new in zip(parts, fresh, strict=True):
+                brought.ids.setdefault(part.table, []).append(part.ids[new])
 
     def _step(self, part: PushPart, rate: float, *, adds: bool) -> None:
         """Applies a part of a push to its table, which is locked."""
@@ -300,9 +325,6 @@ class TableService:
                     "the last checkpoint, rows and weights together",
                 )
             key = message.rank, message.attempt, message.sequence
-            others = [k for k in self._staged if k[:2] == key[:2] and k != key]
-            for former in others:  # a commit that no decision can name any more
-                del self._staged[former]
             staged = self._staged.setdefault(
                 key, _StagedRows(position, message.rows, message.learning_rate, count)
             )
@@ -362,7 +384,10 @@ class TableService:
         worker = self._workers.setdefault(rank, Worker(rank, epoch=-1))
         worker.refuse_superseded(message)
         if worker.attempt != message.attempt:  # batches that it trains again count no second time
-            self._reached[rank] = worker.epoch, worker.batch
+            brought = self._brought.get(rank, _Brought())
+            self._former[rank] = _Brought(
+                brought.position, {n: list(ids) for n, ids in brought.ids.items()}
+            )
             worker.bind(0, message, 0.0)
         return worker
 

@@ -138,11 +138,7 @@ def parse_answers(lines: list[str]) -> list[Executor]:
 
 
 def own_facts(resolve: str, timeout_s: float) -> Facts:
-    """The facts of this process; of what takes longer than the limit, nothing.
-
-    Raises:
-        TimeoutError: A folder or a name server did not answer.
-    """
+    """The facts of this process; of what takes longer than the limit, nothing."""
     answers: list[Facts] = []
     asked = threading.Thread(
         target=lambda: answers.append(host_facts.collect({"resolve": resolve})),

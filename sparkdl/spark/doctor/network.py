@@ -72,7 +72,6 @@ class Echo(Closing):
         )  # fmt: skip
 
     def close(self) -> None:
-        """Ends the threads."""
         self._closed = True
         self._greeter.close()
 
@@ -194,7 +193,6 @@ class ProbeTask(RaisingTask):
     devices: DeviceRequest = field(default_factory=lambda: DeviceRequest(None, unscheduled=True))
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Connects to everyone; see :class:`sparkdl.launch.task.Task`."""
         began = time.monotonic()
         for _ in batches:
             pass
@@ -265,16 +263,7 @@ def targets(rank: int, num_ranks: int) -> list[int]:
 
 
 class Attempt:
-    """A connection to an :class:`Echo` that is tried in a thread of its own.
-
-    Args:
-        host: Of the Echo.
-        port: Of the Echo.
-        token: The secret of this probe.
-        rank: Who connects.
-        limit_s: Limit for all of it, from now on.
-        turn: Held while the bandwidth is measured; None: it is not measured.
-    """
+    """A connection to an :class:`Echo` that is tried in a thread of its own."""
 
     def __init__(
         self, host: str, port: int, token: bytes, rank: int, limit_s: float,
@@ -299,11 +288,7 @@ class Attempt:
         return Link(self._target, f"TimeoutError: {text}")
 
     def _left(self) -> float:
-        """Seconds until the deadline.
-
-        Raises:
-            TimeoutError: There are none.
-        """
+        """Seconds until the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

@@ -24,6 +24,7 @@ from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.process.log_lines import boxed_lines
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.wire import named_batches
@@ -115,6 +116,7 @@ class TrainTask:
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Trains; the rows are read while the framework and the model come up."""
+        require_descriptors(f"worker {rank.rank}", TRAINING_DESCRIPTORS)
         placement = self.devices.place(rank.resources)
         meeting = nullcontext(rank) if rank.gathering is None else self.strategy.meet(rank)
         # Leaving the pool waits for the reader: nobody else may read this task's input after it.
@@ -221,7 +223,8 @@ class TrainTask:
                         partition.check_finite()
                     source = Batches(
                         partition.train, settings.batch_size, shuffle=settings.shuffle,
-                        seed=settings.seed, rank=rank.rank, steps=settings.steps_per_epoch,
+                        seed=settings.seed, rank=rank.rank,
+                        steps=settings.steps_of(len(partition.train)),
                         repeat=True, class_weight=settings.class_weight,
                         by_content=settings.shuffle,
                     )  # fmt: skip
@@ -229,7 +232,7 @@ class TrainTask:
                     if self.validate:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
-                            steps=settings.validation_steps, by_content=settings.shuffle,
+                            steps=settings.held_out_steps, by_content=settings.shuffle,
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)

@@ -10,8 +10,8 @@ from typing import Any
 from sparkdl.errors import ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.file_system import FileSystem
+from sparkdl.files.listing import FoundFile, find_files
 from sparkdl.files.storage import SCHEME, explained
-from sparkdl.files.streams import FoundFile, find_files
 from sparkdl.spark.files.connect import ConnectFileSystem, is_local_warehouse
 from sparkdl.spark.files.hadoop import HadoopFileSystem, jvm_called
 from sparkdl.spark.session.running import is_connect
@@ -100,7 +100,7 @@ def files_for_workers(path: str) -> list[FoundFile]:
     """The files that a path means to Spark, if this process finds them as workers would.
 
     Args:
-        path: See :func:`sparkdl.files.streams.find_files`.
+        path: See :func:`sparkdl.files.listing.find_files`.
 
     Raises:
         NoFileSystemError: This process finds none there; Spark, which has credentials and file

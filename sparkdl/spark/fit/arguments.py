@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkdl.data import DataSpec
 from sparkdl.errors import ConfigError, UnknownArgumentError
+from sparkdl.process.user_warnings import warn_user
 from sparkdl.settings.call_arguments import parameters_of, taken_elsewhere
 from sparkdl.settings.values import (
     FLAG,
@@ -168,6 +169,13 @@ class FitArguments(UserSettings):
                 expected=f"classes 0 to {(classes or 0) - 1}",
                 received=f"class {beyond[0]}",
             )
+
+    def within(self, most_epochs: int | None) -> FitArguments:
+        """The same with ``keras.config.max_epochs()`` epochs at most."""
+        if most_epochs is None or self.epochs <= most_epochs:
+            return self
+        warn_user(f"keras.config.set_max_epochs limits this fit to {most_epochs} epochs")
+        return replace(self, epochs=most_epochs)
 
     def last_epoch(self, first_epoch: int) -> int:
         """The epoch to stop at, for a fit that begins with ``first_epoch``."""

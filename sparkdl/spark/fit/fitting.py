@@ -24,6 +24,7 @@ from sparkdl.learner.callback_sink import (
     warn_of_waiting_in_vain,
 )
 from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
+from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.model_weights import model_layout, read_model
@@ -139,10 +140,11 @@ class FitCall:
         Raises:
             WorkerError, DataError, TransportError: See :func:`run_fit`.
         """
-        arguments, callbacks = self.arguments, self.callbacks
+        most_epochs, most_steps = debug_limits()
+        arguments, callbacks = self.arguments.within(most_epochs), self.callbacks
         profile = resource_profile(config.resources, source.spark)
         num_workers, at_once = count_workers(config, exchange, source, profile)
-        prepare_model(trained.model, exchange, num_workers)
+        prepare_model(trained.model, config, exchange, num_workers)
         checkpoints = Checkpoints.at(arguments.checkpoint_dir)
         check_tables(trained.model, config, exchange, checkpoints, callbacks)
         first_epoch = arguments.initial_epoch
@@ -177,7 +179,7 @@ class FitCall:
         )  # fmt: skip
         settings = loop_settings(
             config, exchange, arguments, first_epoch=first_epoch, epochs_trained=epochs_trained,
-            has_callbacks=monitor.has_callbacks, waits=waits,
+            most_steps=most_steps, has_callbacks=monitor.has_callbacks, waits=waits,
             keep_spans=any(sink.wants_spans for sink in trackers),
         )  # fmt: skip
         plan = FitPlan(

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.collective.choice import AllReduceExchange, optimizer_config
+from sparkdl.collective.rules.exchange_rule import ExchangeRule
 from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.learner.checks.compiling import adopt_optimizer
+from sparkdl.learner.checks.compiling import adopt_optimizer, require_trainable
 from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
+from sparkdl.learner.state.model_weights import require_joined_steps
+from sparkdl.learner.state.synchronized_norms import require_synchronized
 from sparkdl.spark.fit.arguments import FitArguments
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -68,6 +71,7 @@ def loop_settings(
     *,
     first_epoch: int,
     epochs_trained: int,
+    most_steps: int | None,
     has_callbacks: bool,
     waits: bool,
     keep_spans: bool,
@@ -80,6 +84,7 @@ def loop_settings(
         arguments: What the user asked of this fit.
         first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
+        most_steps: Batches in an epoch of each worker, at most; None for any number.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
         waits: Whether the workers wait at an epoch's end until callbacks have run.
         keep_spans: Whether a timeline is wanted.
@@ -97,6 +102,7 @@ def loop_settings(
         follow_schedule=not exchange.in_step,
         check_data=arguments.check_data,
         steps_per_epoch=arguments.steps_per_epoch,
+        most_steps=most_steps,
         validation_steps=arguments.validation_steps,
         class_weight=_plain(arguments.class_weight),
         memory_budget_bytes=config.limits.memory_budget_mb << 20,
@@ -132,15 +138,28 @@ def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
     return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
-def prepare_model(model: Any, exchange: ChosenExchange, num_workers: int) -> None:
+def prepare_model(
+    model: Any, config: FitConfig, exchange: ChosenExchange, num_workers: int
+) -> None:
     """Checks that rule and model go together; gives the model the optimizer that the rule wants.
 
     Raises:
-        ConfigError: The rule cannot work with that many workers, or with the model's optimizer.
-        ModelError: No ensemble can be made of the model, or several workers cannot train it.
+        ConfigError: The rule cannot work with that many workers, with the model's optimizer, or
+            with a layer that is synchronized.
+        ModelError: No ensemble can be made of the model, several workers cannot train it, or it
+            has nothing to train.
     """
+    require_trainable(model)
     if num_workers > 1:
         require_no_states(model)
+        rule = exchange.rule
+        sends = rule.exchanges if isinstance(rule, ExchangeRule) else rule.payload
+        if sends in ("gradient", "optimizer"):  # others exchange changes or weights
+            require_joined_steps(model, exchange.joins_gradients, rule.name)
+    way = f"mode={config.mode!r}, rule={exchange.rule.name!r}, on_nan={config.on_nan!r}"
+    exact = exchange.joins_gradients and exchange.rule.name in ("bsp", "mean")
+    followed = exact and exchange.window == 1 and config.on_nan != "skip"
+    require_synchronized(model, num_workers, way, followed=followed)
     if isinstance(exchange, AllReduceExchange):
         exchange.rule.bind(num_workers, optimizer_config(model.optimizer))
         return

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
-from sparkdl.learner.archives.archive import load_state, model_bytes, read_config
+from sparkdl.files.model_file import read_config
+from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.learner.checks.metric_check import check_metrics_add_up
 from sparkdl.learner.description import config_difference, optimizer_classes
 from sparkdl.learner.signature import model_signature
@@ -22,10 +26,15 @@ from sparkdl.learner.state.optimizer_state import (
     learning_rate_set,
     load_optimizer_state,
 )
+from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
-from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.run_state import RunState
+
+_claimed: list[Any] = []
+"""The Keras models that this process trains, or whose tables it changes, now."""
+_claiming = threading.Lock()
 
 
 @dataclass
@@ -41,6 +50,7 @@ class TrainedModel:
             each of these held.
         has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
         slots: The optimizer's, where the workers take its steps in slices.
+        tables_lock: Is held while the files of the model's tables must stay as they are.
     """
 
     model: Any
@@ -49,6 +59,46 @@ class TrainedModel:
     constrains: bool = False
     has_optimizer: bool = False
     slots: DriverSlots | None = None
+    tables_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @contextlib.contextmanager
+    def one_at_a_time(self, what: str) -> Iterator[None]:
+        """Raises ConfigError if another fit of the Keras model, also by another ``SparkModel``, or
+        a change of the tables, is under way."""
+        model = self.model
+        with _claiming:
+            free = all(other is not model for other in _claimed)
+            if free:
+                _claimed.append(model)
+        if not free:
+            raise ConfigError(
+                f"model {model.name!r} is being trained by another call of fit, or its tables "
+                "are being changed",
+                expected="one fit of a model at a time: it trains the model in place",
+                received=f"{what} while an earlier call runs, in another thread or in a callback",
+                hint="wait for the first, or train a copy: "
+                "SparkModel(keras.models.clone_model(model), ...), compiled",
+            )
+        try:
+            yield
+        finally:
+            with _claiming:
+                _claimed[:] = [other for other in _claimed if other is not model]
+
+    @property
+    def stored_rows(self) -> StoredRows | None:
+        """The rows that the model's layers look up in a fit's files; None without."""
+        services = (layer.service for layer in ModelTables(self.model).layers)
+        return next((s for s in services if isinstance(s, StoredRows)), None)
+
+    @contextlib.contextmanager
+    def changing_tables(self) -> Iterator[TableReference]:
+        """The present tables, which no other change or fit replaces meanwhile; a second caller
+        waits, and with a fit under way it is a ConfigError."""
+        with self.tables_lock, self.one_at_a_time("a change of tables"):
+            stored = self.stored_rows
+            assert stored is not None
+            yield TableReference.from_bytes(stored.reference.encode())
 
     def take(self, state: RunState) -> None:
         """Takes over variables, optimizer state and the rule's state, each if ``state`` has it."""
@@ -147,6 +197,10 @@ class TrainedModel:
         if rate is not None:
             innermost_optimizer(self.model).learning_rate = rate
         self.rule_state = checkpoint.state.rule
+        if self.rule_state and ModelTables(self.model).layers:
+            reference = TableReference.from_bytes(self.rule_state)
+            newest = TableCheckpoints.of(reference).newest()
+            self.rule_state = replace(reference, seen=newest).to_bytes()
         serve_trained(self.model, self.rule_state)
 
     def beside(self, epoch: int) -> RunState:
@@ -176,17 +230,23 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
         ModelError: The loss or a metric cannot be computed, or a metric's variables must not be
             summed.
     """
-    spec = source.spec
+    spec, signature = source.spec, model_signature(model)
     x, y, weights = (
         {name: _ArrayLike((batch_size, *s.shape), s.dtype) for name, s in part.items()}
         for part in (spec.features, spec.labels, spec.weights)
     )
     try:
-        metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+        try:
+            metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]
+        except Exception:
+            shapes = {name: output.shape for name, output in signature.outputs.items()}
+            sized = {name: _sized(array, shapes.get(name)) for name, array in y.items()}
+            if sized == y:
+                raise
+            metric_state.build_metrics(model, x, sized, weights or None)  # type: ignore[arg-type]
     except ModelError:
         raise
     except Exception as error:
-        signature = model_signature(model)
         raise DataError(
             f"model {model.name!r} cannot take these columns",
             expected=f"inputs {_shapes(signature.inputs)}, outputs {_shapes(signature.outputs)}",
@@ -194,6 +254,20 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
             hint="try model.fit on a few rows as NumPy arrays",
         ) from error
     check_metrics_add_up(model, x, spec.labels)
+
+
+def _sized(labels: _ArrayLike, output: tuple[int | None, ...] | None) -> _ArrayLike:
+    """Labels of free sizes (a loss of the user's takes any) with those of an output of their rank.
+
+    Where sizes are free, TensorFlow knows not even the rank of ``labels == outputs``.
+    """
+    if output is None or len(labels.shape) != 1 + len(output):
+        return labels
+    sizes = zip(labels.shape[1:], output, strict=True)
+    return _ArrayLike(
+        (labels.shape[0], *(theirs if mine is None else mine for mine, theirs in sizes)),
+        labels.dtype,
+    )
 
 
 def _shapes(specs: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.failures import Failure
-from sparkdl.layers.stored_rows import StoredRows
-from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.settings.values import require_int
+from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 from sparkdl.spark.session.running import session_of
@@ -23,13 +22,14 @@ from sparkdl.spark.session.versions import frame_of_table
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
+from sparkdl.tables.hashing import signed
 from sparkdl.tables.reading import TableReader
 from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _MEASURED = "found string, failure string"
 _ANSWER = "part int, rows bigint, failure string"
@@ -41,30 +41,19 @@ _Change = Callable[[RowStore, "_Rows"], int]
 _Rows = list[tuple[npt.NDArray[np.int64], FloatArray]]
 
 
-@dataclass(frozen=True)
-class ModelTable:
-    """A table of a driver's model, which can be changed.
-
-    Args:
-        name: The table's name.
-        reference: All tables of the model, as they are now.
-        take: Makes other tables those of the model.
-    """
-
-    name: str
-    reference: TableReference
-    take: Callable[[TableReference], None]
-
-
 class TrainedTable(TableReader):
     """A table that a fit has written. Spark's tasks read it, and change it part by part.
 
+    What is read is as it was when this object was made, or when a change by it has ended. A change
+    begins from the present tables of the model, and takes their place when it is whole; changes
+    from several threads wait for each other.
+
     Args:
         folder: A path or URI.
-        of: The model's; None: a table to be read alone.
+        of: The model whose table it is; None: a table to be read alone.
     """
 
-    def __init__(self, folder: str, of: ModelTable | None = None) -> None:
+    def __init__(self, folder: str, of: TrainedModel | None = None) -> None:
         super().__init__(folder)
         self._of = of
 
@@ -111,11 +100,11 @@ class TrainedTable(TableReader):
         Raises:
             DataError: The columns or shapes are others; an id is there twice, or has no row; a
                 number is not finite.
-            ConfigError: The table is none of a driver's model, or ``data`` is neither.
+            ConfigError: The table is none of a driver's model, or ``data`` is neither; a fit of the
+                model runs, or another process has changed or trained the tables meanwhile.
             ResourceError: No Spark session is running, or the files cannot be read or written.
         """
-        of = self._changeable()
-        dim, parts = self.dim, self.parts
+        of, dim = self._changeable(), self.dim
         if rows is None:
             require_frame("the rows of a table, without an array of rows,", data)
             frame: Any = data
@@ -135,14 +124,13 @@ class TrainedTable(TableReader):
         chosen = frame.select(
             F.col("id").cast("bigint").alias("id"), F.col("row").cast("array<float>").alias("row")
         )
-        with this_interpreter(context_of(frame.sparkSession)):
-            spread = chosen.mapInArrow(_owned(parts), "part int, id bigint, row array<float>")
-        marks = frame.sparkSession.range(0, parts, 1, 1).select(
-            F.col("id").cast("int").alias("part"),
-            F.lit(None).cast("bigint").alias("id"),
-            F.lit(None).cast("array<float>").alias("row"),
-        )
-        self._change(of, spread.union(marks).repartition(parts, "part"), put)
+
+        def spread(parts: int) -> DataFrame:
+            with this_interpreter(context_of(frame.sparkSession)):
+                owned = chosen.mapInArrow(_owned(parts), "part int, id bigint, row array<float>")
+            return owned.union(_marks(frame.sparkSession, parts)).repartition(parts, "part")
+
+        self._change(of, spread, put)
 
     def shrink(self, *, unseen: int | None = None, below: int | None = None) -> int:
         """Removes rows; the table is written anew, as by :meth:`load`.
@@ -171,7 +159,7 @@ class TrainedTable(TableReader):
             if value is not None:
                 require_int(name, value, least=1)
         return self._change(
-            of, self._marks(), lambda store, _: store.shrink(unseen=unseen, below=below)
+            of, _every_part, lambda store, _: store.shrink(unseen=unseen, below=below)
         )
 
     def get(self, function: str | RowFunction) -> float | npt.NDArray[np.float64]:
@@ -241,38 +229,32 @@ class TrainedTable(TableReader):
         Reference: psFunc of Angel (Tencent, 2017).
         """
         of, asked = self._changeable(), TableFunction.of(function, numbers)
-        return self._change(of, self._marks(), lambda store, _: store.apply(asked))
+        return self._change(of, _every_part, lambda store, _: store.apply(asked))
 
-    def _marks(self) -> DataFrame:
-        """A row for each part, which says that it is to be written."""
-        marks = session_of().range(0, self.parts, 1, self.parts)
-        return marks.selectExpr(
-            "cast(id as int) as part",
-            "cast(null as bigint) as id",
-            "cast(null as array<float>) as row",
-        )
-
-    def _change(self, of: ModelTable, spread: DataFrame, change: _Change) -> int:
-        former, ranks = of.reference, self.parts
-        checkpoints = TableCheckpoints.of(former)
-        changed = checkpoints.changed(former)
-        task = _changing(former, changed, of.name, self.dim, ranks, change)
-        try:
-            with this_interpreter(context_of(spread.sparkSession)):
-                answers = spread.mapInArrow(task, _ANSWER).collect()
-            for answer in answers:
-                if answer.failure is not None:
-                    raise Failure.from_json(answer.failure).library_error()
-            checkpoints.finish(changed, ranks, former.to_bytes())
-        except BaseException:
-            checkpoints.discard(changed)
-            raise
-        of.take(changed)
-        super().__init__(changed.folder_of(of.name))
-        self._of = ModelTable(of.name, changed, of.take)
+    def _change(self, of: TrainedModel, spread: Callable[[int], DataFrame], change: _Change) -> int:
+        """Changes the model's present table; ``spread`` gives its parts their rows."""
+        with of.changing_tables() as former:
+            checkpoints = TableCheckpoints.of(former)
+            checkpoints.require_newest(former)
+            ranks = TableFiles(former.folder_of(self.name)).ranks
+            changed = checkpoints.changed(former)
+            task = _changing(former, changed, self.name, self.dim, ranks, change)
+            try:
+                frame = spread(ranks)
+                with this_interpreter(context_of(frame.sparkSession)):
+                    answers = frame.mapInArrow(task, _ANSWER).collect()
+                for answer in answers:
+                    if answer.failure is not None:
+                        raise Failure.from_json(answer.failure).library_error()
+                checkpoints.finish(changed, ranks, former.to_bytes())
+            except BaseException:
+                checkpoints.delete(changed)
+                raise
+            of.take_tables(changed)
+        super().__init__(changed.folder_of(self.name))
         return sum(answer.rows for answer in answers)
 
-    def _changeable(self) -> ModelTable:
+    def _changeable(self) -> TrainedModel:
         if self._of is None:
             raise ConfigError(
                 f"table {self.name!r} can be read here, and not be changed",
@@ -291,22 +273,25 @@ class TrainedTable(TableReader):
             )
 
 
-def stored_tables(model: Any, take: Callable[[TableReference], None]) -> Mapping[str, TrainedTable]:
-    """Table name -> the rows that a fit has written; empty where there are none.
-
-    Args:
-        model: The driver's.
-        take: Makes other tables those of the model.
-    """
-    services = [layer.service for layer in ModelTables(model).layers]
-    stored = [service for service in services if isinstance(service, StoredRows)]
-    if not stored:
+def stored_tables(of: TrainedModel) -> Mapping[str, TrainedTable]:
+    """Table name -> the rows that a fit of a model has written; empty where there are none."""
+    stored = of.stored_rows
+    if stored is None:
         return {}
-    reference = TableReference.from_bytes(stored[0].reference.encode())
-    return {
-        name: TrainedTable(table.folder, ModelTable(name, reference, take))
-        for name, table in stored[0].tables.items()
-    }
+    return {name: TrainedTable(table.folder, of) for name, table in stored.tables.items()}
+
+
+def _every_part(parts: int) -> DataFrame:
+    return _marks(session_of(), parts).repartition(parts, "part")
+
+
+def _marks(spark: SparkSession, parts: int) -> DataFrame:
+    """A row for each part, which says that it is to be written."""
+    return spark.range(0, parts, 1, 1).selectExpr(
+        "cast(id as int) as part",
+        "cast(null as bigint) as id",
+        "cast(null as array<float>) as row",
+    )
 
 
 def _reading(
@@ -452,23 +437,18 @@ def _frame_of(ids: Any, rows: npt.ArrayLike, dim: int) -> DataFrame:
             expected=f"ids of shape (n,) (integers) and rows of shape (n, {dim})",
             received=f"{given.dtype} {given.shape} and {values.dtype} {values.shape}",
         )
-    table = pa.table({"id": pa.array(given.astype(np.int64)), "row": _lists(values)})
+    table = pa.table({"id": pa.array(signed(given)), "row": _lists(values)})
     frame: DataFrame = frame_of_table(session_of(), table)
     return frame
 
 
 def _require_columns(frame: DataFrame, dim: int) -> None:
     kinds = dict(frame.dtypes)
-    if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS:
+    arrays = str(kinds.get("row")).startswith("array<")
+    if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS or not arrays:
         raise DataError(
             "these columns are not rows of a table",
-            expected=f"id (bigint) and row (array of {dim} floats)",
+            expected=f"id (bigint) and row (an array of {dim} floats)",
             received=", ".join(f"{name} ({kind})" for name, kind in kinds.items()),
             hint="df.select('id', 'row')",
-        )
-    if not kinds["row"].startswith("array<"):
-        raise DataError(
-            "these columns are not rows of a table",
-            expected=f"row: an array of {dim} floats",
-            received=kinds["row"],
         )

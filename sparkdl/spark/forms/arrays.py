@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 
 from sparkdl.data import DataSpec, to_arrow_table
+from sparkdl.data.arrays import as_numbers
 from sparkdl.data.conform import matches
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
@@ -20,7 +21,7 @@ from sparkdl.settings.call_arguments import shows_signature
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
-from sparkdl.spark.forms.matching import make_spec
+from sparkdl.spark.forms.matching import label_dtype, make_spec
 from sparkdl.spark.forms.shipped import plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import wire_names
@@ -445,11 +446,12 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
     from pyspark.sql import types as T
 
     fields: list[Any] = []
+    dtypes: dict[str, str] = {}
 
     def columns(arrays: Any, prefix: str) -> Any:
         if isinstance(arrays, Mapping):
             return {name: columns(array, f"{prefix} {name}") for name, array in arrays.items()}
-        array = np.asarray(arrays)
+        array = as_numbers(arrays)
         if array.ndim == 0 or array.dtype.kind not in "biuf":
             raise DataError(
                 f"{prefix} is no array of numbers",
@@ -463,9 +465,21 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
         for _ in range(array.ndim - 1):
             kind = T.ArrayType(kind)
         fields.append(T.StructField(prefix, kind))
+        dtypes[prefix] = array.dtype.newbyteorder("=").name
         return prefix
 
     features = columns(x, "features")
     label = None if y is None else columns(y, "label")
     weights = None if weight is None else columns(weight, "sample_weight")
-    return make_spec(T.StructType(fields), signature, features, label, weights)
+    spec = make_spec(T.StructType(fields), signature, features, label, weights)
+    inputs = {
+        name: replace(entry, dtype=signature.inputs[name].dtype_for(dtypes[entry.columns[0]]))
+        for name, entry in spec.features.items()
+        if name in signature.inputs
+    }
+    own = {
+        name: replace(entry, dtype=label_dtype(signature, name, dtypes[entry.columns[0]]))
+        for name, entry in spec.labels.items()
+        if entry.one_hot is None and signature.label_kinds.get(name) != "sparse"
+    }
+    return replace(spec, features={**spec.features, **inputs}, labels={**spec.labels, **own})

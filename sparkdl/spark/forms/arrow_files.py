@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pyarrow as pa
 
 from sparkdl.data.feed import size_of
+from sparkdl.data.plain_arrow import plain, unwrapped
 from sparkdl.data.shards import Pieces, folder_column
 from sparkdl.errors import DataError
-from sparkdl.files.streams import FoundFile, is_local, open_input
+from sparkdl.files.listing import FoundFile
+from sparkdl.files.streams import is_local, open_input
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import types as T
 
 _CHUNK_BYTES = 8 << 20
 
@@ -26,11 +31,11 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
     """
     with open_input(path, mapped=True) as stream:
         try:
-            schema = pa.ipc.open_file(_begin(stream)).schema
+            schema = _reader(stream).schema
             widths = [_width(field.type) for field in schema]
             reader = _opened(stream, path, [widths.index(min(widths))] if widths else [])
             numbers = range(reader.num_record_batches)
-            return _plain(schema), tuple(reader.get_batch(n).num_rows for n in numbers)
+            return schema, tuple(reader.get_batch(n).num_rows for n in numbers)
         except (OSError, pa.ArrowException) as error:
             raise _broken(path, error) from error
 
@@ -54,7 +59,7 @@ def arrow_pieces(
         return [partial(read_arrow, path, numbers, columns)]
     with open_input(path) as stream:
         try:
-            count = pa.ipc.open_file(stream).num_record_batches
+            count = _reader(stream).num_record_batches
             step = max(1, _CHUNK_BYTES * count // max(1, stream.seek(0, 2)))
         except (OSError, pa.ArrowException) as error:
             raise _broken(path, error) from error
@@ -82,7 +87,7 @@ def read_arrow(
     """
     with open_input(path, mapped=True) as stream:
         try:
-            schema = pa.ipc.open_file(_begin(stream)).schema
+            schema = _reader(stream).schema
             for name in columns:
                 if name not in schema.names:
                     raise DataError(
@@ -93,7 +98,7 @@ def read_arrow(
             reader = _opened(stream, path, [schema.get_field_index(name) for name in columns])
             for number in range(reader.num_record_batches) if numbers is None else numbers:
                 batch = reader.get_batch(number)
-                arrays = [_decoded(batch.column(name)) for name in columns]
+                arrays = [unwrapped(batch.column(name)) for name in columns]
                 batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
                 step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, size_of(batch)))
                 for start in range(0, batch.num_rows, step):
@@ -107,11 +112,37 @@ def _opened(stream: BinaryIO, path: str, fields: list[int]) -> Any:
 
     pyarrow copies columns that it is told to choose, also from a mapped file.
     """
-    reader = pa.ipc.open_file(_begin(stream))
+    reader = _reader(stream)
     if is_local(path) and (not reader.num_record_batches or _is_view(reader.get_batch(0), stream)):
         return reader
     options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    return pa.ipc.open_file(_begin(stream), options=options)
+    return _reader(stream, options)
+
+
+@dataclass(frozen=True)
+class _Streamed:
+    """The record batches of a stream, which can be read in their order alone."""
+
+    schema: pa.Schema
+    batches: list[pa.RecordBatch]
+
+    @property
+    def num_record_batches(self) -> int:
+        return len(self.batches)
+
+    def get_batch(self, number: int) -> pa.RecordBatch:
+        return self.batches[number]
+
+
+def _reader(
+    stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None
+) -> pa.ipc.RecordBatchFileReader | _Streamed:
+    """The record batches of a file or a stream of Arrow's; a mapped one is not copied."""
+    is_file = _begin(stream).read(6) == b"ARROW1"
+    if is_file:
+        return pa.ipc.open_file(_begin(stream), options=options)
+    reader = pa.ipc.open_stream(_begin(stream), options=options)
+    return _Streamed(reader.schema, list(reader))
 
 
 def _is_view(batch: pa.RecordBatch, stream: Any) -> bool:
@@ -126,19 +157,6 @@ def _begin(stream: Any) -> Any:
     return stream
 
 
-def _plain(schema: pa.Schema) -> pa.Schema:
-    return pa.schema(
-        [
-            field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-            for field in schema
-        ]
-    )
-
-
-def _decoded(array: pa.Array) -> pa.Array:
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-
-
 def _width(kind: pa.DataType) -> int:
     return int(kind.bit_width) if pa.types.is_primitive(kind) else 1 << 20
 
@@ -146,9 +164,9 @@ def _width(kind: pa.DataType) -> int:
 def _broken(path: str, error: Exception) -> DataError:
     return DataError(
         f"{path} cannot be read",
-        expected="an Arrow file, as pyarrow.ipc.new_file and pyarrow.feather.write_feather write",
+        expected="an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
+        "pyarrow.feather.write_feather and datasets' save_to_disk write",
         received=str(error)[:500],
-        hint="a stream (pyarrow.ipc.new_stream) is no file: write it again with new_file",
     )
 
 
@@ -167,12 +185,20 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
 
     files = files_for_workers(path)
     schema = arrow_facts(files[0].path)[0]
-    fields = list(spark_schema_of(schema.remove_metadata()).fields)
+    fields = [f for field in schema.remove_metadata() for f in known_to_spark(field)]
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     kinds = T.StructType(fields)
     task = _ArrowTask(tuple(files), arrow_schema_of(kinds))
     with this_interpreter(context_of(spark)):
         return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
+
+
+def known_to_spark(field: pa.Field) -> list[T.StructField]:
+    """A column of files as Spark's; none if Spark has no such type."""
+    try:
+        return list(spark_schema_of(pa.schema([field])).fields)
+    except (TypeError, NotImplementedError):  # what pyspark raises for an unknown type
+        return []
 
 
 @dataclass(frozen=True)
@@ -194,7 +220,7 @@ class _ArrowTask:
             columns = [
                 folder_column(folders[field.name], field, part.num_rows)
                 if field.name in folders
-                else part.column(field.name).cast(field.type)
+                else plain(part.column(field.name)).cast(field.type)
                 for field in self.schema
             ]
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema)

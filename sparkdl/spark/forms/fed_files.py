@@ -12,7 +12,8 @@ import pyarrow as pa
 from sparkdl.data.shards import Pieces, read_files
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
-from sparkdl.files.streams import FoundFile, is_local
+from sparkdl.files.listing import FoundFile
+from sparkdl.files.streams import is_local
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.files.worker_paths import files_for_workers
 from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 
+import numpy as np
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
@@ -86,6 +87,22 @@ def element_of(kind: T.ArrayType) -> tuple[int, T.DataType]:
 def is_number(kind: T.DataType) -> bool:
     """Whether a column of this type holds single numbers."""
     return isinstance(kind, (T.NumericType, T.BooleanType))
+
+
+_DTYPES: dict[type[T.DataType], str] = {
+    T.BooleanType: "bool", T.ByteType: "int8", T.ShortType: "int16", T.IntegerType: "int32",
+    T.LongType: "int64", T.FloatType: "float32",
+}  # fmt: skip
+
+
+def dtype_of(*kinds: T.DataType) -> str:
+    """The NumPy dtype of numbers of these types of Spark, which may be inside arrays."""
+    found = []
+    for kind in kinds:
+        one = element_of(kind)[1] if isinstance(kind, T.ArrayType) else kind
+        whole = isinstance(one, T.DecimalType) and one.scale == 0
+        found.append("int64" if whole else _DTYPES.get(type(one), "float64"))
+    return np.result_type(*found).name
 
 
 _OF_TEXT = {

@@ -22,10 +22,16 @@ from sparkdl.data.shards import Pieces, deal, file_blocks, folder_column, read_f
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.files.listing import FoundFile, TableFormat, is_hidden, table_format
 from sparkdl.files.storage import list_files
-from sparkdl.files.streams import FilePlace, FoundFile, is_local, open_input, place_of
+from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
-from sparkdl.spark.forms.arrow_files import arrow_facts, arrow_pieces, frame_of_arrow
+from sparkdl.spark.forms.arrow_files import (
+    arrow_facts,
+    arrow_pieces,
+    frame_of_arrow,
+    known_to_spark,
+)
 from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import arrow_schema_of, condition_of
@@ -349,7 +355,7 @@ def kind_of_path(path: str) -> FileKind:
         except ResourceError:
             raise error from None
     names = [file.rsplit("/", 1)[-1] for file in files]
-    kinds = {_kind_of_name(name) for name in names if name[:1] not in ("_", ".")}
+    kinds = {_kind_of_name(name) for name in names if not is_hidden(name)}
     if len(kinds) == 1 and (kind := kinds.pop()) is not None:
         return kind
     endings = {name.lower().rsplit(".", 1)[-1] for name in names}
@@ -358,7 +364,9 @@ def kind_of_path(path: str) -> FileKind:
         expected="files whose names hold .parquet, .arrow, .feather or .tfrecord, such as "
         "'/data/*.parquet'",
         received=", ".join(sorted(endings)) or "no files",
-        hint="or read them with Spark: fit(spark.read.format(...).load(path))",
+        hint="name one of the folders in it: each is a part of this DatasetDict of Hugging Face"
+        if names == ["dataset_dict.json"]
+        else "or read them with Spark: fit(spark.read.format(...).load(path))",
     )
 
 
@@ -378,6 +386,9 @@ def frame_of_files(spark: Any, path: str) -> Any:
     """
     from pyspark.errors import AnalysisException
 
+    table = _table_of(path)
+    if table is not None:
+        return _frame_of_table(spark, path, table)
     kind = kind_of_path(path)
     if kind == "arrow":
         return frame_of_arrow(spark, path)
@@ -386,7 +397,7 @@ def frame_of_files(spark: Any, path: str) -> Any:
             return spark.read.parquet(path)
         except AnalysisException as error:
             if condition_of(error) != _MISSING:
-                raise
+                return _of_known_types(spark, path, error)
             raise ResourceError(
                 f"no files at {path!r}",
                 expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
@@ -410,12 +421,65 @@ def frame_of_files(spark: Any, path: str) -> Any:
     return read_tfrecords(spark, path)
 
 
+def _of_known_types(spark: Any, path: str, refusal: Exception) -> Any:
+    """The columns of Parquet files whose types Spark knows, where it refuses the others.
+
+    Raises:
+        Exception: ``refusal``, if the files cannot be looked into, or Spark knows no column.
+    """
+    try:
+        schema = parquet_facts(files_for_workers(path)[0].path)[0]
+    except (ResourceError, DataError):
+        raise refusal from None
+    from pyspark.sql import types as T
+
+    fields = [found for field in schema.remove_metadata() for found in known_to_spark(field)]
+    nanoseconds = [f.name for f in schema if getattr(f.type, "unit", "us") == "ns"]
+    fields = [field for field in fields if field.name not in nanoseconds]
+    if not fields:
+        raise refusal
+    return spark.read.schema(T.StructType(fields)).parquet(path)
+
+
+def _table_of(path: str) -> TableFormat | None:
+    """The format of the table at a path; None: it is none, or this process cannot look."""
+    try:
+        return table_format(path_for_workers(path))
+    except ResourceError:
+        return None
+
+
+def _frame_of_table(spark: Any, path: str, table: TableFormat) -> Any:
+    """A table that is more than its files, read by Spark's own format for it.
+
+    Raises:
+        ConfigError: The session has no such format.
+    """
+    try:
+        return spark.read.format(table).load(path)
+    except Exception as error:
+        raise ConfigError(
+            f"{path!r} is a table of the format {table!r}, whose files hold deleted rows, too",
+            expected=f"a Spark session that can read {table!r}",
+            received=str(error).partition("\n")[0][:300],
+            hint=f"start the session with the package of {table!r}, so that spark.read.format("
+            f"{table!r}).load(...) works; then fit takes its DataFrame, or the path",
+        ) from None
+
+
 def file_set(path: str, frame: Any, role: int) -> FileSet:
     """The files at a path, of which ``frame`` knows the schema.
 
     Raises:
         NoFileSystemError: Only Spark finds them.
     """
+    table = _table_of(path)
+    if table is not None:
+        raise NoFileSystemError(
+            f"{path!r} is a table of the format {table!r}",
+            expected="files that are all of the rows",
+            received="files of which some hold deleted rows",
+        )
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
     schema = pa.schema([])
     if kind == "tfrecord" or any(file.partition_values for file in files):

@@ -15,10 +15,11 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.signature import LABEL, Shape, Signature, TensorSpec
+from sparkdl.learner.signature import LABEL, Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
+    dtype_of,
     element_of,
     expression_error,
     field_of,
@@ -216,8 +217,8 @@ def _feature(
     if not columns:
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [field_of(schema, name, "features") for name in columns]
-    dtype = wanted.dtype if wanted is not None else "float32"
-    shape = wanted.shape if wanted is not None else None
+    wanted = TensorSpec("", None, "float32") if wanted is None else wanted
+    dtype, shape = wanted.dtype_for(dtype_of(*(field.dataType for field in fields))), wanted.shape
     if dtype == "string" and decoder is None:
         return _text(fields, shape)
     if len(fields) > 1:
@@ -273,8 +274,9 @@ def _label(
     name = columns[0]
     field = field_of(schema, name, "label")
     if signature.label_kinds.get(output, "own") == "own":
-        return _own_label(field)
-    shape, kind = signature.outputs[output].shape, field.dataType
+        return _own_label(field, signature, output)
+    wanted = signature.outputs[output]
+    shape, kind = wanted.shape, field.dataType
     if signature.label_kinds.get(output) == "sparse":
         classes, rest = signature.class_labels(output)
         if is_number(kind):
@@ -288,13 +290,13 @@ def _label(
         if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
             return ColumnSpec((name,), rest or (1,), "int32", "array", classes=classes)
         raise wrong_type(field, "label", "integer class labels")
-    dtype = "float32"
+    dtype = label_dtype(signature, output, dtype_of(kind))
     if is_number(kind):
         if shape and math.prod(d or 0 for d in shape) > 1:
             if output in signature.number_losses:
                 raise one_number_error(f"label {name!r}", output, signature)
             if len(shape) == 1 and shape[0] is not None:
-                return ColumnSpec((name,), shape, dtype, "scalars", one_hot=shape[0])
+                return ColumnSpec((name,), shape, "float32", "scalars", one_hot=shape[0])
             raise DataError(
                 f"label {name!r} does not fit output {output!r}",
                 expected=f"an array of shape {shape}",
@@ -348,7 +350,7 @@ def _several_labels(
     return ColumnSpec(columns, shape, "float32", "scalars")
 
 
-def _own_label(field: T.StructField) -> ColumnSpec:
+def _own_label(field: T.StructField, signature: Signature, output: str) -> ColumnSpec:
     """Labels for a loss of the user's own: as they are, since only the loss knows what it wants."""
     kind = field.dataType
     depth, element = element_of(kind) if isinstance(kind, T.ArrayType) else (0, kind)
@@ -356,9 +358,15 @@ def _own_label(field: T.StructField) -> ColumnSpec:
         return ColumnSpec((field.name,), (None,), "float32", "array")
     if not is_number(element):
         raise wrong_type(field, "label", "numbers, an array or an ML vector")
-    dtype = "int32" if isinstance(element, (T.IntegralType, T.BooleanType)) else "float32"
+    dtype = label_dtype(signature, output, dtype_of(element))
     spec_kind: ColumnKind = "array" if depth else "scalars"
     return ColumnSpec((field.name,), (None,) * depth, dtype, spec_kind)
+
+
+def label_dtype(signature: Signature, output: str, given: str) -> str:
+    """The dtype of labels of dtype ``given``: code of the user's own gets integers as they are."""
+    own = signature.own_step or signature.label_kinds.get(output) == "own"
+    return given if own and is_whole(given) else "float32"
 
 
 def _weight(schema: T.StructType, name: str, output: Shape | None) -> ColumnSpec:

@@ -163,7 +163,7 @@ def _open_files(
 def _validated_by_column(
     form: Form, name: str, signature: Signature, columns: Columns, split: float
 ) -> Source:
-    """Marks the rows in which a boolean column is true (null is false); one pass over the rows."""
+    """Marks the rows in which a boolean column is true ; one pass over the rows."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
@@ -185,9 +185,9 @@ def _validated_by_column(
             hint="F.col(...).cast('boolean')",
         )
     source = form.open(signature, columns)
-    held_out = F.coalesce(F.col("`" + name.replace("`", "``") + "`"), F.lit(False))
+    held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
-    frame = data.select(*chosen, held_out.cast("byte").alias(ROLE))
+    frame = data.select(*chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
     spec = replace(source.spec, role_column=ROLE)
     return Source(frame, spec, source.origin, validates="may")
 
@@ -207,7 +207,7 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
         )
     elif split > 0:
         role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
-        frame = source.frame.withColumn(ROLE, role)
+        frame = source.rows.withColumn(ROLE, role)
     else:
         return source
     spec = replace(source.spec, role_column=ROLE)

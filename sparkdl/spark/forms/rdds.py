@@ -7,17 +7,20 @@ executors stack inputs with :func:`stack_inputs`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sparkdl.data import ColumnSpec, DataSpec
+from sparkdl.data.arrays import as_numbers
+from sparkdl.data.conform import lost
+from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.forms.form import Form
-from sparkdl.spark.forms.matching import one_number_error
+from sparkdl.spark.forms.matching import label_dtype, one_number_error
 from sparkdl.spark.forms.shared_rows import read_to_end
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
@@ -34,7 +37,9 @@ class RddForm(Form):
         """A frame of the bytes that executors make of the RDD's elements."""
         require_running_rdd(self.data)
         spark = session_of()
-        encoder = pair_encoder(signature)
+        free = any(spec.takes_whole for spec in signature.inputs.values())
+        told = free or signature.own_step or "own" in signature.label_kinds.values()
+        encoder = pair_encoder(signature, self.data.take(_TOLD) if told else ())
         spec = DataSpec(encoder.features, encoder.labels)
         fields = [f"{name} binary" for name in wire_names(len(spec.columns))]
         schema = ", ".join([*fields, f"{PROBLEM} string"])
@@ -43,8 +48,14 @@ class RddForm(Form):
         return Source(frame, spec)
 
 
-def pair_encoder(signature: Signature) -> PairEncoder:
+_TOLD = 32
+"""Elements that tell the dtypes of an RDD's values, where the model takes integers as they are."""
+
+
+def pair_encoder(signature: Signature, first: Sequence[Any] = ()) -> PairEncoder:
     """The encoder of an RDD's elements as rows of bytes, by the model's own, fixed shapes.
+
+    The ``first`` elements tell the dtypes that the model leaves open.
 
     Raises:
         DataError: A shape of the model is free.
@@ -54,6 +65,8 @@ def pair_encoder(signature: Signature) -> PairEncoder:
         if name in signature.optional_labels:
             continue
         kind = signature.label_kinds.get(name)
+        told = [_parts(y, signature.outputs).get(name) for _, y in map(_sides, first)]
+        dtype = label_dtype(signature, name, _dtype(told))
         if kind == "sparse":
             classes, rest = signature.class_labels(name)
             labels[name] = ColumnSpec(
@@ -61,26 +74,52 @@ def pair_encoder(signature: Signature) -> PairEncoder:
                 classes=classes, ignored=signature.ignored_classes.get(name),
             )  # fmt: skip
         elif kind == "own":
-            labels[name] = ColumnSpec((f"label {name}",), (None,), "float32", "binary")
+            labels[name] = ColumnSpec((f"label {name}",), (None,), dtype, "binary")
         else:
-            labels[name] = replace(_fixed(spec, "output"), bounds=signature.label_bounds(name))
-    return PairEncoder(rdd_features(signature), labels, signature)
+            bounds = signature.label_bounds(name)
+            labels[name] = replace(_fixed(spec, "output"), bounds=bounds, dtype=dtype)
+    features = rdd_features(signature, [x for x, _ in map(_sides, first)])
+    return PairEncoder(features, labels, signature)
 
 
-def rdd_features(signature: Signature) -> dict[str, ColumnSpec]:
-    """How an RDD's inputs become arrays: by the model's own, fixed shapes."""
-    return {name: _fixed(spec, "input") for name, spec in signature.inputs.items()}
+def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, ColumnSpec]:
+    """How an RDD's inputs become arrays: by the model's own, fixed shapes, and the dtypes of some
+    ``rows`` where the model leaves them open."""
+    specs = {}
+    for name, wanted in signature.inputs.items():
+        told = [_parts(row, signature.inputs).get(name) for row in rows]
+        typed = replace(wanted, dtype=wanted.dtype_for(_dtype(told)))
+        specs[name] = _fixed(typed, "input")
+    return specs
 
 
-def stack_inputs(
-    rows: list[Any], specs: Mapping[str, ColumnSpec], first_row: int
-) -> dict[str, Any]:
+def _dtype(values: Sequence[Any]) -> str:
+    """The dtype of an array of all values; float32 of what is no array of numbers."""
+    dtypes = {_as_array(value).dtype for value in values}
+    known = dtypes and all(dtype.kind in "biuf" for dtype in dtypes)
+    return np.result_type(*dtypes).name if known else "float32"
+
+
+def _sides(row: Any) -> tuple[Any, Any]:
+    """``(x, y)`` of an example; None for both where it is none."""
+    if hasattr(row, "features") and hasattr(row, "label"):
+        return row.features, row.label
+    x, y = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)
+    return x, y
+
+
+def stack_inputs(rows: list[Any], signature: Signature, first_row: int) -> dict[str, Any]:
     """A list of inputs ``x`` (or pairs, or LabeledPoints) as one array per model input."""
-    raw: dict[str, list[bytes]] = {name: [] for name in specs}
-    for number, row in enumerate(rows, first_row):
+    known = rdd_features(signature)
+    inputs = []
+    for row in rows:
         x = row.features if hasattr(row, "features") and hasattr(row, "label") else row
-        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, specs) and _fits(x[0], specs):
+        if isinstance(x, tuple) and len(x) == 2 and not _fits(x, known) and _fits(x[0], known):
             x = x[0]
+        inputs.append(x)
+    specs = rdd_features(signature, inputs)
+    raw: dict[str, list[bytes]] = {name: [] for name in specs}
+    for number, x in enumerate(inputs, first_row):
         for name, content in zip(specs, _encode(x, specs, number, "x"), strict=True):
             raw[name].append(content)
     return {
@@ -145,11 +184,8 @@ class PairEncoder:
             yield (*values, None)
 
     def _encode_row(self, row: Any, number: int) -> list[bytes]:
-        if hasattr(row, "features") and hasattr(row, "label"):
-            x, y = row.features, row.label
-        elif isinstance(row, (tuple, list)) and len(row) == 2:
-            x, y = row
-        else:
+        x, y = _sides(row)
+        if x is None:
             raise DataError(
                 f"row {number} of a partition is no example",
                 expected="a pair (x, y) or a LabeledPoint",
@@ -166,11 +202,15 @@ class PairEncoder:
         return _encode(y, self.labels, number, "y")
 
 
+def _parts(value: Any, names: Mapping[str, Any]) -> Mapping[str, Any]:
+    if isinstance(value, Mapping):
+        return value
+    listed = isinstance(value, (list, tuple)) and len(names) > 1
+    return dict(zip(names, value if listed else [value], strict=False))
+
+
 def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str) -> Iterator[bytes]:
-    parts = value if isinstance(value, Mapping) else None
-    if parts is None:
-        listed = isinstance(value, (list, tuple)) and len(specs) > 1
-        parts = dict(zip(specs, value if listed else [value], strict=False))
+    parts = _parts(value, specs)
     if set(parts) != set(specs):
         raise DataError(
             f"{side} of row {number} does not fit the model",
@@ -181,12 +221,16 @@ def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str)
         yield encode_value(parts[name], spec, number)
 
 
+def _as_array(value: Any) -> Array:
+    try:
+        return as_numbers(value.toArray() if hasattr(value, "toArray") else value)
+    except ValueError:  # lists of unequal length
+        return np.asarray(None)
+
+
 def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     """One value as the bytes of the array that the model wants."""
-    try:
-        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
-    except ValueError:  # lists of unequal length
-        array = np.asarray(None)
+    array = _as_array(value)
     if array.dtype.kind not in "biuf":
         raise DataError(
             f"row {number}: {spec.label} is no array of numbers",
@@ -206,13 +250,15 @@ def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     with np.errstate(invalid="ignore", over="ignore"):
         encoded = array.astype(dtype)
-    if dtype.kind in "iu" and not np.array_equal(encoded, array):
+    bad, expected, hint = lost(array, encoded)
+    if bad.any():
         raise DataError(
-            f"row {number}: {spec.label} is not made of whole numbers",
-            expected=f"values that {spec.dtype} can hold",
-            received=str(array.ravel()[np.flatnonzero(encoded.ravel() != array.ravel())[0]]),
+            f"row {number}: {spec.label} has a value that {spec.dtype} cannot hold",
+            expected=expected,
+            received=str(array[bad][0]),
+            hint=hint,
         )
-    return encoded.tobytes()
+    return bytes(encoded.tobytes())
 
 
 def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:

@@ -135,9 +135,10 @@ def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
         )
     compiles_each = padded.padding is not None and padded.padding.few_lengths
     padding = Padding(0.0, compiles_each, math.prod(d or 0 for d in padded.shape[1:]))
+    dtype = wanted.dtype_for("bool")
     if padded.decoder is not None:
         decoder = MaskDecoder(padded.decoder)
         return ColumnSpec(
-            padded.columns, (None,), wanted.dtype, "decoded", decoder=decoder, padding=padding
+            padded.columns, (None,), dtype, "decoded", decoder=decoder, padding=padding
         )
-    return ColumnSpec(padded.columns, (None,), wanted.dtype, "mask", padding=padding)
+    return ColumnSpec(padded.columns, (None,), dtype, "mask", padding=padding)

@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.data.conform import is_text
 from sparkdl.data.feed import size_of
+from sparkdl.data.plain_arrow import plain
 from sparkdl.errors import ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
@@ -161,22 +161,10 @@ def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
 
 
 def plain_table(table: pa.Table) -> pa.Table:
-    """A table without Arrow's types of views, dictionaries and half floats."""
-    fields = [field.with_type(_plain_type(field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields))
+    """A table in the types that Spark knows.
 
-
-def _plain_type(kind: Any) -> Any:
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    if is_text(kind):
-        return pa.string()
-    if str(kind) in ("large_binary", "binary_view"):  # views have a name from pyarrow 16 on
-        return pa.binary()
-    if kind == pa.float16():
-        return pa.float32()
-    if pa.types.is_unsigned_integer(kind):
-        return {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}[kind.bit_width]
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_type(kind.value_type))
-    return kind
+    Raises:
+        pa.ArrowInvalid: These cannot hold a value.
+    """
+    columns = [plain(column.combine_chunks()) for column in table.columns]
+    return pa.Table.from_arrays(columns, names=table.column_names)

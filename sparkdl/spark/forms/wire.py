@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
-from sparkdl.data.vectors import VECTOR_FIELDS
+from sparkdl.data.decode import VECTOR_FIELDS
 from sparkdl.errors import DataError
 from sparkdl.spark.session.frames import is_vector_column
 

@@ -23,6 +23,7 @@ from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, failures_of, of_kind
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.archives.archive import ModelArchive
+from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.signature import Signature
 from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
 from sparkdl.spark.forms.sources import Source
@@ -42,12 +43,14 @@ class EvaluateTask:
         spec: The columns to read.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
+        most_steps: Batches of a partition that count, at most; None for all.
     """
 
     archive: ModelArchive
     spec: DataSpec
     batch_size: int
     use_gpu: UseGpu
+    most_steps: int | None = None
 
     @property
     def devices(self) -> DeviceRequest:
@@ -59,12 +62,14 @@ class EvaluateTask:
         start_framework(self.devices.place(rank.resources))
         from sparkdl.learner.cache import cached_learner
 
-        return cached_learner(self.archive, self.spec.form)
+        learner = cached_learner(self.archive, self.spec.form)
+        learner.take_stream(0, 1)  # it evaluates as one process does, whatever it trained in
+        return learner
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The partition's metric state."""
         named = named_batches(batches, self.spec)
-        stacks = evaluation_stacks(named, self.spec, self.batch_size)
+        stacks = evaluation_stacks(named, self.spec, self.batch_size, self.most_steps)
         first = next(stacks, None)  # rows that do not fit are found before the framework starts
         if first is None:
             return
@@ -90,7 +95,7 @@ def evaluate_source(
         WorkerError: A task raised.
         DataError: The data do not fit, or there are none.
     """
-    task = EvaluateTask(archive, source.spec, batch_size, use_gpu)
+    task = EvaluateTask(archive, source.spec, batch_size, use_gpu, debug_limits()[1])
     launcher = SparkLauncher(
         source.frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
     )
@@ -117,21 +122,22 @@ _MOST_BYTES = 32 << 20
 
 
 def evaluation_stacks(
-    batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int
+    batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int, most: int | None = None
 ) -> Iterator[BatchStack]:
     """Arrow batches as stacks; one stack at a time is decoded.
 
     A compiled call costs as much as a small network's forward pass. So after 128 batches a
     stack has 16 of them, if they are of one shape: the same batches in the same order, and equal
-    bits.
+    bits. After ``most`` batches the rest of the rows is left out.
     """
     together = _TOGETHER if _is_stackable(spec, batch_size) else 1
     row = done = 0
     for record in batches:
         start = 0
-        while start < record.num_rows:
+        while start < record.num_rows and (most is None or done < most):
             left = record.num_rows - start
             count = together if done >= _ALONE and left >= together * batch_size else 1
+            count = min(count, count if most is None else most - done)
             rows = min(count * batch_size, left)
             yield _stack_of(decode(record.slice(start, rows), spec, row + start), count)
             start, done = start + rows, done + count
@@ -176,7 +182,8 @@ def evaluate_arrays(
 
     x, y, weight = arrays_of(data)
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
-    with closing(Batches(rows, batch_size, shuffle=False).stacks(0, 8)) as stacks:
+    batches = Batches(rows, batch_size, shuffle=False, steps=debug_limits()[1])
+    with closing(batches.stacks(0, 8)) as stacks:
         state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
     if not state.size:
         raise DataError(

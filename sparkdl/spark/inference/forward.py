@@ -140,6 +140,9 @@ class ForwardPass(Closing):
     _made: list[list[Any]] = field(default_factory=list, init=False)
     _masks: list[Mask] = field(default_factory=list, init=False)
 
+    def __post_init__(self) -> None:
+        self.outputs = [column.typed(self.archive, self.spec.features) for column in self.outputs]
+
     def close(self) -> None:
         """Lets the model go."""
         self._opened.close()

@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
-from sparkdl.data.vectors import is_vector
+from sparkdl.data.decode import is_vector
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive

@@ -38,9 +38,7 @@ from sparkdl.spark.inference.forward import (
 )
 from sparkdl.spark.inference.function import as_rows, column_function
 from sparkdl.spark.inference.output_columns import (
-    NUMBER_TYPES,
     Form,
-    NumberType,
     OutputColumn,
     with_nulls,
 )
@@ -53,6 +51,10 @@ Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""
 
 
+DTYPES = ("float32", "float64")
+"""The dtypes that a user can ask for in place of the outputs' own."""
+
+
 @dataclass(frozen=True)
 class PredictionChoice:
     """Which columns a user wants; the arguments of :func:`sparkdl.predict` of the same names."""
@@ -62,7 +64,7 @@ class PredictionChoice:
     probability_column: Names = None
     class_column: Names = None
     layers: Mapping[str, str] = field(default_factory=dict)
-    dtype: str = "float32"
+    dtype: str | None = None
     handle_invalid: str = "error"
 
     def __post_init__(self) -> None:
@@ -92,9 +94,8 @@ class PredictionChoice:
                 received=shown(self.layers),
                 hint="layers={'avg_pool': 'embedding'}",
             )
-        known = [name for name in NUMBER_TYPES if name.startswith("float")]
-        if self.dtype not in known:
-            raise UnknownNameError("dtype of predictions", self.dtype, known)
+        if self.dtype not in (None, *DTYPES):
+            raise UnknownNameError("dtype of predictions", self.dtype, DTYPES)
         if self.handle_invalid not in HANDLE_INVALID:
             raise UnknownNameError("handle_invalid", self.handle_invalid, HANDLE_INVALID)
 
@@ -134,15 +135,14 @@ class PredictionChoice:
         Raises:
             ConfigError: Classes or probabilities of an output that is not a classifier's.
         """
-        number = cast(NumberType, self.dtype)
         columns = []
         for output, form, name in self._asked(model):
             if form != "values":
                 self._require_scores(archive, output, form)
-            dtype = "int32" if form == "class" else number
+            dtype = "int32" if form == "class" else self.dtype
             columns.append(OutputColumn(name, output, form, dtype))
         layers = self.layers.items()
-        return columns + [OutputColumn(str(n), LAYER + k, dtype=number) for k, n in layers]
+        return columns + [OutputColumn(str(n), LAYER + k, dtype=self.dtype) for k, n in layers]
 
     def _asked(self, model: Signature) -> list[tuple[str, Form, str]]:
         """Output, form and column name of all columns that are made of outputs."""
@@ -257,7 +257,7 @@ def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[An
     def batches() -> Iterator[pa.RecordBatch]:
         number = 0
         while chunk := list(islice(iterator, task.batch_size)):
-            yield _pack(stack_inputs(chunk, task.spec.features, number))
+            yield _pack(stack_inputs(chunk, task.archive.signature, number))
             number += len(chunk)
 
     for batch in run_task(batches(), content):
@@ -410,7 +410,8 @@ def predict_columns(
     names = [*frame.columns, *(column.name for column in outputs)]
     # Spark takes no dot nor backtick in some places, nor one name twice.
     wire = frame.toDF(*wire_names(len(frame.columns)))
-    task = PredictTask(archive, spec, batch_size, use_gpu, tuple(outputs), handle_invalid)
+    typed = tuple(column.typed(archive, spec.features) for column in outputs)
+    task = PredictTask(archive, spec, batch_size, use_gpu, typed, handle_invalid)
     predicted = _selected(wire, schema, task) if has_arrow_functions() else (
         _appended(wire, schema, task)
     )  # fmt: skip

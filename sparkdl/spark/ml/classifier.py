@@ -30,8 +30,8 @@ class KerasClassificationModel(
 
     ``transform`` adds, in one pass over the rows, ``predictionCol`` (double), ``probabilityCol``
     and ``rawPredictionCol`` (vectors with an entry per class); a column whose name is ``''`` is
-    left out. ``rawPrediction`` is the logits, or the logarithm of the probabilities; of two
-    classes with one unit ``[-z, z]`` with the logit z. ``prediction`` is the class with the
+    left out. ``rawPrediction`` is the logarithm of the probabilities; of two classes with one
+    unit ``[-z, z]`` with the logit z. ``prediction`` is the class with the
     greatest ``p / t``, where ``thresholds`` has a t for each class, else with the greatest p.
     """
 
@@ -80,7 +80,7 @@ class KerasClassificationModel(
         return append_outputs(self, dataset, self._predictor(), self._columns())
 
     def predictRaw(self, value: Any) -> DenseVector:
-        """Logits, or logarithms of the probabilities, for the features of one row."""
+        """The numbers of ``rawPrediction`` for the features of one row."""
         return DenseVector(self._meaning()[1].raw(self._numbers(value))[0])
 
     def predictProbability(self, value: Any) -> DenseVector:

@@ -51,7 +51,7 @@ _OUTPUT_MODE = ParamSpec(
 
 @has_params(_OUTPUT_COLS, _OUTPUT_MODE)
 class OutputsStage(FittedStage):
-    """A fitted stage that adds the model's outputs as they are: floats, or arrays of floats."""
+    """A fitted stage that adds the model's outputs as they are: of their dtypes, or arrays."""
 
     def _base_name(self) -> str:
         """The column of the only output; of several, the beginning of their names."""
@@ -87,7 +87,7 @@ class KerasModel(
 ):
     """A trained Keras model of any inputs and outputs; :class:`KerasEstimator` makes it.
 
-    ``transform`` adds a column for each output: float, or array of floats; with
+    ``transform`` adds a column for each output, of its dtype or arrays; with
     ``outputMode='vector'`` an ML vector. The column of the only output is ``predictionCol``; of
     several outputs they are ``<predictionCol>_<output>``, unless ``outputCols`` names them.
     """

@@ -11,7 +11,7 @@ from typing import Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model, making_models
-from sparkdl.learner.steps.keras_learner import require_loadable
+from sparkdl.learner.checks.compile_parts import require_loadable
 from sparkdl.process import payload
 from sparkdl.settings.call_arguments import require_call
 from sparkdl.settings.network import Network

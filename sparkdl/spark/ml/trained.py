@@ -236,7 +236,8 @@ class FittedStage(ColumnsStage):
     def _row(self, value: Any) -> Any:
         """The output for one row of a model with one input, as a batch of one row."""
         (spec,) = self.trained.signature.inputs.values()
-        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value, spec.dtype)
+        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+        array = array.astype(spec.dtype_for(array.dtype.name))
         if spec.shape is not None and None not in spec.shape:
             if array.size != self.numFeatures:
                 raise DataError(
@@ -318,7 +319,7 @@ def appended(
     Raises:
         DataError: A column is missing, does not fit the model, or has the name of a new one.
     """
-    make_spec(
+    spec = make_spec(
         schema, predictor.signature, stage.features, None, None, stage.trained.decoder,
         pad=stage.getOrDefault("pad"),
     )  # fmt: skip
@@ -333,5 +334,5 @@ def appended(
                 hint="another name, or '' to leave the column out",
             )
         taken.add(output.name.lower())
-        fields.append(output.field(predictor))
+        fields.append(output.typed(predictor, spec.features).field(predictor))
     return T.StructType([*schema.fields, *fields])

@@ -38,11 +38,7 @@ _PLACE = "place"
 
 
 def collect_in_pieces(results: Any) -> list[Row]:
-    """The rows of a stage that has not begun, in their order within each partition.
-
-    Args:
-        results: A DataFrame with :data:`RESULT_SCHEMA`.
-    """
+    """The rows of a stage that has not begun, in their order within each partition."""
     from pyspark.sql import functions as f
     from pyspark.storagelevel import StorageLevel
 
@@ -68,11 +64,7 @@ def collect_in_pieces(results: Any) -> list[Row]:
 
 
 def rows_problem(error: BaseException) -> DataError | None:
-    """The error to raise where the expressions of the DataFrame itself failed; None for others.
-
-    Args:
-        error: Of a job.
-    """
+    """The error to raise where the expressions of the DataFrame itself failed; None for others."""
     received = rows_refused(error)
     if received is None:
         return None

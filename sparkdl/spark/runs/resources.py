@@ -90,12 +90,7 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
 
 def memory_hint(reason: str, setting: Setting) -> str | None:
-    """The hint about a container that was killed for its memory; None if that was not why.
-
-    Args:
-        reason: What Spark says of lost executors.
-        setting: Spark's settings.
-    """
+    """The hint about a container that was killed for its memory; None if that was not why."""
     used = memory_exceeded(reason)
     if used is None:
         return None

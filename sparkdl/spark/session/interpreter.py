@@ -86,12 +86,7 @@ def interpreter_of(context: Any | None) -> str:
 
 
 def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError | None:
-    """The error that Spark's exception tells about the interpreter of the tasks; None for others.
-
-    Args:
-        error: Of a job.
-        interpreter: Which one it was, see :func:`interpreter_of`.
-    """
+    """The error that Spark's exception tells about the tasks' interpreter; None for others."""
     here = f"this process runs {sys.executable}, Python {sys.version.split()[0]}"
     hint = (
         "before the session starts set PYSPARK_PYTHON (or, with spark-submit, "

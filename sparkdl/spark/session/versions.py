@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import pyarrow as pa
 
 from sparkdl.data.feed import size_of
+from sparkdl.data.plain_arrow import plain_type
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
 
@@ -164,7 +165,7 @@ def spark_schema_of(schema: pa.Schema) -> StructType:
     """Arrow's columns as Spark's; times without a zone stay so."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    fields = [field.with_type(_known(field.type)) for field in schema]
+    fields = [field.with_type(plain_type(field.type)) for field in schema]
     return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
 
 
@@ -172,15 +173,7 @@ def spark_type_of(kind: pa.DataType) -> DataType:
     """The same for one type."""
     from pyspark.sql.pandas.types import from_arrow_type
 
-    return from_arrow_type(_known(kind), prefer_timestamp_ntz=True)
-
-
-def _known(kind: pa.DataType) -> pa.DataType:
-    """Lists of every layout as the one that Spark 3.5 knows."""
-    types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_known(kind.value_type)))
-    return kind
+    return from_arrow_type(plain_type(kind), prefer_timestamp_ntz=True)
 
 
 def metadata_place(spark: Any) -> Any:
@@ -219,8 +212,14 @@ def frame_of_table(spark: Any, table: pa.Table) -> Any:
     step = max(1, -(-table.num_rows // parts))
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
     rows = [(bytearray(_packed(batch)),) for batch in batches]
-    packed = spark.createDataFrame(rows, "content binary")
-    with this_interpreter(context_of(spark)):
+    context = context_of(spark)
+    if context is None:
+        packed = spark.createDataFrame(rows, "content binary").coalesce(1)
+    else:  # not in as many parts as executors have cores now: equal fits deal equal partitions
+        packed = spark.createDataFrame(
+            context.parallelize(rows, max(1, len(rows))), "content binary"
+        )
+    with this_interpreter(context):
         return packed.mapInArrow(_unpack, schema)
 
 

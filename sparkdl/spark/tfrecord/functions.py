@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from sparkdl.errors import ResourceError
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.files.worker_paths import path_for_workers

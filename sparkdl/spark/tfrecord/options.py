@@ -49,9 +49,8 @@ class Options:
         partition_by: ``partitionBy``: columns, divided by commas, that become folders.
         rows_per_file: ``rowsPerFile``: rows after which a task begins another file.
         name_pattern: ``pathGlobFilter``: the names of files that are read, as ``*.tfrecord``.
-        recursive: ``recursiveFileLookup``: True: files of all folders below, which give no columns;
-            False: of the folder itself and of such as ``day=3`` below it; None (it is not said): of
-            all folders below, and those such as ``day=3`` give columns.
+        recursive: ``recursiveFileLookup``: whether files of all folders below count, which
+            then give no columns; otherwise see :func:`sparkdl.files.listing.find_files`.
     """
 
     paths: tuple[str, ...]
@@ -65,7 +64,7 @@ class Options:
     partition_by: tuple[str, ...] = ()
     rows_per_file: int | None = None
     name_pattern: str | None = None
-    recursive: bool | None = None
+    recursive: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Options:
@@ -103,7 +102,7 @@ class Options:
             _names(given, "partitionby"),
             rows or None,
             given.get("pathglobfilter"),
-            _truth(given, "recursivefilelookup", True) if "recursivefilelookup" in given else None,
+            _truth(given, "recursivefilelookup", False),
         )
 
 

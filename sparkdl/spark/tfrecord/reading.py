@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -11,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from sparkdl.data.shards import NO_VALUE, deal, file_blocks, folder_column
+from sparkdl.data.shards import deal, file_blocks, folder_column, folder_type
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
-from sparkdl.files.streams import FoundFile, find_files, open_input
+from sparkdl.files.listing import FoundFile, find_files, fits
+from sparkdl.files.streams import open_input
 from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
+from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of, spark_type_of
 from sparkdl.spark.tfrecord.options import Options
 
 
@@ -34,38 +34,22 @@ def files_of(options: Options) -> list[FoundFile]:
     Raises:
         ResourceError: There are none at a path, or none that the options leave.
     """
-    found = [file for path in options.paths for file in find_files(path)]
-    files = [file for file in found if _is_wanted(file, options)]
-    if options.recursive:
+    deep = options.recursive
+    found = [file for path in options.paths for file in find_files(path, recursive=deep)]
+    pattern = options.name_pattern
+    files = [f for f in found if pattern is None or fits(f.inner.rsplit("/", 1)[-1], pattern)]
+    if deep:
         # without its folders the path gives no columns
         files = [replace(file, inner=file.inner.rsplit("/", 1)[-1]) for file in files]
     if not files:
         raise ResourceError(
             f"no files at {', '.join(map(repr, options.paths))} that the options leave",
             expected=f"names such as {options.name_pattern or '*'!r}, "
-            + ("in the folder itself" if options.recursive is False else "in any folder below"),
+            + ("in any folder below" if deep else "in the folder itself, or below name=value"),
             received=f"{len(found)} files, such as {found[0].inner!r}",
             hint="pathGlobFilter and recursiveFileLookup choose files",
         )
     return files
-
-
-def _is_wanted(file: FoundFile, options: Options) -> bool:
-    """Whether the options leave a file."""
-    *folders, name = file.inner.split("/")
-    if options.name_pattern is not None and not _fits(name, options.name_pattern):
-        return False
-    return options.recursive is not False or all("=" in folder for folder in folders)
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a name fits a pattern of Hadoop: ``*``, ``?``, ``[abc]``, ``[^a]``, ``{a,b}``."""
-    before, brace, rest = pattern.partition("{")
-    if brace:
-        choices, closed, after = rest.partition("}")
-        if closed:
-            return any(_fits(name, before + one + after) for one in choices.split(","))
-    return fnmatch.fnmatchcase(name, pattern.replace("[^", "[!"))
 
 
 _FILES_LOOKED_AT = 16
@@ -104,19 +88,12 @@ def inferred_schema(options: Options) -> T.StructType:
 
 
 def folder_fields(files: Sequence[FoundFile]) -> list[T.StructField]:
-    """Columns that the folders give: whole numbers where all values are such, else texts."""
+    """The columns that the folders give."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():
             values.setdefault(name, set()).add(value)
-    return [
-        T.StructField(name, T.LongType() if all(map(_is_whole, found)) else T.StringType())
-        for name, found in values.items()
-    ]
-
-
-def _is_whole(text: str) -> bool:
-    return text == NO_VALUE or text.removeprefix("-").isdecimal()
+    return [T.StructField(name, spark_type_of(folder_type(v))) for name, v in values.items()]
 
 
 class TFRecordReader:

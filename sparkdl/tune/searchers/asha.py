@@ -51,13 +51,7 @@ def epochs_of_rungs(trials: list[int], epochs: list[int]) -> int:
 
 @dataclass
 class _Rung:
-    """The trials that were compared after a number of epochs.
-
-    Args:
-        epochs: The epochs.
-        scores: Score (less is better), place in the order of coming, trial; best first.
-        promoted: The trials that went on.
-    """
+    """The trials that were compared after a number of epochs."""
 
     epochs: int
     scores: list[tuple[float, int, int]] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import struct
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def test_save_modes_folders_and_patterns(spark: Any, tmp_path: Path) -> None:
         sparkdl.write_tfrecords(df, path)
     sparkdl.write_tfrecords(df, path, mode="ignore")
     back = sparkdl.read_tfrecords(spark, path)
-    assert back.schema.simpleString() == "struct<x:bigint,day:bigint>"
+    assert back.schema.simpleString() == "struct<x:bigint,day:int>"  # as Spark types it
     assert {tuple(r) for r in back.collect()} == {tuple(r) for r in df.collect()}
     one = sparkdl.read_tfrecords(spark, f"{path}/day=1/*.tfrecord", "x bigint")
     assert sorted(r.x for r in one.collect()) == [i for i in range(1, 20) if i % 3 == 1]
@@ -72,22 +73,27 @@ def test_save_modes_folders_and_patterns(spark: Any, tmp_path: Path) -> None:
 @needs_spark(4, 0, "no data sources in Python; read_tfrecords and write_tfrecords work")
 def test_options_of_spark_that_choose_files(spark: Any, tmp_path: Path) -> None:
     sparkdl.register_tfrecord(spark)
-    for number, place in enumerate(["a.tfrecord", "b.old", "day=3/c.tfrecord", "more/d.tfrecord"]):
-        (tmp_path / place).parent.mkdir(exist_ok=True)
+    places = ["a.tfrecord", "b.old", "more/d.tfrecord", "days/day=3/c.tfrecord", "days/loose"]
+    for number, place in enumerate(places):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         df = spark.createDataFrame([(number,)], "x bigint").coalesce(1)
         sparkdl.write_tfrecords(df, str(tmp_path / "_new"), "overwrite")
         next((tmp_path / "_new").glob("part*")).rename(tmp_path / place)
 
-    def read(**options: Any) -> tuple[list[int], list[str]]:
-        found = spark.read.format("tfrecord").options(**options).load(str(tmp_path))
+    def read(folder: str = "", **options: Any) -> tuple[list[int], list[str]]:
+        found = spark.read.format("tfrecord").options(**options).load(f"{tmp_path}/{folder}")
         return sorted(row.x for row in found.collect()), found.columns
 
-    assert read() == ([0, 1, 2, 3], ["x", "day"])
-    assert read(pathGlobFilter="*.tfrecord") == ([0, 2, 3], ["x", "day"])
-    assert read(pathGlobFilter="[bc].{old,tfrecord}") == ([1, 2], ["x", "day"])
-    assert read(recursiveFileLookup=True) == ([0, 1, 2, 3], ["x"])
-    assert read(recursiveFileLookup=False) == ([0, 1, 2], ["x", "day"])
-    assert read(recursiveFileLookup="true", pathGlobFilter="d*") == ([3], ["x"])
+    with pytest.raises(AnalysisException, match="different partitions"):
+        read()  # Spark: conflicting directory structures
+    shutil.move(tmp_path / "days", tmp_path / ".days")
+    assert read() == ([0, 1], ["x"])
+    assert read(pathGlobFilter="*.tfrecord") == ([0], ["x"])
+    assert read(pathGlobFilter="[bc].{old,tfrecord}") == ([1], ["x"])
+    assert read(recursiveFileLookup=True) == ([0, 1, 2], ["x"])
+    assert read(recursiveFileLookup="true", pathGlobFilter="d*") == ([2], ["x"])
+    assert read(".days") == ([3], ["x", "day"])
+    assert read(".days", recursiveFileLookup=True) == ([3, 4], ["x"])
     with pytest.raises(AnalysisException, match="pathGlobFilter and recursiveFileLookup choose"):
         read(pathGlobFilter="*.csv")
     for name in ("modifiedafter", "mergeschema", "header"):  # Spark hands them over so

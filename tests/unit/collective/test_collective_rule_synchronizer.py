@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from rank_threads import on_ranks
 
-from sparkdl.collective.rule_synchronizer import RuleSynchronizer
+from sparkdl.collective.rule_synchronizer import OptimizerSteps, RuleSynchronizer
 from sparkdl.collective.rules import (
     EASGD,
     AdaptiveLocalSGD,
@@ -376,3 +377,26 @@ def test_what_is_no_exchange_is_refused() -> None:
 
     with pytest.raises(ConfigError, match="no exchange"):
         fit(Broken(), [8])
+
+
+@pytest.mark.parametrize("overflows", [None, 0, 1])
+def test_an_overflow_on_one_rank_is_one_on_all(overflows: int | None) -> None:
+    """A scaled loss: no rank takes a step that another one leaves out."""
+
+    def work(communicator: Any) -> tuple[bool, float, list[bool]]:
+        gradient = np.full(3, np.inf if communicator.rank == overflows else 8.0, np.float32)
+        told: list[bool] = []
+
+        def end_scaled_step(finite: bool) -> float:
+            told.append(finite)
+            return 8.0
+
+        way = SimpleNamespace(
+            _exchange=SimpleNamespace(communicator=communicator, trained=gradient)
+        )
+        learner: Any = SimpleNamespace(end_scaled_step=end_scaled_step)
+        return OptimizerSteps._unscaled(way, learner, 4), float(gradient[0]), told
+
+    for taken, value, told in on_ranks(2, work):
+        assert taken == told[0] == (overflows is None)
+        assert not taken or value == 1.0

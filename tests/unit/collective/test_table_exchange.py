@@ -79,6 +79,21 @@ def test_a_rank_without_a_batch_serves_the_others() -> None:
     assert sum(len(rows["a"].ids) for rows in found) == 100
 
 
+@pytest.mark.parametrize("scale", [1.0, 8.0])
+def test_a_scaled_loss_divides_gradients_and_not_how_often_an_id_was_seen(scale: float) -> None:
+    def work(communicator: Any) -> Any:
+        exchange = TableExchange(communicator, [spec(tracks=True)])
+        ids = np.arange(20)
+        _, number = exchange.pull("ads", ids, training=True)
+        exchange.push(number, np.full((20, DIM), scale, np.float32), np.full(20, 16))
+        exchange.end_step(10, 1.0, scale)
+        return exchange.stores["ads"].export()
+
+    for found in on_ranks(2, work):
+        assert (found.values == -1).all()
+        assert (found.counts == 32).all()
+
+
 def test_ranks_that_do_different_things_are_told() -> None:
     def work(communicator: Any) -> None:
         rank = communicator.rank

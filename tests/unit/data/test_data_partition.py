@@ -166,6 +166,9 @@ def test_unknown_roles_and_free_shapes_that_differ():
     table = make_table(10).set_column(3, "role", pa.array([0] * 9 + [2], pa.int8()))
     with pytest.raises(DataError, match=r"row 9.*unknown role"):
         read(table, chunk=4)
+    null = table.set_column(3, "role", pa.array([1] * 9 + [-1], pa.int8()))
+    with pytest.raises(DataError, match=r"row 9(.|\n)*received: null in the boolean column"):
+        read(null, chunk=4)
     spec = DataSpec({"x": ColumnSpec(("f",), (None,))})
     batches = [
         pa.RecordBatch.from_pydict({"f": [[1.0, 2.0]]}),

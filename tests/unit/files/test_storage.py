@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sparkdl.errors import ResourceError
-from sparkdl.files import file_system, storage, streams
+from sparkdl.files import file_system, listing, storage, streams
 from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 
 
@@ -328,4 +328,4 @@ def test_only_regular_files_are_read(tmp_path: Path) -> None:
         ):
             with pytest.raises(ResourceError, match="regular file"):
                 read(f"{tmp_path}/{name}")
-    assert [file.inner for file in streams.find_files(str(tmp_path))] == ["file.x"]
+    assert [file.inner for file in listing.find_files(str(tmp_path))] == ["file.x"]

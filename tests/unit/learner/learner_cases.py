@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import threading
+import time
 
 import keras
 import numpy as np
@@ -244,6 +245,53 @@ class Exchange:
 
     def is_sound(self, learner):
         return bool(np.isfinite(self.buffer).all())
+
+
+class LooksAmid(Exchange):
+    """Reads the state amid each exchange, as for a worker that is lost and asks for it."""
+
+    def __init__(self, learner):
+        super().__init__(learner.layout)
+        self.learner, self.states = learner, []
+
+    def finish(self):
+        time.sleep(0.02)  # what does not wait for this is done then
+        self.states.append(state_of(self.learner))
+        return True
+
+
+def state_of(learner):
+    trained = learner.layout.trained_size
+    return weights_of(learner)[:trained].tobytes(), learner.optimizer_state()
+
+
+STATEFUL = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.9), weight_decay=0.1
+    ),
+    "averages": lambda: keras.optimizers.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+    "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "scaled": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=4.0, dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_the_state_amid_an_exchange_is_that_of_before_the_step(name):
+    x, y = classes(40)
+    learner, alone = (make_learner(dense_model(STATEFUL[name](), norm=True)) for _ in range(2))
+    amid, between = LooksAmid(learner), Exchange(alone.layout)
+    for stack in stacks(x, y, 8, 5):
+        learner.train_reducing(stack, amid)
+    expected = []
+    for stack in stacks(x, y, 8, 1):
+        expected.append(state_of(alone))
+        alone.train_reducing(stack, between)
+    assert len(amid.states) == 5
+    assert [a == b for a, b in zip(amid.states, expected, strict=True)] == [True] * 5
 
 
 class SkippingExchange(Exchange):

@@ -9,14 +9,11 @@ from learner_cases import BACKEND, JIT, close, copy_of, stacks, train_all, weigh
 
 from sparkdl.errors import ModelError
 from sparkdl.learner import make_learner
+from sparkdl.learner.checks.compile_parts import require_evaluable, require_loadable
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.learner.state.model_weights import read_model
-from sparkdl.learner.steps.keras_learner import (
-    require_compiled,
-    require_evaluable,
-    require_loadable,
-)
+from sparkdl.learner.steps.keras_learner import require_compiled
 from sparkdl.training.learning import BatchStack
 
 layers, ops = keras.layers, keras.ops

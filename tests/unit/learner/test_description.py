@@ -10,7 +10,8 @@ from keras import layers
 
 from sparkdl import SparkModel
 from sparkdl.errors import ConfigError
-from sparkdl.learner.archives.archive import model_bytes, read_config
+from sparkdl.files.model_file import read_config
+from sparkdl.learner.archives.archive import model_bytes
 from sparkdl.learner.description import config_difference, optimizer_classes
 
 pytestmark = pytest.mark.keras
@@ -60,10 +61,10 @@ def test_classes_of_optimizers() -> None:
 def test_two_fits_of_one_keras_model_in_two_spark_models() -> None:
     model = network()
     first, second = SparkModel(model), SparkModel(model)
-    with first._one_fit_at_a_time():
+    with first._trained.one_at_a_time("fit"):
         with pytest.raises(ConfigError, match="being trained by another call of fit"):
             second.fit(([[1.0, 2.0, 3.0]], [1.0]))
-        with SparkModel(network())._one_fit_at_a_time():
+        with SparkModel(network())._trained.one_at_a_time("fit"):
             pass
-    with second._one_fit_at_a_time():
+    with second._trained.one_at_a_time("fit"):
         pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -140,6 +140,48 @@ def test_every_batch_of_a_stack_is_a_commit_of_its_own() -> None:
         sync.train(learner, stack_of([1.0], [2.0, 3.0], [4.0]), Progress(0, 3, 3, 4))
         [worker] = server.coordinator.group.workers.values()
         assert (worker.epoch, worker.batch, worker.applied) == (0, 3, 3)
+
+
+class Noting(BSP):
+    """A rule of a user's own, which looks at the rate of each round."""
+
+    rates: ClassVar[list[float]] = []
+
+    def update(self, center: Any, delta: Any, state: Any, commit: Any, out: Any) -> None:
+        self.rates.append(round(commit.learning_rate, 6))
+        super().update(center, delta, state, commit, out)
+
+
+class Scheduled(Rank):
+    """Its rate is .1 after one step, .2 after two."""
+
+    has_schedule = True
+
+    @property
+    def learning_rate(self) -> float:  # type: ignore[override]
+        return self.rounds / 10
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None: ...
+
+
+@pytest.mark.parametrize("parts", [[5, 5], [5, 2], [5, 0], [0, 5]])
+def test_every_round_has_the_rate_of_its_step(parts: list[int]) -> None:
+    """Also where a stack holds several, and for a rank without a batch."""
+    Noting.rates.clear()
+    rule = Noting()
+    with clients(rule, 2) as (made, _):
+        learners = [Scheduled(), Scheduled()]
+
+        def work(rank: int) -> None:
+            x = np.ones((max(4 * parts[rank], 1), 1), np.float32)[: 4 * parts[rank]]
+            batches = Batches(rows_from_numpy(x, x[:, 0]), 4, shuffle=False, prefetch=0)
+            sync = ServerSynchronizer(rule, made[rank], LAYOUT, False)
+            settings = LoopSettings(epochs=2, batch_size=4, follow_schedule=False)
+            train(learners[rank], sync, batches, settings, num_rows=len(x), num_workers=2)
+
+        together(lambda: work(0), lambda: work(1))
+    assert Noting.rates == [i / 10 for i in range(10)]
 
 
 def test_a_round_without_rows_of_any_rank_changes_nothing() -> None:

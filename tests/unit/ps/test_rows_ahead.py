@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ from ps_learner import LAYOUT
 from sparkdl.coordinator.settings import Settings
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.shard import TablesOfRun
-from sparkdl.ps.shards.row_link import RowLink
+from sparkdl.ps.shards.ahead import _Coming
+from sparkdl.ps.shards.row_link import Fetched, RowLink
 from sparkdl.ps.shards.row_windows import WindowRows
 from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
 from sparkdl.rules import make_rule
@@ -97,6 +99,16 @@ def test_one_worker_trains_as_without_rows_ahead(
                 assert len(asked) == (1 if ahead else 30)  # ahead: all but the first batch
             results.append(everything(made))
     np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_rows_that_came_ahead_have_every_change_since() -> None:
+    fetched = Fetched("ads", np.arange(3), np.zeros((3, DIM), np.float32), [0])
+    coming: Future[Fetched] = Future()
+    coming.set_result(fetched)
+    rows = _Coming("ads", fetched.ids, coming)
+    for places, value in (([0, 1], 1.0), ([1, 2], 2.0)):
+        rows.newer.append((np.array(places), np.full((2, DIM), value, np.float32)))
+    assert rows.taken().rows[:, 0].tolist() == [1, 2, 2]
 
 
 def test_ids_that_were_not_expected_are_pulled(server: InprocShards) -> None:

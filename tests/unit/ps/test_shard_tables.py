@@ -16,6 +16,7 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.shard import TablesOfRun
 from sparkdl.ps.shards.pushes import PushPart, pack_push, unpack_push
+from sparkdl.ps.shards.row_link import RowLink, RowPush
 from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.rules import make_rule
@@ -23,7 +24,7 @@ from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.testing.inproc_shards import InprocShards
-from sparkdl.transport.frames import Flag, Kind, Message
+from sparkdl.transport.frames import Flag, FrameLimits, Kind, Message
 
 DIM = 3
 
@@ -147,6 +148,47 @@ def test_a_push_that_is_sent_again_counts_once() -> None:
         )  # fmt: skip
         assert service.answer(message).flags == flag
     np.testing.assert_array_equal(service.stores["ads"].pull(np.array([3])), 2.0)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+@pytest.mark.parametrize("piece", [0, 1, 2, 5])
+def test_a_worker_that_dies_between_two_pieces_of_a_push_loses_no_row(
+    server: InprocShards, monkeypatch: Any, piece: int, changes: bool
+) -> None:
+    """Before, what the dead worker had not sent yet was taken for what it had sent."""
+    ids = np.arange(400)
+    monkeypatch.setattr(FrameLimits, "chunk_bytes", property(lambda self: 1500))
+    sent = 0
+
+    def push(rows: ServedRows, ids: Any, batch: int, die_at: int = -1) -> None:
+        whole = RowLink._request
+
+        def request(self: Any, shard: int, message: Message, body: Any) -> Message:
+            nonlocal sent
+            sent += 1
+            if sent == die_at:
+                raise ConnectionError("killed")
+            return whole(self, shard, message, body)
+
+        values = np.full((len(ids), DIM), 1.0 if changes else -1.0, np.float32)
+        push = RowPush("ads", np.asarray(ids), values, None, None, [-1] * rows._link.num_shards)
+        with monkeypatch.context() as patched:
+            patched.setattr(RowLink, "_request", request)
+            rows._link.push([push], 0, batch, 1.0, changes=changes)
+
+    with rows_of(server, attempt=0) as rows:
+        push(rows, ids, 1)
+        sent = 0
+        with pytest.raises(ConnectionError):
+            push(rows, ids, 2, die_at=piece + 1)
+    sent = 0
+    with rows_of(server, attempt=1) as rows, pytest.raises(ConnectionError):
+        push(rows, ids[::-1], 2, die_at=piece + 2)  # rows in another order, as a window's may be
+    with rows_of(server, attempt=2) as rows:
+        for batch in (1, 2, 3):
+            push(rows, ids, batch)
+        found, _ = rows.pull("ads", ids, training=False)
+        np.testing.assert_array_equal(found, 3.0)
 
 
 def test_large_steps_travel_in_pieces(server: InprocShards, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.errors import ConfigError, DataError, ProtocolError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.beside import reference_in
@@ -250,6 +250,12 @@ PART = "part-00000-of-00001"
         (MANIFEST, lambda b: b.replace(b'"ranks": 1', b'"ranks": 2')),
         (MANIFEST, lambda b: b.replace(b'"format": 1', b'"format": 9')),
         (MANIFEST, lambda b: b'{"a": ' * 5000),
+        (MANIFEST, lambda b: b.replace(b'"clock": 1', b'"clock": %d' % 2**70)),
+        (MANIFEST, lambda b: b.replace(b'"clock": 1', b'"clock": -1')),
+        (MANIFEST, lambda b: b.replace(b'"since": null', b'"since": 2')),
+        (MANIFEST, lambda b: b.replace(b'"ads"', b'"..", "a": 1')),
+        (MANIFEST, lambda b: b.replace(b'"ads"', b'".."')),
+        (MANIFEST, lambda b: b.replace(b'"ads"', b'"%s"' % (b"a" * 2**20))),
     ],
 )
 def test_files_that_are_not_whole_end_in_one_clear_error(
@@ -266,6 +272,60 @@ def test_files_that_are_not_whole_end_in_one_clear_error(
         load_rows(make(), folder, 0, 1)
     assert found.value.received
     assert json.dumps(str(found.value))
+
+
+def test_a_manifest_that_is_too_long_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / MANIFEST).open("wb") as file:
+        file.truncate(300 << 20)
+    with pytest.raises(ResourceError, match="too long"):
+        TableReader(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["..", ".", "", "a" * 201, "\u00e4" * 40, "\ud800", 3])
+def test_a_name_that_is_no_folder_of_its_own_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match="cannot have this name") as found:
+        RowStore(3, name=name)  # type: ignore[arg-type]
+    assert len(str(found.value)) < 1000
+    reference = json.dumps({"folder": "/a", "step": 1, "tables": [name], "older": []})
+    if isinstance(name, str):
+        with pytest.raises(ProtocolError, match="does not say where"):
+            TableReference.from_bytes(reference.encode())
+    assert RowStore(3, name="../a b").name == "../a b"  # as a path has it: one folder
+    assert TableReference("/a", 1, ()).folder_of("../a b") == "/a/..%2Fa%20b"
+
+
+@pytest.mark.parametrize("array", ["ids", "values"])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_a_flipped_bit_is_found_when_its_block_is_looked_up(
+    tmp_path: Path, array: str, chunks: bool
+) -> None:
+    many = np.arange(40_000)
+    store = make()
+    push([store], many)
+    folder = write([store], tmp_path)
+    path = tmp_path / f"{PART}.{array}.npy"
+    before = path.read_bytes()
+    place = len(before) - 100 * (8 if array == "ids" else 12)
+    path.write_bytes(before[:place] + bytes([before[place] ^ 1]) + before[place + 1 :])
+    reader = TableReader(folder)
+    ids = np.load(tmp_path / f"{PART}.ids.npy")
+    if chunks:
+        with pytest.raises(DamagedFileError, match="block 2"):
+            list(reader.chunks(100))
+        return
+    assert reader.look_up(ids[:16_384])[1].all()
+    for _ in range(2):
+        with pytest.raises(DamagedFileError, match="block 2"):
+            reader.look_up(ids[-5:])
+
+
+def test_an_id_of_another_number_is_refused(tmp_path: Path) -> None:
+    store = make()
+    push([store], np.arange(3))
+    reader = TableReader(write([store], tmp_path))
+    assert reader.look_up(np.array([2], np.uint64))[1].all()
+    with pytest.raises(DataError, match="18446744073709551615"):
+        reader.look_up(np.array([1, 2**64 - 1], np.uint64))
 
 
 def test_only_layers_of_ours_name_tables_in_a_model_file() -> None:

@@ -18,7 +18,7 @@ from keras import layers, ops
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model
-from sparkdl.learner.steps.keras_learner import require_loadable
+from sparkdl.learner.checks.compile_parts import require_loadable
 from sparkdl.process import payload
 
 PARTS = '''

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.errors import UnknownNameError
+from sparkdl.errors import ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.archives.archive import decode_model, encode_model
-from sparkdl.learner.prediction.export import export_model
+from sparkdl.learner.prediction.export import FORMATS, export_model
 from sparkdl.learner.prediction.model_source import open_model
 
 X = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
@@ -72,3 +74,34 @@ def test_onnx(make: Any, tmp_path: Path) -> None:
 def test_what_is_no_format(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"(?s)expected: .*tf_saved_model.*received: "):
         export_model(sequential(), f"{tmp_path}/m", "onyx")
+
+
+def test_the_formats_are_those_of_keras(tmp_path: Path) -> None:
+    """A new format of a later Keras fails here."""
+    with pytest.raises(ValueError, match="Supported formats") as error:
+        sequential().export(f"{tmp_path}/m", format="none")
+    known = ast.literal_eval(str(error.value).split("are: ")[1].rstrip("."))
+    assert set(known) <= set(FORMATS)
+    if tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15):
+        assert set(known) == set(FORMATS)
+
+
+def test_the_file_of_a_format_and_the_one_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def export(self: Any, filepath: str, **_: Any) -> None:
+        Path(filepath).write_bytes(b"xml")
+        Path(filepath).with_suffix(".bin").write_bytes(b"bin")
+
+    monkeypatch.setattr(keras.Model, "export", export)
+    export_model(sequential(), f"{tmp_path}/m.xml", "openvino")
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {
+        "m.xml": b"xml",
+        "m.bin": b"bin",
+    }
+
+
+def test_a_package_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    with pytest.raises((ResourceError, ModelError), match=r"openvino"):
+        export_model(sequential(), f"{tmp_path}/m.xml", "openvino")

@@ -270,6 +270,13 @@ def test_probabilities_and_classes_by_hand() -> None:
     assert given.classes(p, (0.2, 0.8)).tolist() == [0, 0]  # 1.25 > 0.94; 4 > 0.25
     assert given.classes(p, (0.0, 1.0)).tolist() == [0, 0]
     assert given.classes(np.array([[0.0, 1.0]]), (0.0, 1.0)).tolist() == [1]
+    np.testing.assert_allclose(logits.raw(z), np.log(p), rtol=1e-6)
+    steep = np.array([[5.0, 60.0], [0.0, 70.0], [-9.0, -50.0]], np.float32)
+    raw = logits.raw(steep)  # differences of 55, 70 and -41, whose probabilities round to 1 and 0
+    assert raw.dtype == np.float64
+    np.testing.assert_allclose(raw[:, 1], [-np.exp(-55.0), -np.exp(-70.0), -41.0], rtol=1e-9)
+    np.testing.assert_allclose(ClassScores(False, True, 2).raw(steep), steep)  # each its own
+    assert np.isfinite(given.raw(np.array([[0.0, 1.0]], np.float16))).all()
     one = np.array([[0.25], [0.75]])
     binary = ClassScores(False, False, 1)
     np.testing.assert_allclose(binary.probability(one), [[0.75, 0.25], [0.25, 0.75]])

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.feed import to_numpy
 from sparkdl.errors import DataError
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
 from sparkdl.spark.forms.fed_files import FileRows, fed_files

@@ -19,7 +19,7 @@ from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition
 from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.files.streams import find_files
+from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import files as file_forms
 from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
 from sparkdl.spark.forms.wire import ONES
@@ -101,6 +101,16 @@ def test_rows_do_not_depend_on_the_number_of_readers(
         found = [list(dealt.batches(0, spec, readers)) for readers in READERS]
         assert [n for b in found[0] for n in b.column("label").to_pylist()] == list(range(158))
         assert all(batches == found[0] for batches in found)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "tfrecord"])
+def test_each_file_draws_numbers_of_its_own_for_the_split(tmp_path: Path, kind: str) -> None:
+    spec = dataclasses.replace(SPEC, role_column="role")
+    files = FileInput.dealt([write(tmp_path, kind, [64, 64, 64])], 1, 0.5, 3)
+    roles = [r for b in files.batches(0, spec) for r in b.column("role").to_pylist()]
+    each = {tuple(roles[first : first + 64]) for first in (0, 64, 128)}
+    assert len(each) == 3
+    assert all(0.25 < np.mean(drawn) < 0.75 for drawn in each)
 
 
 @pytest.mark.parametrize("budget", [1 << 20, 600])

@@ -1,0 +1,100 @@
+"""Arrow columns in the types that Spark and NumPy know: one typing for all forms of data."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+_WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}
+"""Bits of an unsigned integer -> the signed type; a number that it cannot hold is an error."""
+_WIDEST_DECIMAL = 38
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without views, dictionaries, runs, extensions, half floats and unsigned integers."""
+    types, name = pa.types, str(kind)
+    if isinstance(kind, pa.BaseExtensionType):
+        if kind.extension_name == "arrow.bool8":
+            return pa.bool_()
+        return plain_type(kind.storage_type)
+    if types.is_dictionary(kind) or name.startswith("run_end_encoded"):
+        return plain_type(kind.value_type)
+    if is_any_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if types.is_string(kind) or name in ("large_string", "string_view"):
+        return pa.string()
+    if name in ("large_binary", "binary_view"):  # views have a name from pyarrow 16 on
+        return pa.binary()
+    if kind == pa.float16():
+        return pa.float32()
+    if types.is_unsigned_integer(kind):
+        return _WIDER[kind.bit_width]
+    if types.is_date64(kind):
+        return pa.date32()
+    if types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if types.is_decimal(kind) and kind.precision <= _WIDEST_DECIMAL:
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """Whether a type is a list in one of Arrow's layouts."""
+    fixed = pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind)
+    return fixed or pa.types.is_large_list(kind) or "list_view<" in str(kind).split(" ")[0]
+
+
+def unwrapped(array: pa.Array) -> pa.Array:
+    """An array whose values lie in the usual layout; the same one if they do.
+
+    Tensors become flat lists in the order of their logical shape.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    kind = array.type
+    if isinstance(kind, pa.BaseExtensionType):
+        order = getattr(kind, "permutation", None)
+        if order is not None and list(order) != sorted(order):
+            values = np.ascontiguousarray(array.to_numpy_ndarray()).reshape(-1)
+            return pa.FixedSizeListArray.from_arrays(
+                pa.array(values), len(values) // max(1, len(array))
+            )
+        return unwrapped(array.storage)
+    if pa.types.is_dictionary(kind):
+        return unwrapped(array.dictionary_decode())
+    if str(kind).startswith("run_end_encoded"):
+        return unwrapped(pc.run_end_decode(array))
+    if is_any_list(kind) and ("_view" in str(kind) or not _is_usual(kind.value_type)):
+        return _listed(array)
+    return array.cast(plain_type(kind)) if "_view" in str(kind) else array
+
+
+def _listed(array: pa.Array) -> pa.Array:
+    """A list of any layout as a plain one; pyarrow 26 casts list views without their last end."""
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    ends = np.concatenate([[0], np.cumsum(lengths)])
+    cls = pa.ListArray if ends[-1] < 2**31 else pa.LargeListArray
+    offsets = pa.array(ends, pa.int32() if cls is pa.ListArray else pa.int64())
+    return cls.from_arrays(offsets, unwrapped(array.flatten()), mask=array.is_null())
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """An array with its :func:`plain_type`.
+
+    Raises:
+        pa.ArrowInvalid: It cannot hold a value, such as a part of a microsecond.
+    """
+    kind = plain_type(array.type)
+    array = unwrapped(array)
+    return array if array.type == kind else array.cast(kind)
+
+
+def _is_usual(kind: pa.DataType) -> bool:
+    """Whether NumPy sees the values of lists of this type as they lie there."""
+    if is_any_list(kind):
+        return "_view" not in str(kind) and _is_usual(kind.value_type)
+    wrapped = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)
+    return not wrapped and not str(kind).startswith("run_end_encoded")

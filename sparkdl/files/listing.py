@@ -1,0 +1,249 @@
+"""The files that a path means, as Spark finds them: patterns, hidden files, folders of partitions.
+
+The one listing of data for ``fit``, ``evaluate``, ``predict``, streams and the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+from urllib.parse import unquote
+
+from sparkdl.errors import DataError, ResourceError
+from sparkdl.files.storage import explained
+from sparkdl.files.streams import FilePlace, place_of
+
+_SPECIAL = re.compile(r"[*?\[{\\]")
+_CHOICE = re.compile(r"(?<!\\)\{([^{}]*)\}")
+_DESCRIPTIONS = frozenset({"dataset_info.json", "features.json", "state.json"})
+"""Names of files that Hugging Face and TFDS put beside those with the rows."""
+_MOST_CHOICES = 10_000
+"""Number of paths at most that the braces of a pattern may mean."""
+
+
+@dataclass(frozen=True)
+class FoundFile:
+    """A file, and how large it is.
+
+    Args:
+        path: As :func:`sparkdl.files.streams.open_input` takes it.
+        size_bytes: Its size.
+        inner: Its path from the folder on in which it was looked for.
+    """
+
+    path: str
+    size_bytes: int
+    inner: str
+
+    @property
+    def partition_values(self) -> dict[str, str]:
+        """Values of all rows, from the folders: ``{'day': '3'}`` for ``day=3/f``."""
+        folders = (name.partition("=") for name in self.inner.split("/")[:-1] if "=" in name)
+        return {unquote(key): unquote(value) for key, _, value in folders}
+
+
+def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
+    """The files that a path means to Spark, ordered by path.
+
+    A folder means the files in it; with folders ``name=value`` in it, the files of these alone.
+    Hidden files (``_x``, ``.x``, ``x._COPYING_``) and empty ones hold no rows.
+
+    Args:
+        path: A file, a folder, or a pattern of Hadoop of such: ``*``, ``?``, ``[ab]``, ``[^a]``,
+            ``{a,b}``; a backslash before such a sign means the sign.
+        recursive: Whether all files below a folder count, as ``recursiveFileLookup`` says to Spark.
+
+    Raises:
+        ResourceError: There is no such file, or the folder cannot be looked into.
+        DataError: Files of one folder have other partitions than those of another, or none.
+    """
+    with explained("read", path):
+        found = {
+            file.path: file
+            for place, top in _tops(path)
+            for file in _in(place, top, path, recursive)
+        }
+    if not found:
+        raise ResourceError(
+            f"no files at {path!r}",
+            expected="a file, a folder with files, or a pattern such as '/data/*.tfrecord'",
+            received="nothing that can be read: names that begin with _ or . and empty files do "
+            "not count, nor do the folders in a folder",
+            hint="this machine and the executors must see the same files",
+        )
+    return sorted(found.values(), key=lambda file: file.path)
+
+
+def names_in(path: str) -> dict[str, list[str]]:
+    """The names in each folder that a path means, hidden ones too; none for a file."""
+    from pyarrow import fs
+
+    with explained("read", path):
+        return {
+            place.outer(top): [_name(i) for i in place.system.get_file_info(fs.FileSelector(top))]
+            for place, top in _tops(path)
+            if place.system.get_file_info(top).type == fs.FileType.Directory
+        }
+
+
+TableFormat = Literal["delta", "iceberg", "hudi"]
+
+
+def table_format(path: str) -> TableFormat | None:
+    """The format of a table whose folder it is; its files are more than the rows of the table.
+
+    Raises:
+        ResourceError: The folder cannot be looked into.
+    """
+    for folder, names in names_in(path).items():
+        if "_delta_log" in names:
+            return "delta"
+        if ".hoodie" in names:
+            return "hudi"
+        if "metadata" in names:
+            inner = [name for below in names_in(f"{folder}/metadata").values() for name in below]
+            if any(name.endswith(".metadata.json") for name in inner):
+                return "iceberg"
+    return None
+
+
+def _tops(path: str) -> Iterator[tuple[FilePlace, str]]:
+    """The files and folders that a path or pattern names, each in its file system."""
+    for one in _without_braces(path):
+        wild = _SPECIAL.search(one)
+        if wild is None:
+            place = place_of(one)
+            yield place, place.inner
+            continue
+        cut = one.rfind("/", 0, wild.start())
+        place = place_of("." if cut < 0 else one[:cut] or "/")
+        yield from ((place, top) for top in _matching(place, one[cut + 1 :].split("/")))
+
+
+def _without_braces(pattern: str) -> list[str]:
+    """The patterns that ``{a,b}`` stands for, the innermost braces first."""
+    patterns = [pattern]
+    while any(_CHOICE.search(p) for p in patterns) and len(patterns) < _MOST_CHOICES:
+        patterns = [
+            one[: choice.start()] + part + one[choice.end() :]
+            for one in patterns
+            for choice in [_CHOICE.search(one)]
+            if choice is not None
+            for part in choice[1].split(",")
+        ] + [one for one in patterns if not _CHOICE.search(one)]
+    return list(dict.fromkeys(patterns))
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a name fits a pattern of Hadoop, see :func:`find_files`."""
+    return any(_expression(one).fullmatch(name) for one in _without_braces(pattern))
+
+
+def _expression(pattern: str) -> re.Pattern[str]:
+    """A pattern without braces as a regular expression."""
+    parts, inside, signs = [], False, iter(pattern)
+    for sign in signs:
+        if sign == "\\":
+            parts.append(re.escape(next(signs, "\\")))
+        elif inside:
+            first = parts[-1] == "["
+            inside = sign != "]" or first
+            excludes = first and sign == "!"
+            parts.append("^" if excludes else sign if sign in "^-]" else re.escape(sign))
+        elif sign == "[":
+            inside = True
+            parts.append("[")
+        else:
+            parts.append({"*": "[^/]*", "?": "[^/]"}.get(sign) or re.escape(sign))
+    try:
+        return re.compile("".join(parts), re.DOTALL)
+    except re.error as error:
+        raise DataError(
+            f"the pattern {pattern!r} cannot be read",
+            expected="*, ?, [ab], [^a], {a,b}; a backslash before a sign that means itself",
+            received=str(error),
+        ) from None
+
+
+def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
+    """The paths below a folder that fit a pattern, name by name."""
+    from pyarrow import fs
+
+    tops = [place.inner]
+    for number, wanted in enumerate(pattern):
+        expression = _expression(wanted)
+        infos = [
+            info
+            for top in tops
+            for info in place.system.get_file_info(fs.FileSelector(top))
+            if expression.fullmatch(_name(info))
+        ]
+        if number < len(pattern) - 1:
+            infos = [info for info in infos if info.type == fs.FileType.Directory]
+        tops = sorted(info.path for info in infos)
+    return tops
+
+
+def _in(place: FilePlace, top: str, path: str, recursive: bool) -> list[FoundFile]:
+    """The file ``top``, or those in the folder ``top``."""
+    from pyarrow import fs
+
+    info = place.system.get_file_info(top)
+    if info.type == fs.FileType.File:
+        name = top.rsplit("/", 1)[-1]
+        whole = [FoundFile(place.outer(top), int(info.size), name)]
+        return [] if is_hidden(name) or not info.size else whole
+    if info.type != fs.FileType.Directory:
+        return []
+    files = []
+    for info in place.system.get_file_info(fs.FileSelector(top, recursive=True)):
+        inner = info.path[len(top) :].strip("/")
+        hidden = any(map(is_hidden, inner.split("/")))
+        if info.type == fs.FileType.File and info.size and not hidden:
+            files.append(FoundFile(place.outer(info.path), int(info.size), inner))
+    if any(file.inner in _DESCRIPTIONS for file in files):
+        files = [file for file in files if not file.inner.endswith(".json")]
+    return files if recursive else _of_partitions(files, path)
+
+
+def is_hidden(name: str) -> bool:
+    """Whether Spark passes over a file or folder of this name."""
+    return (name[:1] == "_" and "=" not in name) or name[:1] == "." or name.endswith("._COPYING_")
+
+
+def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
+    """The files of a folder, without those of plain folders in it.
+
+    Raises:
+        DataError: Folders ``name=value`` have plain folders, or others of such, beside them.
+    """
+    first = next((f for f in files if f.partition_values), None)
+    if first is None:
+        return [file for file in files if "/" not in file.inner]
+    spelled = {name.lower(): name for name in first.partition_values}
+    found = []
+    for file in files:
+        if "/" not in file.inner:
+            continue  # beside the folders of partitions, where Spark reads none
+        names = [name.lower() for name in file.partition_values]
+        if names != list(spelled):
+            raise DataError(
+                f"folders at {path!r} have different partitions",
+                expected=f"files below {'/'.join(f'{n}=...' for n in spelled.values())}, as in "
+                f"{first.inner!r}",
+                received=file.inner,
+                hint="name the folders that belong together: a pattern such as "
+                f"{path.rstrip('/')}/{next(iter(spelled.values()))}=*",
+            )
+        folders = [part.partition("=") for part in file.inner.split("/")]
+        parts = [f"{spelled[n.lower()]}={v}" if equals else n for n, equals, v in folders[:-1]]
+        parts.append("".join(folders[-1]))
+        found.append(replace(file, inner="/".join(parts)))
+    return found
+
+
+def _name(info: object) -> str:
+    path: str = info.path  # type: ignore[attr-defined]
+    return path.rstrip("/").rsplit("/", 1)[-1]

@@ -1,0 +1,73 @@
+"""Integers from the column through a subclassed model into the column of predictions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import sparkdl
+from sparkdl import SparkModel
+
+N = 16
+IDS = np.random.default_rng(0).integers(2**24, 2**31 - 1, (N, 2)) | 1
+Y = (IDS[:, 0] % 10 - 4.5).astype("float32")
+
+
+class Rows(keras.Model):
+    """Embeds the last digit of ids; floats above 2^24 have another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.flat, self.last = layers.Embedding(10, 3), layers.Flatten(), layers.Dense(1)
+
+    def call(self, ids: Any) -> Any:
+        return self.last(self.flat(self.rows(ops.cast(ids, "int64") % 10)))
+
+
+class Next(keras.Model):
+    def call(self, ids: Any) -> Any:
+        return {"next": ids + 1, "odd": ids[:, 0] % 2 == 1}
+
+
+def built(kind: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    model = kind()
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    model(IDS[:2])
+    return model
+
+
+@pytest.fixture(scope="module")
+def df(spark: Any) -> Any:
+    rows = [(i, IDS[i].tolist(), float(Y[i])) for i in range(N)]
+    return spark.createDataFrame(rows, "id int, features array<bigint>, label float").coalesce(1)
+
+
+def test_a_fit_trains_the_rows_of_the_ids(spark: Any, df: Any) -> None:
+    wanted = built(Rows)
+    wanted.fit(IDS, Y, epochs=2, batch_size=N, verbose=0)
+    pairs = spark.sparkContext.parallelize(list(zip(IDS, Y, strict=True)), 1)
+    columns = df.selectExpr("features[0] a", "cast(features[1] as decimal(20, 0)) b", "label")
+    for data, features in ((df, "features"), (pairs, "features"), (columns, ["a", "b"])):
+        model = built(Rows)
+        SparkModel(model, mode="synchronous", num_workers=1).fit(
+            data, epochs=2, batch_size=N, verbose=0, features=features
+        )
+        for made, other in zip(model.get_weights(), wanted.get_weights(), strict=True):
+            np.testing.assert_allclose(made, other, atol=1e-6)
+
+
+def test_predictions_have_all_digits(df: Any) -> None:
+    model = built(Next)
+    rows = sparkdl.predict(model, df).orderBy("id")
+    assert rows.dtypes[-2:] == [("prediction_next", "array<bigint>"), ("prediction_odd", "boolean")]
+    assert [r.prediction_next for r in rows.collect()] == (IDS + 1).tolist()
+    assert all(r.prediction_odd for r in rows.collect())
+    function = sparkdl.predict_udf(model, output="next")
+    assert [r.p for r in df.orderBy("id").select(function("features").alias("p")).collect()] == (
+        IDS + 1
+    ).tolist()

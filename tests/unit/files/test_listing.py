@@ -1,0 +1,121 @@
+"""The listing of files has Spark's meaning; the answers are those of ``spark.read.parquet``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkdl.errors import DataError, ResourceError
+from sparkdl.files.listing import find_files, fits, table_format
+
+
+def made(folder: Path, *names: str) -> Path:
+    """The folder with files of these names."""
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return folder
+
+
+def found(folder: Path, path: str = "") -> list[str]:
+    whole = f"{folder}/{path}".rstrip("/")
+    return [file.path.removeprefix(f"{folder}/") for file in find_files(whole)]
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Path:
+    folder = made(
+        tmp_path, "p0", "p1", ".b", "_c", "d._COPYING_", "_metadata", ".p0.crc", "._SUCCESS.crc",
+        "old/o", "_tmp/t", ".hid/h",
+    )  # fmt: skip
+    (folder / "zero").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("", ["p0", "p1"]),
+        ("p[^0]", ["p1"]),
+        ("p[!0]", ["p1"]),
+        ("p[01]", ["p0", "p1"]),
+        ("p[0-9]", ["p0", "p1"]),
+        ("p{0,1}", ["p0", "p1"]),
+        ("{p0,old/o}", ["old/o", "p0"]),
+        ("{p{0,1},old}", ["old/o", "p0", "p1"]),
+        ("p?", ["p0", "p1"]),
+        ("*", [".hid/h", "_tmp/t", "old/o", "p0", "p1"]),  # as Spark, which looks into both
+        ("p\\0", ["p0"]),
+        ("old", ["old/o"]),
+        ("*/o", ["old/o"]),
+    ],
+)
+def test_patterns_and_hidden_files_are_those_of_spark(
+    plain: Path, path: str, names: list[str]
+) -> None:
+    assert found(plain, path) == names
+
+
+@pytest.mark.parametrize("path", ["_c", "d._COPYING_", "zero", "*.csv", "none"])
+def test_files_without_rows_are_no_files(plain: Path, path: str) -> None:
+    with pytest.raises(ResourceError, match="no files at"):
+        found(plain, path)
+
+
+def test_signs_of_expressions_mean_themselves() -> None:
+    assert fits("a.b+c", "a.b+c")
+    assert not fits("axb+c", "a.b+c")
+    assert fits("a]b", "a[]x]b")
+    assert not fits("ab", "a[^b]")
+    with pytest.raises(DataError, match="pattern"):
+        fits("a", "a[b")
+
+
+def test_folders_of_partitions_hold_the_rows(tmp_path: Path) -> None:
+    """A file beside the folders, which Spark does not read either, is none of them."""
+    made(tmp_path, "w=0.5/a", "w=1/b", "W=2/c", "w=x%20y/_d=1/../e", "loose")
+    files = {file.path.removeprefix(f"{tmp_path}/"): file for file in find_files(str(tmp_path))}
+    assert sorted(files) == ["W=2/c", "w=0.5/a", "w=1/b", "w=x%20y/e"]
+    values = [files[name].partition_values for name in sorted(files)]
+    spelled = next(iter(values[0]))
+    assert [v[spelled] for v in values] == ["2", "0.5", "1", "x y"]
+    assert found(tmp_path, "w=*") == ["w=0.5/a", "w=1/b", "w=x%20y/e"]
+    assert find_files(f"{tmp_path}/w=1")[0].partition_values == {}
+
+
+@pytest.mark.parametrize("other", ["old/c", "x=1/c", "w=1/x=1/c"])
+def test_partitions_of_two_kinds_are_refused(tmp_path: Path, other: str) -> None:
+    made(tmp_path, "w=1/b", "w=2/b", other)
+    with pytest.raises(DataError, match="different partitions"):
+        find_files(str(tmp_path))
+    recursive = find_files(str(tmp_path), recursive=True)
+    assert len(recursive) == 3
+
+
+def test_descriptions_beside_the_rows_are_none_of_them(tmp_path: Path) -> None:
+    """Hugging Face and TFDS write them; a file of another name may well hold rows."""
+    made(tmp_path, "data-0.arrow", "state.json", "dataset_info.json")
+    assert found(tmp_path) == ["data-0.arrow"]
+    made(tmp_path / "rows", "a.json", "b.json")
+    assert found(tmp_path / "rows") == ["a.json", "b.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [
+        ("_delta_log/0.json", "delta"),
+        ("metadata/v1.metadata.json", "iceberg"),
+        (".hoodie/hoodie.properties", "hudi"),
+        ("metadata/other.json", None),
+        ("a.parquet", None),
+    ],
+)
+def test_tables_that_are_more_than_their_files_are_known(
+    tmp_path: Path, name: str, table: str | None
+) -> None:
+    made(tmp_path / "t", "a.parquet", name)
+    assert table_format(str(tmp_path / "t")) == table
+    assert table_format(f"{tmp_path}/t/a.parquet") is None
+    assert table_format(f"{tmp_path}/*") == table

@@ -1,0 +1,150 @@
+"""What a model has beside its configuration arrives: layers held twice, attributes, orders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from sparkdl.errors import ModelError
+from sparkdl.learner.archives.archive import (
+    decode_model,
+    encode_model,
+    model_bytes,
+    model_from_bytes,
+)
+from sparkdl.learner.steps.keras_learner import require_compiled
+
+layers = keras.layers
+X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")
+
+
+def inside_and_outside() -> Any:
+    inputs, shared = keras.Input((6,)), layers.Dense(6, activation="tanh")
+    sub = keras.Model(inputs, shared(inputs))
+    return keras.Model(inputs, layers.Dense(2)(shared(shared(sub(inputs)))))
+
+
+def submodels_share() -> Any:
+    inputs, shared = keras.Input((6,)), layers.Dense(3)
+    one, two = (keras.Model(inputs, layers.Activation(a)(shared(inputs))) for a in ("tanh", "relu"))
+    other = keras.Input((6,))
+    return keras.Model(other, layers.Dense(2)(layers.Concatenate()([one(other), two(other)])))
+
+
+def wrapped() -> Any:
+    inputs, shared = keras.Input((6,)), layers.Dense(3)
+    steps = layers.Flatten()(layers.TimeDistributed(shared)(layers.Reshape((2, 3))(inputs)))
+    picked = shared(layers.Dense(3, use_bias=False)(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.Concatenate()([steps, picked])))
+
+
+def in_a_sequential() -> Any:
+    inputs, shared = keras.Input((6,)), layers.Dense(6, activation="tanh")
+    block = keras.Sequential([keras.Input((6,)), shared])
+    return keras.Model(inputs, layers.Dense(2)(shared(block(inputs))))
+
+
+def a_submodel_twice() -> Any:
+    inputs = keras.Input((6,))
+    inner = keras.Model(inputs, layers.Dense(6, activation="tanh")(inputs))
+    outer = keras.Model(inputs, layers.Dense(6)(inner(inputs)))
+    return keras.Model(inputs, layers.Dense(2)(inner(outer(inputs))))
+
+
+@pytest.mark.parametrize(
+    "make", [inside_and_outside, submodels_share, wrapped, in_a_sequential, a_submodel_twice]
+)
+def test_layers_that_several_hold(make: Any) -> None:
+    model = make()
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :2], verbose=0)
+    same = decode_model(encode_model(model))
+    loaded = model_from_bytes(model_bytes(model), None, safe_mode=True, path="m.keras")
+    for other in (same, loaded):
+        assert len(other.trainable_variables) == len(model.trainable_variables)
+        np.testing.assert_allclose(other.predict(X, verbose=0), model.predict(X, verbose=0), 1e-6)
+        other.fit(X, X[:, :2], verbose=0)
+    model.fit(X, X[:, :2], verbose=0)
+    np.testing.assert_allclose(same.get_weights()[0], model.get_weights()[0], atol=1e-6)
+
+
+class Box:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Scale(keras.layers.Layer):
+    """Multiplies by what it holds, which its configuration does not name."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.tensor, self.box = keras.ops.convert_to_tensor(2.0), Box(2.0)
+        if keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            self.held: Any = tf.Variable(2.0)
+        elif keras.backend.backend() == "torch":
+            import torch
+
+            self.register_buffer("held", torch.tensor(2.0))
+        else:
+            self.held = keras.ops.convert_to_tensor(2.0)
+
+    def call(self, x: Any) -> Any:
+        return x * self.tensor * self.box.value * self.held
+
+
+def test_tensors_and_objects_that_were_set_later() -> None:
+    scale = Scale()
+    model = keras.Sequential([keras.Input((6,)), scale])
+    scale.tensor, scale.box = keras.ops.convert_to_tensor(3.0), Box(5.0)
+    if hasattr(scale.held, "assign"):
+        scale.held.assign(7.0)
+    else:
+        scale.held = scale.tensor + 4.0
+    for _ in range(2):  # the second finds what the first has kept
+        same = decode_model(encode_model(model, {"Scale": Scale}))
+        np.testing.assert_allclose(same.predict(X, verbose=0), 105 * X, rtol=1e-6)
+        scale.box = Box(5.0)
+
+
+def test_a_layer_that_was_quantized_to_float8() -> None:
+    """Keras makes its variables in another order when it loads them."""
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3), layers.Dense(2)])
+    model.quantize("float8")
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :2], verbose=0)
+    same = decode_model(encode_model(model))
+    assert [v.path for v in same.variables] == [v.path for v in model.variables]
+    for mine, its in zip(model.variables, same.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), its.numpy())
+    for mine, its in zip(model.optimizer.variables, same.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), its.numpy())
+
+
+def test_a_trained_model_that_was_quantized() -> None:
+    """The optimizer keeps what it had for the biases; Keras goes on with them."""
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(3), layers.Dense(2)])
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :2], verbose=0)
+    momentum = model.optimizer._momentums[1].numpy()
+    model.quantize("int8")
+    same = decode_model(encode_model(model))
+    assert len(same.optimizer.variables) == len(model.optimizer.variables) == 2 + 2 * 2
+    np.testing.assert_array_equal(same.optimizer._momentums[0].numpy(), momentum)
+    model.fit(X, X[:, :2], verbose=0)
+    same.fit(X, X[:, :2], verbose=0)
+    for mine, its in zip(model.get_weights(), same.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, atol=1e-6)
+
+
+def test_variables_that_the_optimizer_does_not_know() -> None:
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :2], verbose=0)
+    model.quantize("float8")
+    with pytest.raises(ModelError, match=r"(?s)lacks variables.*inputs_scale.*compile"):
+        require_compiled(model)
