@@ -182,5 +182,5 @@ class Ranked(Total):
 
 def test_labels_of_a_loss_of_the_user_s_own_are_as_wide_as_the_output() -> None:
     model = model_with(Ranked(), classes=7)
-    labels = {model.output_names[0]: ColumnSpec(("y",), (None,))}
+    labels = {"output": ColumnSpec(("y",), (None,))}
     check_metrics_add_up(model, {"x": Example((None, 4))}, labels)
