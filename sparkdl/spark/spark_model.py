@@ -323,7 +323,7 @@ class SparkModel(ModelInference):
         )  # fmt: skip
 
         workers = self.num_workers or default_parallelism(stream.sparkSession)
-        prepare_model(self.model, self._exchange, workers)
+        prepare_model(self.model, self._config, self._exchange, workers)
 
         def fit(frame: Any) -> dict[str, list[Any]]:
             history = self.fit(

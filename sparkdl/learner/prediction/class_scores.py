@@ -70,9 +70,9 @@ class ClassScores:
             if not self.logits:
                 p = np.clip(values, _TINY, None)
                 z = np.log(p) - np.log(np.clip(1 - values, _TINY, None))
-            return np.concatenate([-z, z], axis=-1)
+            return np.asarray(np.concatenate([-z, z], axis=-1))
         if not self.logits:
-            return np.log(np.clip(values, _TINY, None))
+            return np.asarray(np.log(np.clip(values, _TINY, None)))
         return _log_softmax(values) if self.exclusive else values
 
     def classes(self, values: Array, thresholds: tuple[float, ...] = ()) -> Array:

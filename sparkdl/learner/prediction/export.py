@@ -63,6 +63,8 @@ def export_model(model: Any, path: str, file_format: str) -> None:
                         storage.write_bytes(f"{target}/{inside}", file.read())
         else:
             for name in os.listdir(folder.path):
+                if not name.startswith("exported"):
+                    continue  # the folder's own
                 ending = name.removeprefix("exported")
                 beside = target.removesuffix(FORMATS[file_format]) + ending
                 with open(os.path.join(folder.path, name), "rb") as file:

@@ -285,7 +285,7 @@ class KerasLearner(ABC):
             This worker's rows and the denominator of each term (0 for a sum over rows), and the
             sums of all workers'.
         """
-        counted = self.denominators(batch) if self._counted else []
+        counted = list(self.denominators(batch)) if self._counted else []
         share = [0.0] if self.overwritten else []  # as many numbers as there are terms
         mine = np.array([batch.num_rows, *share, *counted], np.float64)
         of_all = reducer.add_up(mine)

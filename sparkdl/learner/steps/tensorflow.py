@@ -9,7 +9,6 @@ Keras.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable
 from functools import cached_property
 from operator import itemgetter
@@ -32,7 +31,7 @@ from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
 from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.step_logs import logged_step
-from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart
+from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart, in_main_thread
 from sparkdl.learner.steps.tensorflow_exchange import (
     LARGE_BYTES,
     LEAST_FUSED,
@@ -85,9 +84,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._moments = SynchronizedMoments(model)
-        self._gradients = self._compile_batch(self._trace_weighed)
+        self._gradients = self._compile_batch(lambda *data: self._trace_weighed(*data, None))
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
+        apart = self._trace_weighed_apart
+        self._apart_gradients = self._compile_batch(lambda *data: apart(*data, None))
         self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
@@ -164,8 +164,9 @@ class TensorFlowLearner(KerasLearner):
         return self._shaped(function, 0)
 
     def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
-        """Keras weighs the loss of each output by rows where the graph knows a batch has how many.
-        Its own graphs do not, nor one worker's here; of several each batch size has a graph."""
+        """Keras weighs the losses of several outputs by the rows of a batch where the graph knows
+        their number. Its own graphs do not, nor do one worker's; of several workers each number of
+        rows has a graph of its own."""
         outputs = getattr(self.model, "outputs", None) or ()
         several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
         alike = lambda: rows_at if several and self._streams.alone else None  # noqa: E731
@@ -194,7 +195,7 @@ class TensorFlowLearner(KerasLearner):
         return self._shaped(run, 1, jit_compile=self._jit)
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
-        if self._jit or self._eager or not _in_main_thread():
+        if self._jit or self._eager or not in_main_thread():
             super().train_exchanging(stack, window, exchanger)
             return
         self.build_metrics(stack)
@@ -280,7 +281,7 @@ class TensorFlowLearner(KerasLearner):
         return forward_terms(self.model, batch, sums=self._sums).stacked()
 
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
     ) -> tf.Tensor | list[tf.Tensor]:
         step = self._trace_step(pack_batch(x, y, sample_weight), factors)
         form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
@@ -340,7 +341,7 @@ class TensorFlowLearner(KerasLearner):
         self._flat = None
 
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any = None
+        self, x: Any, y: Any, sample_weight: Any, factors: Any
     ) -> list[tf.Tensor]:
         values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
         dense = [v for i, v in enumerate(values) if i not in self._places]
@@ -480,7 +481,7 @@ class TensorFlowLearner(KerasLearner):
         self._moments.skip(reducer)
 
     def _steps_in_graph(self, reducer: Reducer) -> bool:
-        may = _in_main_thread() if reducer.in_graph is None else not self._moments.layers
+        may = in_main_thread() if reducer.in_graph is None else not self._moments.layers
         return may and self._compiles_exchange
 
     def _agree_in_step(self) -> None:
@@ -577,14 +578,6 @@ class TensorFlowLearner(KerasLearner):
             self._layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
-
-
-def _in_main_thread() -> bool:
-    """Whether an exchange may wait inside a compiled call.
-
-    Ranks that are threads of one process share TensorFlow's threads, and could take all of them.
-    """
-    return threading.current_thread() is threading.main_thread()
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:

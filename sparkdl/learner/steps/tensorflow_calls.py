@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
@@ -105,3 +106,11 @@ def _without_size(tensor: Any, axis: int) -> Any:
 
 def _shapes(arrays: Arrays) -> Hashable:
     return tuple((name, array.shape, array.dtype) for name, array in arrays.items())
+
+
+def in_main_thread() -> bool:
+    """Whether an exchange may wait inside a compiled call.
+
+    Ranks that are threads of one process share TensorFlow's threads, and could take all of them.
+    """
+    return threading.current_thread() is threading.main_thread()

@@ -118,7 +118,8 @@ def test_a_layer_that_was_quantized_to_float8() -> None:
     model.compile("adam", "mse")
     model.fit(X, X[:, :2], verbose=0)
     same = decode_model(encode_model(model))
-    assert [v.path for v in same.variables] == [v.path for v in model.variables]
+    paths = [[v.path.rpartition(f"{m.name}/")[2] for v in m.variables] for m in (same, model)]
+    assert paths[0] == paths[1]  # a Sequential that was built by its layers has no name in them
     for mine, its in zip(model.variables, same.variables, strict=True):
         np.testing.assert_array_equal(mine.numpy(), its.numpy())
     for mine, its in zip(model.optimizer.variables, same.optimizer.variables, strict=True):
