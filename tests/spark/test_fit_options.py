@@ -311,7 +311,9 @@ def test_a_decoder_and_padding_and_a_mask(spark: Any) -> None:
 class Towers(keras.Model):
     """Two outputs, one label for both, and a loss of its own."""
 
-    def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, **_: Any) -> Any:
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
+    ) -> Any:
         a, b = y_pred.values() if isinstance(y_pred, dict) else y_pred
         return keras.ops.mean((keras.ops.sum(a * b, -1) - y) ** 2)
 
