@@ -377,7 +377,7 @@ class LoopSettings:
         seed: Seed of the row order.
         report_interval_s: Least time between two live reports of the metrics.
         wait_for_driver: At the end of an epoch wait until the driver's callbacks have run.
-        keep_state: At the end of an epoch leave the state for the driver's checkpoints.
+        keep_state: At the end of each epoch leave the state for the driver's checkpoints.
         follow_schedule: Tell learning-rate schedules the steps of all workers together.
         check_data: Refuse NaN and infinity before training.
         steps_per_epoch: Batches in an epoch of each worker; None for all of its rows, once.

@@ -24,6 +24,9 @@ L = TypeVar("L", bound=Learner)
 STACK_BYTES = 64 << 20
 """Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one
 batch."""
+_KEEP_S = 2.0
+"""Seconds after which a worker leaves its optimizer's state with the driver at an epoch's end, also
+where nobody asked for it: what a fit has when its job is cancelled."""
 MOST_STALE = 32
 """Batches that all workers together train between two exchanges of each, with the automatic window:
 up to this number, changes that do not know of each other still add up well."""
@@ -121,6 +124,7 @@ class _Loop(Generic[L]):
         self.own_steps = self.counted_step = 0
         self.rate: float | None = None
         self.next_report = 0.0
+        self.next_keep = time.monotonic() + _KEEP_S
         self.first_report = True
         self.last_report: Report | None = None
 
@@ -160,7 +164,8 @@ class _Loop(Generic[L]):
                     self.synchronizer.weights_of_run(self.learner, last),
                 ):
                     held_out = self.learner.evaluate(stacks)
-            if self.settings.keep_state:
+            if self.settings.keep_state or time.monotonic() >= self.next_keep:
+                self.next_keep = time.monotonic() + _KEEP_S
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
                 self.learner,

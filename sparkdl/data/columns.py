@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.ragged import Array, Padding, Ragged, Stored
+from sparkdl.data.ragged import Array, IndexArray, Padding, Ragged, Stored
 from sparkdl.errors import ConfigError, UnknownNameError
 
 ALIGNMENT = 64
@@ -84,8 +84,8 @@ class ColumnSpec:
         bounds: The least and the greatest value that a label may have; None for any.
         is_weight: The values are sample weights, which are not below 0; DataSpec sets it.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
-        padding: For kinds ``'array'`` and ``'mask'``: rows differ in length, the first dimension
-            of ``shape``, and each batch is padded to its longest row.
+        padding: For kinds ``'array'``, ``'decoded'`` and ``'mask'``: rows differ in length, the
+            first dimension of ``shape``, and each batch is padded to its longest row.
 
     Raises:
         ConfigError: The arguments contradict each other.
@@ -127,7 +127,7 @@ class ColumnSpec:
         elif self.shape not in ((), (1,)):
             self._refuse("one text per row", f"shape {self.shape}")
         if self.padding is not None and (
-            self.kind not in ("array", "mask")
+            self.kind not in ("array", "mask", "decoded")
             or self.shape[:1] != (None,)
             or None in self.shape[1:]
         ):
@@ -230,12 +230,14 @@ class Batch:
         y: Output name -> array.
         sample_weight: Output name -> array, or None.
         num_rows: Rows in every array.
+        lengths: Name of a padded input -> positions of each row before it was padded.
     """
 
     x: dict[str, Array]
     y: dict[str, Array]
     sample_weight: dict[str, Array] | None
     num_rows: int
+    lengths: dict[str, IndexArray] = field(default_factory=dict)
 
 
 _Weights = Mapping[str, ColumnSpec] | ColumnSpec | None

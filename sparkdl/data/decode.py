@@ -146,7 +146,13 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
     """
     stored = decode_stored(batch, spec, first_row)
     finished = [entry.finish(array) for entry, array in zip(spec.entries, stored, strict=True)]
-    return spec.assemble(finished, batch.num_rows)
+    made = spec.assemble(finished, batch.num_rows)
+    rows = dict(zip(spec.entries, stored, strict=True))
+    for name, entry in spec.features.items():
+        found = rows[entry]
+        if entry.padding is not None and isinstance(found, Ragged):
+            made.lengths[name] = found.lengths
+    return made
 
 
 def decode_slices(
@@ -176,8 +182,10 @@ def decode_column(batch: pa.RecordBatch, spec: ColumnSpec, first_row: int = 0) -
     place = ValuePlace(spec.label, spec, first_row)
     if spec.kind == "text":
         return _decode_texts(arrays[0], place)
-    if spec.padding is not None:
+    if spec.padding is not None and spec.kind != "decoded":
         return _decode_sequences(arrays[0], place)
+    if spec.kind == "decoded" and spec.padding is not None:
+        return _decode_values_of_any_length(arrays[0], spec, place)
     if spec.kind == "decoded":
         return check_labels(_decode_values(arrays[0], spec, place), spec, place)
     if spec.kind == "image":
@@ -411,10 +419,35 @@ def _part(data: Any, start: int, size: int) -> Any:
 
 def _decode_values(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
     """Passes every value through the user's decoder: the only loop over rows in Python."""
+    out: Array | None = None
+    for row, result in enumerate(_decoded(array, spec, place)):
+        if out is None:
+            out = np.empty((len(array), *result.shape), spec.value_dtype)
+        elif result.shape != out.shape[1:]:
+            raise shape_error(result.shape, place, row, "the decoder gave another shape")
+        out[row] = cast(result, spec.value_dtype, place, row)
+    return empty_rows(spec) if out is None else out
+
+
+def _decode_values_of_any_length(array: Any, spec: ColumnSpec, place: ValuePlace) -> Ragged:
+    """The same for values whose first dimension may differ, to be padded."""
+    rows = [
+        cast(result, spec.value_dtype, place, row)
+        for row, result in enumerate(_decoded(array, spec, place))
+    ]
+    none = np.empty((0, *spec.position_shape), spec.value_dtype)
+    return Ragged(np.concatenate([none, *rows]), np.array([len(row) for row in rows], np.int64))
+
+
+def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]:
+    """The arrays that the decoder makes of the values.
+
+    Raises:
+        DataError: It failed, or made no numbers, or an array of another shape.
+    """
     decoder = spec.decoder
     if decoder is None:  # ColumnSpec refuses this; mypy cannot know
         raise place.error("no decoder", expected="a decoder", received="None")
-    out: Array | None = None
     for row, value in enumerate(array):
         try:
             result = np.asarray(decoder(value.as_py()))
@@ -432,14 +465,9 @@ def _decode_values(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
                 expected=f"an array of shape {spec.value_shape} and dtype {spec.dtype}",
                 received=f"{type(result).__name__} of dtype {result.dtype}",
             )
-        if out is None:
-            if not matches(result.shape, spec.value_shape):
-                raise shape_error(result.shape, place, row, "the decoder gave another shape")
-            out = np.empty((len(array), *result.shape), spec.value_dtype)
-        elif result.shape != out.shape[1:]:
+        if not matches(result.shape, spec.value_shape):
             raise shape_error(result.shape, place, row, "the decoder gave another shape")
-        out[row] = cast(result, spec.value_dtype, place, row)
-    return empty_rows(spec) if out is None else out
+        yield result
 
 
 VECTOR_FIELDS = {"type", "size", "indices", "values"}

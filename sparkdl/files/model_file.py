@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -126,3 +128,9 @@ def _named(path: str) -> Iterator[None]:
             f"{path!r}: {error.what}", expected=error.expected, received=error.received,
             hint=error.hint,
         ) from error  # fmt: skip
+
+
+def read_config(content: bytes) -> bytes:
+    """The architecture and the compile settings in a ``.keras`` archive."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return archive.read("config.json")

@@ -21,6 +21,7 @@ T = TypeVar("T")
 _raised = False
 _holding = 0
 _held: Callable[[], object] | None = None
+_keeping = _put_off = False
 
 
 @contextlib.contextmanager
@@ -33,28 +34,35 @@ def heard() -> Iterator[None]:
     Raises:
         KeyboardInterrupt: One came, whatever became of it in the body.
     """
-    global _raised
+    global _raised, _put_off
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
         return
 
     def hear(number: int, frame: FrameType | None) -> None:
-        global _raised, _held
+        global _raised, _held, _put_off
         if _holding:
             _held = lambda: hear(number, frame)  # noqa: E731
             return
         try:
+            if _keeping and str(getattr(before, "__module__", "")).startswith("pyspark."):
+                _put_off = True
+                raise KeyboardInterrupt
             before(number, frame)
         except BaseException:
             _raised = True
             raise
 
-    _raised = False
+    _raised = _put_off = False
     signal.signal(signal.SIGINT, hear)
     try:
         yield
         check()
+    except KeyboardInterrupt:
+        if _put_off:
+            before(signal.SIGINT, None)
+        raise
     except Exception as error:
         if _raised:
             raise KeyboardInterrupt from error
@@ -79,6 +87,24 @@ def held() -> Iterator[None]:
         if not _holding and _held is not None:
             late, _held = _held, None
             late()
+
+
+@contextlib.contextmanager
+def keeping() -> Iterator[None]:
+    """Inside :func:`heard`: an interrupt of the body lets Spark's jobs run until ``heard`` ends.
+
+    PySpark's own handler cancels all jobs and raises KeyboardInterrupt. Here it is called last, so
+    that tasks can still leave what they have; handlers of others are called as ever.
+    """
+    global _keeping
+    main = threading.current_thread() is threading.main_thread()
+    before = _keeping
+    _keeping = _keeping or main
+    try:
+        yield
+    finally:
+        if main:
+            _keeping = before
 
 
 def check() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_writes import WriteWatch, write_changes
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
 from sparkdl.process.user_warnings import warn_user
@@ -296,6 +297,44 @@ def _has_own(callback: Any, methods: Iterable[str]) -> bool:
         getattr(type(callback), name, None) is not getattr(plain, name) or name in vars(callback)
         for name in methods
     )
+
+
+def require_directions(callbacks: Iterable[Any], model: Any) -> None:
+    """Refuses callbacks of Keras that would fail at the first epoch's end: on an unknown metric.
+
+    Args:
+        callbacks: The user's.
+        model: Compiled; its metrics are built.
+
+    Raises:
+        ConfigError: The model has no metric that tells whether what a callback acts on shall grow.
+    """
+    for callback in callbacks:
+        if not acts_on_metric(callback) or callback.monitor_op is not None:
+            continue
+        asked = copy.copy(callback)
+        asked.set_model(model)
+        try:
+            asked._set_monitor_op()
+        except ValueError as error:
+            name, kind = callback.monitor, type(callback).__name__
+            known = [n for m in model.metrics for n in _names_of(m)]
+            raise ConfigError(
+                f"{kind} acts on {name!r}, and nothing says whether that shall grow or fall",
+                expected="a metric of the model, whose names are " + ", ".join(map(repr, known)),
+                received=f"monitor={name!r}",
+                hint=f"compile(metrics=[...]) with that metric, or {kind}({name!r}, mode='max')",
+            ) from error
+
+
+def acts_on_metric(callback: Any) -> bool:
+    """Whether a callback of Keras compares the values of a metric."""
+    best = getattr(callback, "save_best_only", True)
+    return bool(best) and hasattr(callback, "_set_monitor_op")
+
+
+def _names_of(metric: Any) -> list[str]:
+    return [one.name for one in getattr(metric, "metrics", [])] or [metric.name]
 
 
 def warn_of_waiting_in_vain(callbacks: Iterable[Any], *, validates: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
@@ -33,6 +34,22 @@ def find_custom_objects(model: Any) -> dict[str, Any]:
     for part in _parts(_compiled(model)):
         add(part)
     return found
+
+
+def functions_in_configs(model: Any) -> str:
+    """A hint at the layers whose ``get_config`` has a function in it: it comes back as a dict."""
+    for layer in model._flatten_layers(include_self=False):
+        if type(layer).__module__.startswith("keras."):
+            continue
+        for name, value in layer.get_config().items():
+            if inspect.isroutine(value):
+                return (
+                    f"get_config of layer {layer.name!r} has a function as {name!r}, which its "
+                    "constructor gets as a dict: from_config with config["
+                    f"{name!r}] = keras.saving.deserialize_keras_object(config[{name!r}]), or a "
+                    "keras.layers.Lambda"
+                )
+    return ""
 
 
 @contextlib.contextmanager

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import keras
+
 from sparkdl.learner.signature import TensorSpec, model_signature
 from sparkdl.learner.state.model_weights import model_layout
+from sparkdl.learner.steps.keras_learner import require_compiled
 from sparkdl.progress.events import Json
 
 
@@ -29,6 +33,71 @@ def describe_model(model: Any) -> dict[str, Json]:
         if name != "name" and value is not None and isinstance(value, (bool, int, float, str)):
             told[f"optimizer_{name}"] = value
     return told
+
+
+_STATE = frozenset({
+    "name", "module", "registered_name", "build_config", "compile_config", "shared_object_id",
+    "trainable", "dtype", "seed", "batch_shape", "batch_input_shape", "keras_history",
+    "input_layers", "output_layers",
+})  # fmt: skip
+"""Parts of a configuration that say nothing of what a model with given weights computes."""
+
+
+def config_difference(content: bytes, model: Any) -> tuple[str, str, str] | None:
+    """Finds what a saved model computes otherwise than a model with the same weights would.
+
+    Names, initializers, seeds and dtypes do not count, nor a setting that one of the two Keras'
+    does not know, nor the code of a lambda.
+
+    Args:
+        content: Its ``config.json``.
+        model: The other model.
+
+    Returns:
+        The place, the saved value and the model's; None where there is no difference.
+    """
+    own = json.dumps(keras.saving.serialize_keras_object(model), default=str)
+    return _difference(json.loads(content), json.loads(own), "the model")
+
+
+def optimizer_classes(content: bytes, model: Any) -> tuple[str, str] | None:
+    """The class of a saved model's optimizer and that of a model's; None if one is not known."""
+    settings = (json.loads(content).get("compile_config") or {}).get("optimizer")
+    own = keras.saving.serialize_keras_object(model.optimizer)
+    if not isinstance(settings, dict):
+        return None
+    return _classes(settings), _classes(own)
+
+
+def _classes(optimizer: Any) -> str:
+    inner = (optimizer.get("config") or {}).get("inner_optimizer")
+    name = str(optimizer["class_name"])
+    return name if inner is None else f"{name}({_classes(inner)})"
+
+
+def _difference(saved: Any, own: Any, place: str) -> tuple[str, str, str] | None:
+    if isinstance(saved, dict) and isinstance(own, dict):
+        kind, other = saved.get("class_name"), own.get("class_name")
+        if kind != other:
+            return place, f"{kind}", f"{other}"
+        if kind == "__lambda__" or (kind is None and "value" in saved):  # its code
+            return None
+        if isinstance(kind, str):
+            place = f"{place} ({kind})"
+        keys = [k for k in saved if k in own and k not in _STATE and "initializer" not in k]
+        pairs = [(saved[k], own[k], place if k == "config" else f"{place}: {k}") for k in keys]
+    elif isinstance(saved, list) and isinstance(own, list):
+        if len(saved) != len(own):
+            return place, f"{len(saved)}", f"{len(own)}"
+        pairs = [
+            (a, b, f"{place} number {i + 1}")
+            for i, (a, b) in enumerate(zip(saved, own, strict=True))
+        ]
+    elif saved != own:
+        return place, repr(saved), repr(own)
+    else:
+        return None
+    return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
 def name_of_loss(loss: Any) -> str:
@@ -102,8 +171,6 @@ def describe(model: Any) -> ModelDescription:
     Raises:
         ModelError: The model's losses and outputs do not match.
     """
-    from sparkdl.learner.steps.keras_learner import require_compiled
-
     model = getattr(model, "model", model)
     require_compiled(model)
     signature = model_signature(model)

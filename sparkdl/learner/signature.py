@@ -39,6 +39,8 @@ _OF_NUMBERS = frozenset({
 """Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
+LABEL = "label of all outputs"
+"""Stands for an output's name where one label goes, as it is, to code of the user's own."""
 Shape = tuple[int | None, ...]
 
 
@@ -72,7 +74,8 @@ class Signature:
     """A model's inputs and outputs.
 
     Args:
-        inputs: By name, in the model's order. One unnamed input is called ``'features'``.
+        inputs: By name, in the order of the model's maker: of the dict or the list. One unnamed
+            input is called ``'features'``.
         outputs: By name.
         label_kinds: Output name -> ``'sparse'`` where the loss wants integer class labels,
             ``'dense'`` where it wants the output's shape, ``'binary'`` where it wants that and
@@ -124,6 +127,10 @@ class Signature:
         shape = self.outputs[output].shape or (None,)
         return shape[-1], shape[:-1]
 
+    def row_shape(self, output: str) -> Shape | None:
+        """The shape of an output's rows; None for :data:`LABEL`."""
+        return self.outputs[output].shape if output in self.outputs else None
+
     def label_bounds(self, output: str) -> tuple[float, float] | None:
         """The least and the greatest label that the loss of an output takes; None: any."""
         if self.label_kinds.get(output) == "binary":
@@ -137,7 +144,10 @@ def model_signature(model: Any) -> Signature:
     whole: dict[str, str] = {}
     if functional and getattr(model, "inputs", None):
         struct = getattr(model, "_inputs_struct", None)
-        inputs = _specs(model.inputs, _keys(struct, model.inputs))
+        if isinstance(struct, dict):  # in the order of the model's maker; Keras sorts its inputs
+            inputs = _specs(list(struct.values()), list(struct))
+        else:
+            inputs = _specs(model.inputs, _keys(struct, model.inputs))
         outputs = _specs(
             model.outputs,
             _keys(

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sparkdl.learner.signature import list_names, takes_list
+from sparkdl.learner.signature import LABEL, list_names, takes_list
 from sparkdl.training.learning import Arrays
 
 
@@ -41,6 +41,8 @@ def arrange_inputs(model: Any, x: Arrays) -> Any:
 
 def arrange_targets(model: Any, y: Arrays) -> Any:
     """Puts arrays by output name into the structure of the model's outputs."""
+    if set(y) == {LABEL}:
+        return y[LABEL]
     struct, names = getattr(model, "_outputs_struct", None), _names(model, "output")
     if isinstance(struct, (list, tuple)) and len(struct) > 1 and set(names) > set(y):
         return dict(y)  # as Keras takes the labels of some outputs only

@@ -85,11 +85,39 @@ class ProgressBar:
         return self._given or sys.stdout
 
     def _steps(self, event: EpochProgressed | EpochEnded) -> str:
+        """The line of an epoch, which fits the screen: what is least needed goes first.
+
+        First staleness, half of the bar, the bar, rows per second, the count of batches; then
+        metrics from the last on, those of the training rows but the first before those of the
+        validation rows.
+        """
+        limit = _columns(self._stream) - 1
         done, target = event.batches, event.batches_per_epoch
-        filled = _WIDTH * done // target if target else _WIDTH
+        count = f"{done:>{len(str(target))}}/{target} "
+        metrics, rate = _metrics(event), _speed(event)
+        for width, figures in (
+            (_WIDTH, [*metrics, *rate, *_staleness(event)]),
+            (_WIDTH, [*metrics, *rate]),
+            (_WIDTH // 2, [*metrics, *rate]),
+            (0, [*metrics, *rate]),
+            (0, metrics),
+        ):
+            line = count + self._bar(done, target, width) + " - ".join(figures)
+            if len(line) <= limit:
+                return line
+        kept, more = list(metrics), ""
+        while len(" - ".join(kept) + more) > limit and len(kept) > 1:
+            training = [part for part in kept[1:] if not part.startswith("val_")]
+            kept.remove((training or kept)[-1])
+            more = " - .."
+        return (" - ".join(kept) + more)[:limit]
+
+    def _bar(self, done: int, target: int, width: int) -> str:
+        if not width:
+            return ""
+        filled = width * done // target if target else width
         full, rest = _strokes(self._stream)
-        bar = full * filled + rest * (_WIDTH - filled)
-        return f"{done:>{len(str(target))}}/{target} {bar} {_figures(event)}"
+        return full * filled + rest * (width - filled) + " "
 
     def _write(self, line: str, end: str) -> None:
         """Writes over the line before it if that has no end; a line without an end never wraps."""
@@ -136,12 +164,19 @@ def _strokes(stream: TextIO) -> tuple[str, str]:
 
 
 def _figures(event: EpochProgressed | EpochEnded) -> str:
-    parts = [f"{name}: {_short(value)}" for name, value in event.metrics.items()]
-    if event.rows_per_s:
-        parts.append(speed(event.rows_per_s))
-    if event.staleness:
-        parts.append(f"staleness {event.staleness:.1f}")
-    return " - ".join(parts)
+    return " - ".join([*_metrics(event), *_speed(event), *_staleness(event)])
+
+
+def _metrics(event: EpochProgressed | EpochEnded) -> list[str]:
+    return [f"{name}: {_short(value)}" for name, value in event.metrics.items()]
+
+
+def _speed(event: EpochProgressed | EpochEnded) -> list[str]:
+    return [speed(event.rows_per_s)] if event.rows_per_s else []
+
+
+def _staleness(event: EpochProgressed | EpochEnded) -> list[str]:
+    return [f"staleness {event.staleness:.1f}"] if event.staleness else []
 
 
 def speed(rows_per_s: float) -> str:

@@ -159,8 +159,8 @@ class FitMonitor:
 
     Args:
         metric_values: From a metric state (summed over workers) to the metrics' values.
-        validates: Whether there are to be rows to validate on: ``'must'``, or ``'may'`` where a
-            column chooses them; None without validation.
+        validates: Whether there are to be rows to validate on: ``'must'`` (validation_data),
+            ``'split'`` (validation_split), or ``'may'`` where a column chooses them; None without.
 
     Raises:
         DataError: From :meth:`update`: no worker has a row to validate on, and there must be one.
@@ -175,7 +175,7 @@ class FitMonitor:
         epochs: int,
         first_epoch: int,
         run: RunDescription | None = None,
-        validates: Literal["must", "may"] | None = None,
+        validates: Literal["must", "split", "may"] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run = RunDescription() if run is None else run
@@ -188,6 +188,7 @@ class FitMonitor:
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
         self._training = self._in_epoch = self._stopped = self._stopped_inside = False
+        self._ending = False
         self._batches = self._workers = 0
         self._awaited: tuple[int, ...] = ()
         self._learning_rate: float | None = None
@@ -320,6 +321,14 @@ class FitMonitor:
         self.update(replace(progress, epochs=ended))
         self._validates = validates
 
+    def end_finished(self, progress: RunProgress) -> None:
+        """Ends the epochs that the workers had finished when the user ended the fit.
+
+        Nothing where the end of an epoch was being told just then: no event comes twice.
+        """
+        if not self._ending:
+            self.update(progress)
+
     def end_workers(self, progress: RunProgress, spans: Mapping[int, Spans]) -> None:
         """Says what the workers have done in all, and when, after the last has ended."""
         if progress.workers and self._wants_progress:
@@ -400,6 +409,7 @@ class FitMonitor:
             )
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
+        self._ending = True
         if self._validates and epoch.metrics.size and not self._stopped_inside:
             self._look_for_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
@@ -429,13 +439,14 @@ class FitMonitor:
             self._stopped = True
         else:
             self._begin_epoch()
+        self._ending = False
 
     def _look_for_validation(self, epoch: EpochProgress) -> None:
         """Callbacks such as early stopping would wait in vain for metrics that never come."""
-        required, self._validates = self._validates == "must", None  # one look is enough
+        chosen, self._validates = self._validates, None  # one look is enough
         if epoch.val_metrics.size:
             return
-        if not required:
+        if chosen == "may":
             warn_user(
                 "no row was chosen to validate on: the column that validation_data names is true "
                 "in none, so there are no val_ metrics"
@@ -443,9 +454,14 @@ class FitMonitor:
             return
         raise DataError(
             "there are no rows to validate on",
-            expected="at least one row in validation_data, or of the share validation_split",
+            expected="at least one row of the share validation_split"
+            if chosen == "split"
+            else "at least one row in validation_data",
             received="0 rows on all workers",
-            hint="few rows want a larger validation_split",
+            hint="few rows want a larger validation_split"
+            if chosen == "split"
+            else "a filter or a split may have left none: validation_data.count() tells; "
+            "validation_data=None trains without validation",
         )
 
     def _command(self, released: int | None) -> Command | None:

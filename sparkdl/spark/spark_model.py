@@ -211,6 +211,9 @@ class SparkModel(ModelInference):
             the rows of each worker.
 
         Raises:
+            KeyboardInterrupt: The user interrupted the fit. The model keeps what was trained until
+                then, optimizer state included, and :attr:`history` has the epochs that ended;
+                the same where its job was cancelled in Spark (WorkerError).
             ConfigError, DataError, ModelError, ResourceError: Found before a job starts where
                 that is possible.
             WorkerError: A worker raised; the message ends with its traceback.
@@ -242,7 +245,7 @@ class SparkModel(ModelInference):
             return self._take(
                 call.train(
                     self._config, self._exchange, self._trained, self._custom_objects, source,
-                    self._epochs_trained,
+                    self._epochs_trained, self._take,
                 )
             )  # fmt: skip
 
@@ -369,6 +372,6 @@ class SparkModel(ModelInference):
         if fitted.summary is not None:
             self._summary, self._facts = fitted.summary, fitted.facts
             self._ensemble = fitted.ensemble or self._ensemble
-            self._epochs_trained += fitted.epochs
+        self._epochs_trained += fitted.epochs
         self._history = fitted.history
         return self._history

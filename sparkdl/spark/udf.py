@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
@@ -50,7 +51,10 @@ def predict_udf(
         df.select('id', churn('features'))            # an array, vector, image or binary column
         df.select('id', churn('age', 'income'))       # several numbers
 
-    A model with several inputs takes a column for each, in the model's order. The model is loaded
+    A model with several inputs takes a column for each by name, ``churn(age='age', city='c')``, or
+    a struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. Columns
+    without names are the inputs in the order of the model's maker: of the dict or list that
+    ``keras.Model`` was given. A column that cannot be its input's is an error. The model is loaded
     once per Python worker; each function in a query has workers of its own, so that several
     columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
     rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
@@ -119,8 +123,8 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
         )
     made = predict_udf(model, name=name, **options)
     with this_interpreter(context_of(spark)):
-        registered: Callable[..., Any] = spark.udf.register(name, made)
-    return registered
+        spark.udf.register(name, made)
+    return made
 
 
 def _task(
@@ -185,4 +189,10 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
     session = SparkSession.getActiveSession()
     if session is not None:
         give_rows(session)
-    return column_function(task, session, name or "sparkdl_predict")
+    made, inputs = column_function(task, session, name or "sparkdl_predict"), task.inputs
+
+    @functools.wraps(made)  # with all that Spark looks for to register it
+    def function(*columns: Any, **named: Any) -> Any:
+        return made(*inputs.columns(columns, named))
+
+    return function

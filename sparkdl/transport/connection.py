@@ -186,8 +186,8 @@ class Connection:
                     if refusals > 1:  # a server that goes down closes just as well
                         raise
                     error: Exception = raised
-                except ProtocolError:
-                    self._drop()  # out of step
+                except (ProtocolError, KeyboardInterrupt):
+                    self._drop()  # out of step: the reply may still come
                     raise
                 except TimeoutError as raised:
                     unreachable = self.channel is None or raised.errno == errno.ETIMEDOUT

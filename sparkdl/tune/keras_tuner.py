@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl.errors import ConfigError
 from sparkdl.tune.suggestions import T, Trial, Value
@@ -67,8 +67,15 @@ class HyperParameters:
         return self._trial.params[name]
 
 
+class HyperModel(Protocol):
+    """An object that builds a model, as ``keras_tuner.HyperModel`` does."""
+
+    def build(self, hp: Any, /) -> keras.Model:
+        """A compiled model for the values of a trial."""
+
+
 def from_keras_tuner(
-    build: Callable[[HyperParameters], keras.Model],
+    build: Callable[[HyperParameters], keras.Model] | HyperModel,
 ) -> Callable[[Trial], keras.Model]:
     """``build(trial)`` for :func:`sparkdl.tune.search` from Keras Tuner's ``build(hp)``.
 
@@ -82,11 +89,24 @@ def from_keras_tuner(
         tune.search(tune.from_keras_tuner(build), df, metric='val_accuracy')
 
     Args:
-        build: As for ``keras_tuner.RandomSearch``; or the method ``build`` of a ``HyperModel``.
+        build: As for ``keras_tuner.RandomSearch``: a function, or a ``HyperModel``.
+
+    Raises:
+        ConfigError: Neither, or a ``HyperModel`` with a ``fit`` of its own: the search fits.
     """
+    make = build if callable(build) else getattr(build, "build", None)
+    fit = getattr(type(build), "fit", None)
+    own_fit = fit is not None and not str(fit.__module__).startswith(("keras_tuner", "kerastuner"))
+    if make is None or own_fit:
+        raise ConfigError(
+            "from_keras_tuner takes what builds a model",
+            expected="a function build(hp), or a HyperModel with the method build(hp)",
+            received=f"{type(build).__name__} with a method fit" if own_fit else repr(build)[:200],
+            hint="arguments of fit are given to tune.search",
+        )
 
     def build_of(trial: Trial) -> keras.Model:
-        return build(HyperParameters(trial))
+        return make(HyperParameters(trial))
 
     return build_of
 

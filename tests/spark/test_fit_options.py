@@ -265,6 +265,86 @@ def test_a_mask_as_an_input(spark: Any, sentences: list[tuple[list[int], int]]) 
     assert [r[0] for r in df.coalesce(1).select(total("words")).collect()] == pytest.approx(wanted)
 
 
+def numbers_in(text: str) -> Any:
+    return np.array([int(word) for word in text.split()], "int32")
+
+
+def test_an_output_for_each_position_has_the_length_of_its_row(
+    spark: Any, sentences: list[tuple[list[int], int]]
+) -> None:
+    """A row's prediction is the same whoever its neighbours are: as plain Keras' of it alone."""
+    keras.utils.set_random_seed(0)
+    words = keras.Input((None,), dtype="int32")
+    vectors = layers.Embedding(30, 4, mask_zero=True)(words)
+    tags = layers.Dense(2, activation="softmax")(layers.GRU(4, return_sequences=True)(vectors))
+    model = keras.Model(words, tags)
+    rows = [[*row] for row, _ in sentences[:20]]
+    wanted = [model.predict(np.array([row]), verbose=0)[0] for row in rows]
+    df = spark.createDataFrame(
+        [(i, row, " ".join(map(str, row))) for i, row in enumerate(rows)],
+        "id int, words array<int>, text string",
+    ).coalesce(1)
+    udf = sparkdl.predict_udf(model, pad=0, returns="probability")
+    for scored in (
+        sparkdl.predict(model, df, features="words", pad=0, batch_size=8),
+        df.select("id", udf("words").alias("prediction")),
+        sparkdl.predict(model, df, features="text", pad=0, decoder=numbers_in),
+    ):
+        got = [row.prediction for row in scored.orderBy("id").collect()]
+        assert [len(row) for row in got] == [len(row) for row in rows]
+        for one, known in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(one, known, atol=1e-5)
+
+
+def test_a_decoder_and_padding_and_a_mask(spark: Any) -> None:
+    x = keras.Input((None,), name="words")
+    mask = keras.Input((None,), dtype="bool", name="words_mask")
+    kept = keras.ops.sum(x * keras.ops.cast(mask, "float32"), axis=1, keepdims=True)
+    model = keras.Model([x, mask], layers.Dense(1, kernel_initializer="ones")(kept))
+    model.compile(keras.optimizers.SGD(0.0), "mse")
+    df = spark.createDataFrame([("1 2 3", 6.0), ("4", 4.0), ("5 6", 11.0)], ["words", "label"])
+    trained = SparkModel(model, num_workers=2, pad=-7, decoder={"words": numbers_in})
+    history = trained.fit(df, features={"words": "words"}, verbose=0)
+    assert history.history["loss"] == [pytest.approx(0, abs=1e-6)]
+
+
+class Towers(keras.Model):
+    """Two outputs, one label for both, and a loss of its own."""
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, **_: Any
+    ) -> Any:
+        a, b = y_pred.values() if isinstance(y_pred, dict) else y_pred
+        return keras.ops.mean((keras.ops.sum(a * b, -1) - y) ** 2)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_one_label_for_the_outputs_of_two_towers(spark: Any, by_name: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = {"user": rng.integers(0, 8, 64), "item": rng.integers(0, 8, 64)}
+    y = rng.random(64).astype("float32")
+
+    def towers() -> Any:
+        keras.utils.set_random_seed(0)
+        inputs = {name: keras.Input((), dtype="int32", name=name) for name in x}
+        made = {name: layers.Embedding(8, 4)(inputs[name]) for name in x}
+        model = Towers(inputs, made if by_name else list(made.values()))
+        model.compile("sgd")
+        return model
+
+    columns = zip(x["user"].tolist(), x["item"].tolist(), y.tolist(), strict=True)
+    df = spark.createDataFrame(list(columns), "user int, item int, rating float").coalesce(1)
+    plain, spark_model = towers(), SparkModel(towers(), "synchronous", num_workers=1)
+    known = plain.fit(x, y, epochs=3, batch_size=64, shuffle=False, verbose=0).history["loss"]
+    found = spark_model.fit(
+        df, epochs=3, batch_size=64, shuffle=False, verbose=0, label="rating",
+        features={"user": "user", "item": "item"},
+    )  # fmt: skip
+    assert found.history["loss"] == pytest.approx(known, rel=1e-6)
+    pairs = zip(plain.get_weights(), spark_model.model.get_weights(), strict=True)
+    assert all(np.allclose(a, b, atol=1e-7) for a, b in pairs)
+
+
 def texts() -> tuple[list[str], list[int]]:
     words = ["good", "great", "fine", "bad", "awful", "poor"]
     rng = np.random.default_rng(0)

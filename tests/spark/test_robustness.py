@@ -19,6 +19,7 @@ from spark_models import make_mlp
 
 from sparkdl import SparkModel
 from sparkdl.errors import TransportError, WorkerError
+from sparkdl.progress.events import EpochEnded
 
 
 def _server() -> psutil.Process:
@@ -103,6 +104,54 @@ def test_interrupt_ends_the_fit_and_leaves_nothing(
             time.sleep(0.05)
     # and the session is as good as new
     assert SparkModel(make_mlp(), mode, num_workers=2).fit(digits_df, verbose=0).history["loss"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "ends"),
+    [
+        ("asynchronous", "interrupt"),
+        ("asynchronous", "cancel"),
+        ("synchronous", "interrupt"),
+        ("allreduce", "interrupt"),
+        ("allreduce", "cancel"),
+    ],
+)
+def test_what_was_trained_until_an_interrupt_is_kept(
+    spark: Any, digits_df: Any, mode: str, ends: str
+) -> None:
+    """As plain Keras keeps it: weights, optimizer state, and the History of whole epochs."""
+    model = make_mlp()
+    untrained = model.get_weights()
+    spark_model = SparkModel(model, mode, num_workers=2)
+    trained = threading.Event()
+
+    def note(event: Any) -> None:
+        if isinstance(event, EpochEnded) and event.epoch >= 5:
+            trained.set()
+
+    def end() -> None:
+        trained.wait(60)
+        time.sleep(2.5 if ends == "cancel" else 0.3)  # a worker leaves its optimizer's state
+        if ends == "cancel":
+            spark.sparkContext.cancelAllJobs()
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    error = WorkerError if ends == "cancel" else KeyboardInterrupt
+    with pytest.raises(error):
+        spark_model.fit(digits_df, epochs=100_000, verbose=0, sinks=note)
+    thread.join()
+    assert all((a != b).any() for a, b in zip(untrained, model.get_weights(), strict=True))
+    losses = spark_model.history.history["loss"]
+    assert len(losses) >= 6
+    assert losses[-1] < losses[0]
+    steps = int(model.optimizer.iterations.numpy())
+    assert steps > 0
+    more = spark_model.fit(digits_df, epochs=1, verbose=0).history["loss"]
+    assert more[0] < 0.5 * losses[0]  # it goes on from there
+    assert int(model.optimizer.iterations.numpy()) > steps
 
 
 def test_two_fits_at_the_same_time(digits_df: Any) -> None:

@@ -358,6 +358,10 @@ def test_checkpoints(spark: Any, frame: Any, tmp_path: Path, form: str) -> None:
     same(again.model, plain(4))
     with pytest.raises(ConfigError, match="of another model"):
         SparkModel(dense(2)).fit(frame, epochs=9, resume=True, label="features", **options)
+    adam = dense()
+    adam.compile("adam", "mse")
+    with pytest.raises(ConfigError, match=r"(?s)another optimizer.*checkpoint.*received: Adam"):
+        SparkModel(adam).fit(frame, epochs=9, resume=True, **options)
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:

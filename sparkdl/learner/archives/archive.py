@@ -22,9 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files.model_file import HDF5
+from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import plain_config
+from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
 
@@ -121,8 +122,11 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         optimizer.build(model.trainable_variables)
     from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
     from sparkdl.learner.archives.unsaved_settings import BesideFile
-    from sparkdl.learner.custom_objects import find_custom_objects, named_functions
-    from sparkdl.learner.signature import has_own
+    from sparkdl.learner.custom_objects import (
+        find_custom_objects,
+        functions_in_configs,
+        named_functions,
+    )
     from sparkdl.learner.state.optimizer_state import forget_lost_variables
 
     if optimizer is not None:
@@ -131,22 +135,21 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     try:
         with making_models, named_functions(model) as functions, _present_optimizer(model):
             content = _save_bytes(model, objects)
-        config = _read_config(content).decode()
+        config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise _cannot_travel(model, error) from error
     archive = archive_of_bytes(content, objects)
 
     def load(with_values: bool) -> Any:
-        if not with_values:
+        if not with_values and not has_own(model, "compile", "compile_from_config"):
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
-                if not has_own(model, "compile", "compile_from_config"):
-                    return _without_values(json.loads(_read_config(content)), objects)
+                return _without_values(json.loads(read_config(content)), objects)
         with _model_file(content) as path:
             try:
                 return load_model_file(path, objects, compiled=optimizer is not None)
-            except Exception as error:
-                raise _cannot_travel(model, error) from error
+            except Exception as error:  # in which Keras quotes the whole configuration
+                raise _cannot_travel(model, error, functions_in_configs(model)) from None
 
     try:
         with making_models:
@@ -154,23 +157,20 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     except ValueError as error:  # how Keras says that values found no place
         if isinstance(error, ModelError):
             raise
-        raise ModelError(
-            f"model {model.name!r} cannot be sent to the workers",
-            expected="a model that keras.models.load_model makes again from its file",
-            received=_in_short(error),
-            hint="a layer that several other layers hold is made once by __init__ of a class of "
-            "your own, or by get_config and from_config",
-        ) from error
+        raise _cannot_travel(
+            model, error, "a layer that several other layers hold is made once by __init__ of a "
+            "class of your own, or by get_config and from_config"
+        ) from error  # fmt: skip
     key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
 
 
-def _cannot_travel(model: Any, error: Exception) -> ModelError:
+def _cannot_travel(model: Any, error: Exception, hint: str = "") -> ModelError:
     return ModelError(
         f"model {model.name!r} cannot be sent to the workers",
         expected="a model that keras can save and load (get_config on custom layers)",
         received=_in_short(error),
-        hint="model.save('x.keras') and keras.models.load_model('x.keras') must both work",
+        hint=hint or "model.save('x.keras') and keras.models.load_model('x.keras') must both work",
     )
 
 
@@ -180,15 +180,13 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
     def make() -> Any:
         given = {"custom_objects": objects, "safe_mode": False}
-        settings = config.get("compile_config")
+        settings, bare = config.get("compile_config"), config | {"compile_config": None}
         with lenient_constructors(objects):
             with (
                 keras.src.saving.serialization_lib.ObjectSharingScope(),
                 keras.StatelessScope(initialize_variables=False),
             ):
-                model = keras.saving.deserialize_keras_object(
-                    config | {"compile_config": None}, **given
-                )
+                model = keras.saving.deserialize_keras_object(bare, **given)
             if settings:  # not compile_from_config, which makes the optimizer's variables
                 model.compile(**keras.saving.deserialize_keras_object(settings, **given))
         return model
@@ -440,9 +438,8 @@ def _refuse_unsafe_hdf5(path: str) -> None:
 
 def _why_not_loaded(error: Exception) -> str:
     missing = _missing_object(error)
-    if missing is None:
-        return _in_short(error)
-    return f"a model with the {missing}, which custom_objects has not"
+    told = missing and f"a model with the {missing}, which custom_objects has not"
+    return told or _in_short(error)
 
 
 def _missing_object(error: Exception) -> str | None:
@@ -454,8 +451,10 @@ def _missing_object(error: Exception) -> str | None:
 
 def _in_short(error: Exception) -> str:
     """Keras' error without the configuration of the model, which it may quote in full."""
-    _, _, cause = str(error).rpartition("Exception encountered: ")
-    text = f"{type(error).__name__}: {cause}"
+    _, _, cause = re.sub("\x1b\\[[0-9]*m", "", str(error)).rpartition("Exception encountered: ")
+    parts, dropped = re.split(r"\n\s*\n", cause), ("config=", "Arguments received")
+    kept = [part for part in parts if not part.startswith(dropped)]
+    text = f"{type(error).__name__}: " + " ".join(" ".join(kept).split())
     return text if len(text) <= 600 else f"{text[:600]}..."
 
 
@@ -481,12 +480,6 @@ def load_state(model: Any, content: bytes, path: str) -> None:
             expected="the model that wrote it",
             received=str(error).splitlines()[0],
         ) from error
-
-
-def _read_config(content: bytes) -> bytes:
-    """The architecture and the compile settings in a ``.keras`` archive."""
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return archive.read("config.json")
 
 
 def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:

@@ -133,9 +133,10 @@ def _made_up(
     outputs = keras.tree.flatten(model.compute_output_spec(arrange_inputs(model, inputs)))
     names = list(getattr(model, "output_names", None) or labels)
     struct = getattr(model, "_outputs_struct", None)
+    shapes = dict(zip(names, (tuple(o.shape[1:]) for o in outputs), strict=False))
     batches = []
     for rows in _ROWS:
-        y = {name: _labels(rng, rows, spec) for name, spec in labels.items()}
+        y = {name: _labels(rng, rows, spec, shapes.get(name)) for name, spec in labels.items()}
         predicted = [
             rng.uniform(0.1, 0.9, (rows, *_sizes(o.shape[1:]))).astype("float32") for o in outputs
         ]
@@ -143,8 +144,14 @@ def _made_up(
     return batches
 
 
-def _labels(rng: np.random.Generator, rows: int, spec: Labels) -> npt.NDArray[Any]:
-    shape = (rows, *_sizes(spec.shape))
+def _labels(
+    rng: np.random.Generator, rows: int, spec: Labels, output: tuple[int | None, ...] | None
+) -> npt.NDArray[Any]:
+    """Labels, as wide as the output where they do not say how wide they are."""
+    known = spec.shape
+    if output is not None and len(output) == len(known):
+        known = tuple(o if d is None else d for d, o in zip(known, output, strict=True))
+    shape = (rows, *_sizes(known))
     if spec.one_hot is not None:
         drawn = rng.integers(0, spec.one_hot, shape[:-1])
         return np.eye(spec.one_hot, dtype=spec.dtype)[drawn]

@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, lenient_constructors
 from sparkdl.learner.prediction.class_scores import ClassScores, class_scores
-from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.learner.prediction.model_source import KerasSource, kept_positions
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, gives_otherwise, has_own, model_signature
 
@@ -28,6 +28,7 @@ class Outline:
         loss: What the model was compiled with; None if it was not compiled.
         compiled: Whether the file has compile settings, and so may have optimizer state.
         one_tensor: The model gives one tensor, not a list or a dict.
+        positions: See :class:`PredictorArchive`.
     """
 
     signature: Signature
@@ -35,6 +36,7 @@ class Outline:
     loss: Any
     compiled: bool
     one_tensor: bool
+    positions: Mapping[str, str]
 
 
 class ArchiveSource:
@@ -67,7 +69,9 @@ class ArchiveSource:
             source = KerasSource(self._load(), self._objects, outline.loss)
             return source.encode(outputs, layers)
         digest = hashlib.sha256(f"{archive.key} {self._digest}".encode()).hexdigest()
-        return PredictorArchive(archive, "keras", digest, outline.signature, outline.scores)
+        return PredictorArchive(
+            archive, "keras", digest, outline.signature, outline.scores, outline.positions
+        )
 
     def predict(self, x: Any, batch_size: int) -> Any:
         return self._load().predict(x, batch_size=batch_size, verbose=0)
@@ -116,7 +120,8 @@ def _outline(content: bytes, objects: dict[str, Any], safe_mode: bool) -> Outlin
         with keras.StatelessScope(initialize_variables=False):
             signature = model_signature(model)
             scores = class_scores(model, signature.outputs)
+            positions = kept_positions(model, signature.inputs, signature.outputs)
     structure = getattr(model, "_outputs_struct", None)
     one_tensor = structure is not None and not isinstance(structure, (dict, list, tuple))
     one_tensor = one_tensor or (type(model) is keras.Sequential and len(signature.outputs) == 1)
-    return Outline(signature, scores, loss, bool(settings), one_tensor)
+    return Outline(signature, scores, loss, bool(settings), one_tensor, positions)

@@ -8,7 +8,7 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -129,10 +129,73 @@ class KerasSource:
             _digest(archive, forward),
             replace(whole, outputs=specs),
             {name: scores[name] for name in chosen if name in scores},
+            kept_positions(forward, whole.inputs, specs),
         )
 
     def predict(self, x: Any, batch_size: int) -> Any:
         return self._model.predict(x, batch_size=batch_size, verbose=0)
+
+
+_LENGTH = 64
+"""Positions to ask a model about, which networks that halve them several times take, too."""
+
+
+def kept_positions(
+    model: Any, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
+) -> dict[str, str]:
+    """The outputs with a value for each position of an input, found from the model's shapes.
+
+    The model is asked, without numbers, what it makes of inputs of two lengths: an output that has
+    the same length both times keeps the positions.
+
+    Args:
+        model: That gives these outputs.
+        inputs: By name; those whose first dimension is free have positions.
+        outputs: By name, in the order of the model.
+
+    Returns:
+        Output -> input; none of them where the model cannot be asked.
+    """
+    import keras
+
+    from sparkdl.learner.prediction.predictor import symbolic_outputs
+
+    free = [n for n, spec in inputs.items() if spec.shape is not None and spec.shape[:1] == (None,)]
+    if not free or all(s.shape is not None and s.shape[:1] != (None,) for s in outputs.values()):
+        return {}
+
+    def lengths_of(lengths: Mapping[str, int]) -> dict[str, int | None]:
+        tensors = {
+            name: keras.KerasTensor(
+                (1, *(lengths.get(name, d or 8) if axis == 0 else d or 8 for axis, d in dims)),
+                spec.dtype,
+            )
+            for name, spec in inputs.items()
+            if (dims := list(enumerate(spec.shape or ()))) or spec.shape == ()
+        }
+        made = symbolic_outputs(model, tensors)
+        if not isinstance(made, dict):
+            made = dict(zip(outputs, keras.tree.flatten(made), strict=True))
+        return {n: t.shape[1] if len(t.shape) > 1 else None for n, t in made.items()}
+
+    owners = {n: n.removesuffix("_mask") if n.removesuffix("_mask") in free else n for n in free}
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(owners.values()))}
+    for step in (1, 0) if len(numbers) > 1 else (0,):  # inputs may have to be equally long
+        tries = [
+            {name: first * (1 + step * numbers[owner]) for name, owner in owners.items()}
+            for first in (_LENGTH, _LENGTH * (1 + len(numbers)))
+        ]
+        try:
+            made = [lengths_of(lengths) for lengths in tries]
+        except Exception:  # a network that takes no such lengths, or none without numbers
+            continue
+        return {
+            output: owner
+            for output in outputs
+            for owner in reversed(numbers)
+            if all(got.get(output) == asked[owner] for got, asked in zip(made, tries, strict=True))
+        }
+    return {}
 
 
 def _require_built(model: Any) -> None:

@@ -148,6 +148,15 @@ def _step(model: Any, x: Any) -> Any:
     return model.predict_step(state, pack_batch(x))[0]
 
 
+def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
+    """The outputs of ``predict`` for symbols by input; in the order of the outputs, or by name."""
+    given = arrange_inputs(model, symbols)
+    if not gives_otherwise(model):
+        return model.compute_output_spec(given)
+    made = keras.src.backend.compute_output_spec(lambda x: _step(model, x), given)
+    return name_outputs(model, made, lambda tensor: tensor)
+
+
 def _odd_step(model: Any, received: str) -> ModelError:
     return ModelError(
         f"predict_step or call of model {model.name!r} gives what cannot become columns",

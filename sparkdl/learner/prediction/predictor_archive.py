@@ -22,6 +22,7 @@ class PredictorArchive:
         signature: The model's inputs; the outputs that are computed, and after them those of
             layers, called ``'layer <name>'``.
         scores: Output name -> which classes its numbers are about, where that is known.
+        positions: Output -> the input of whose positions it has one value each.
     """
 
     archive: ModelArchive
@@ -29,3 +30,4 @@ class PredictorArchive:
     digest: str
     signature: Signature
     scores: Mapping[str, ClassScores] = field(default_factory=dict)
+    positions: Mapping[str, str] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sparkdl.errors import TransportError, WaitTimeoutError
+from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
@@ -186,7 +186,9 @@ def run_task(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 
-    Rows of a broadcast are read only by a task that wants them.
+    Rows of a broadcast are read only by a task that wants them. An error of this library says what
+    failed and where, so it comes without the frames between Spark's worker and that place; those
+    of its cause (the user's decoder) stay.
     """
     from pyspark import TaskContext
 
@@ -194,7 +196,10 @@ def run_task(
     given = batches if rows is None else batches_of(rows)
     rank = run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
     del content  # which may be large; the rank has it for as long as it needs it
-    yield from rank
+    try:
+        yield from rank
+    except SparkDLError as error:
+        raise error.with_traceback(None) from error.__cause__
     read_to_end(batches)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -16,7 +16,13 @@ from sparkdl.errors import TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
-from sparkdl.learner.callback_sink import CallbackSink, may_act, warn_of_waiting_in_vain
+from sparkdl.learner.callback_sink import (
+    CallbackSink,
+    acts_on_metric,
+    may_act,
+    require_directions,
+    warn_of_waiting_in_vain,
+)
 from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
@@ -61,7 +67,7 @@ from sparkdl.spark.fit.telling import (
     window_of,
 )
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage
+from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage, was_interrupted
 from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
@@ -117,6 +123,7 @@ class FitCall:
         custom_objects: dict[str, Any],
         source: Source,
         epochs_trained: int,
+        interrupted: Callable[[Fitted], object],
     ) -> Fitted:
         """Trains the model of ``trained`` on the rows of ``source``.
 
@@ -127,6 +134,8 @@ class FitCall:
             custom_objects: The user's.
             source: The rows.
             epochs_trained: Epochs of earlier calls.
+            interrupted: Is told of a fit that the user ended, of which the model keeps what was
+                trained.
 
         Raises:
             WorkerError, DataError, TransportError: See :func:`run_fit`.
@@ -144,6 +153,10 @@ class FitCall:
         last_epoch = arguments.last_epoch(first_epoch)
         if first_epoch >= last_epoch:
             return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
+        if any(map(acts_on_metric, callbacks)):
+            size = config.batch_size if arguments.batch_size is None else arguments.batch_size
+            prepare_metrics(trained.model, source, size)
+            require_directions(callbacks, trained.model)
         warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
         waits = waits_for_callbacks(
             exchange, num_workers, at_once,
@@ -177,6 +190,8 @@ class FitCall:
             summary = run_fit(plan, monitor)
         except BaseException as error:
             monitor.fail(error)
+            if was_interrupted(error):
+                interrupted(Fitted(keras_callbacks.history, monitor.epochs_done - first_epoch))
             raise
         if checkpoints is not None and not monitor.stopped_inside:
             trained.save(checkpoints, monitor.epochs_done)

@@ -10,9 +10,11 @@ from typing import Any
 
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
+from sparkdl.files.model_file import read_config
 from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.learner.checks.metric_check import check_metrics_add_up
+from sparkdl.learner.description import config_difference, optimizer_classes
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.learner.state.carried_state import load_carried_state, untrusted_state
@@ -29,6 +31,10 @@ from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.run_state import RunState
+
+_claimed: list[Any] = []
+"""The Keras models that this process trains, or whose tables it changes, now."""
+_claiming = threading.Lock()
 
 
 @dataclass
@@ -53,17 +59,22 @@ class TrainedModel:
     constrains: bool = False
     has_optimizer: bool = False
     slots: DriverSlots | None = None
-    _fitting: threading.Lock = field(default_factory=threading.Lock, repr=False)
     tables_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.contextmanager
     def one_at_a_time(self, what: str) -> Iterator[None]:
-        """Raises ConfigError if another fit, or a change of the tables, is under way."""
-        if not self._fitting.acquire(blocking=False):
+        """Raises ConfigError if another fit of the Keras model, also by another ``SparkModel``, or
+        a change of the tables, is under way."""
+        model = self.model
+        with _claiming:
+            free = all(other is not model for other in _claimed)
+            if free:
+                _claimed.append(model)
+        if not free:
             raise ConfigError(
-                f"model {self.model.name!r} is being trained by another call of fit, or its tables "
+                f"model {model.name!r} is being trained by another call of fit, or its tables "
                 "are being changed",
-                expected="one fit of a SparkModel at a time: it trains the model in place",
+                expected="one fit of a model at a time: it trains the model in place",
                 received=f"{what} while an earlier call runs, in another thread or in a callback",
                 hint="wait for the first, or train a copy: "
                 "SparkModel(keras.models.clone_model(model), ...), compiled",
@@ -71,7 +82,8 @@ class TrainedModel:
         try:
             yield
         finally:
-            self._fitting.release()
+            with _claiming:
+                _claimed[:] = [other for other in _claimed if other is not model]
 
     @property
     def stored_rows(self) -> StoredRows | None:
@@ -142,8 +154,31 @@ class TrainedModel:
         if checkpoint is None:
             self.rule_state = b""
             return 0
+        self._require_own(checkpoint.model_file, checkpoints.folder)
         self.load(checkpoint, checkpoints.folder)
         return checkpoint.state.epoch
+
+    def _require_own(self, content: bytes, folder: str) -> None:
+        """Refuses a checkpoint whose network, or optimizer, is another one than the model's."""
+        config = read_config(content)
+        classes = optimizer_classes(config, self.model)
+        if classes is not None and classes[0] != classes[1]:
+            raise ConfigError(
+                f"the checkpoint in {folder!r} was trained with another optimizer",
+                expected=f"{classes[0]}, as in the checkpoint",
+                received=f"{classes[1]}, which model {self.model.name!r} is compiled with",
+                hint="another checkpoint_dir, or resume=False, which begins anew; "
+                "keras.models.load_model and compile take over the weights alone",
+            )
+        different = config_difference(config, self.model)
+        if different is not None:
+            place, saved, own = different
+            raise ConfigError(
+                f"the checkpoint in {folder!r} is of another model",
+                expected=f"{place} {saved}, as in the checkpoint",
+                received=f"{own} in model {self.model.name!r}",
+                hint="another checkpoint_dir, or resume=False, which begins anew",
+            )
 
     def load(self, checkpoint: Checkpoint, folder: str, *, keep_rate: bool = False) -> None:
         """Loads one checkpoint.

@@ -21,6 +21,7 @@ from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
+from sparkdl.spark.session.spark_errors import was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage
 from sparkdl.training.run_state import RunState
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 
 POLL_S = 0.1
+_LAST_STEP_S = 4.0
+"""Seconds that workers have after an interrupt to end their step."""
 FAILED_GRACE_S = 10.0
 """Seconds that the stage has to end by itself after a worker's failure."""
 
@@ -177,7 +180,7 @@ def _run_on(
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
         profile=profile, rows=shared.content if shared is not None else None,
     )  # fmt: skip
-    with interrupts.CleanStack() as stack:
+    with interrupts.keeping(), interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
         try:
             if monitor.epochs_done > task.settings.first_epoch:  # the callbacks of these have run
@@ -190,10 +193,42 @@ def _run_on(
             spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
             monitor.end_workers(run.progress(monitor.epochs_done), spans)
             return _summary(trained, task, run)
+        except BaseException as error:
+            if was_interrupted(error) and not task.strategy.independent:
+                _keep_so_far(driver_model, ranks, run, monitor)
+            raise
         finally:
             with contextlib.suppress(Exception):
                 if ranks.running:
                     run.command(Command(stop=True))
+
+
+def was_interrupted(error: BaseException) -> bool:
+    """Whether the user ended the fit: by an interrupt, or by cancelling its job in Spark."""
+    cause = error.__cause__
+    cancelled = isinstance(error, WorkerError) and cause is not None and was_cancelled(cause)
+    return isinstance(error, KeyboardInterrupt) or cancelled
+
+
+def _keep_so_far(
+    driver_model: TrainedModel, ranks: SparkRanks, run: Run, monitor: FitMonitor
+) -> None:
+    """Leaves in the driver's model what the workers had trained when the user ended the fit.
+
+    Workers that still run get some seconds to end their step and to leave the optimizer's state.
+    A second interrupt ends these. Without them the weights are those of the last exchange (with a
+    server) or of the last epoch, and the optimizer's state is what a worker left last.
+    """
+    with contextlib.suppress(KeyboardInterrupt, SparkDLError):
+        if not run.progress().joined:  # nothing was trained
+            return
+        if ranks.running:
+            run.command(Command(stop=True))
+            ranks.wait(_LAST_STEP_S)
+    with contextlib.suppress(KeyboardInterrupt, SparkDLError), interrupts.held():
+        progress = run.progress(monitor.epochs_done)
+        driver_model.take(run.state())
+        monitor.end_finished(progress)
 
 
 def _keep(

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.signature import Shape, Signature, TensorSpec, is_whole
+from sparkdl.learner.signature import LABEL, Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
@@ -121,7 +121,9 @@ def make_spec(
         if isinstance(label, Mapping):  # what has no loss may be left out
             optional -= set(label)
         needed = {name: spec for name, spec in signature.outputs.items() if name not in optional}
-        outputs = _match(label, needed, "label", "output", True)
+        outputs = {LABEL: label} if _is_for_all(label, signature) else (
+            _match(label, needed, "label", "output", True)
+        )  # fmt: skip
         label_specs = {
             name: replace(
                 _label(schema, _names(columns, "label"), signature, name),
@@ -145,12 +147,19 @@ def make_spec(
             )
         ones = ColumnSpec((ONES,), (), "float32", "scalars")
         weights = {
-            name: _weight(schema, by_output[name], signature.outputs[name].shape)
+            name: _weight(schema, by_output[name], signature.row_shape(name))
             if name in by_output
             else ones
             for name in label_specs
         }
     return DataSpec(feature_specs, label_specs, weights, role_column)
+
+
+def _is_for_all(label: InputColumns, signature: Signature) -> bool:
+    """Whether one label is for code of the user's own that sees the outputs together."""
+    kinds = set(signature.label_kinds.values())
+    together = signature.own_step and kinds == {"own"} and len(signature.outputs) > 1
+    return together and not isinstance(label, Mapping)
 
 
 def _match(
@@ -264,10 +273,10 @@ def _label(
         return _several_labels(schema, columns, signature, output)
     name = columns[0]
     field = field_of(schema, name, "label")
+    if signature.label_kinds.get(output, "own") == "own":
+        return _own_label(field, signature, output)
     wanted = signature.outputs[output]
     shape, kind = wanted.shape, field.dataType
-    if signature.label_kinds.get(output) == "own":
-        return _own_label(field, signature, output)
     if signature.label_kinds.get(output) == "sparse":
         classes, rest = signature.class_labels(output)
         if is_number(kind):
@@ -329,15 +338,15 @@ def _several_labels(
     for field in fields:
         if not is_number(field.dataType):
             raise wrong_type(field, "label", "numeric columns when several are named")
-    kind = signature.label_kinds.get(output)
-    shape = signature.outputs[output].shape
+    kind = signature.label_kinds.get(output, "own")
+    shape = None if kind == "own" else signature.outputs[output].shape
     if not columns or kind == "sparse":
         raise DataError(
             f"label does not fit output {output!r}",
             expected="one column of class labels" if columns else "at least one column",
             received=repr(columns),
         )
-    shape = _scalars_shape(columns, None if kind == "own" else shape, "label", "output")
+    shape = _scalars_shape(columns, shape, "label", "output")
     return ColumnSpec(columns, shape, "float32", "scalars")
 
 

@@ -210,7 +210,8 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
         frame = source.rows.withColumn(ROLE, role)
     else:
         return source
-    return Source(frame, replace(source.spec, role_column=ROLE), origin, validates="must")
+    spec = replace(source.spec, role_column=ROLE)
+    return Source(frame, spec, origin, validates="must" if validation is not None else "split")
 
 
 def _with_weights(source: Source, other: Source) -> Source:

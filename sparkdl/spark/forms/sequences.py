@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from sparkdl.data.columns import ColumnSpec, DataSpec
 from sparkdl.data.ragged import Padding
@@ -16,6 +20,20 @@ Pad = float | Mapping[str, float]
 """What to pad with: a number, or input name -> number."""
 MASK = "_mask"
 """The input ``'words_mask'`` takes the mask of the input ``'words'``."""
+
+
+@dataclass(frozen=True)
+class MaskDecoder:
+    """The mask of what a decoder makes of a value: True for each of its positions.
+
+    Args:
+        decoder: From one value to one array.
+    """
+
+    decoder: Callable[[Any], Any]
+
+    def __call__(self, value: Any) -> npt.NDArray[np.bool_]:
+        return np.ones(len(np.asarray(self.decoder(value))), bool)
 
 
 def mask_inputs(pad: Pad | None, named: object, inputs: Mapping[str, TensorSpec]) -> dict[str, str]:
@@ -73,11 +91,11 @@ def padded_spec(spec: ColumnSpec, padding: Padding) -> ColumnSpec:
     Raises:
         DataError: It has no arrays, or their positions have no fixed shape.
     """
-    if spec.kind != "array" or None in spec.shape[1:]:
+    if spec.kind not in ("array", "decoded") or None in spec.shape[1:]:
         raise DataError(
             f"column {spec.label} cannot be padded",
-            expected="a column of arrays or vectors, and a model that fixes all dimensions but the "
-            "first",
+            expected="a column of arrays or vectors, or of values for a decoder, and a model that "
+            "fixes all dimensions but the first",
             received=f"a column of kind {spec.kind!r} for an input of shape {spec.shape}",
         )
     return replace(spec, padding=padding)
@@ -117,4 +135,10 @@ def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
         )
     compiles_each = padded.padding is not None and padded.padding.few_lengths
     padding = Padding(0.0, compiles_each, math.prod(d or 0 for d in padded.shape[1:]))
-    return ColumnSpec(padded.columns, (None,), wanted.dtype_for("bool"), "mask", padding=padding)
+    dtype = wanted.dtype_for("bool")
+    if padded.decoder is not None:
+        decoder = MaskDecoder(padded.decoder)
+        return ColumnSpec(
+            padded.columns, (None,), dtype, "decoded", decoder=decoder, padding=padding
+        )
+    return ColumnSpec(padded.columns, (None,), dtype, "mask", padding=padding)

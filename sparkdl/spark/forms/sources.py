@@ -22,6 +22,7 @@ from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
+_SPARK_ML = "org.apache.spark.ml."
 _PLACE = "__sparkdl_place"
 _SORTS = "spark.sql.execution.sortBeforeRepartition"
 
@@ -76,7 +77,8 @@ class Source:
         split: Share of the files' rows to validate on.
         seed: Of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
-        validates: Whether there must be rows to validate on, or may be (where a column chooses
+        validates: Whether there must be rows to validate on (of ``validation_data``, or of the
+            ``validation_split``), or may be (where a column chooses
             them); None without.
     """
 
@@ -87,7 +89,7 @@ class Source:
     split: float = 0.0
     seed: int = 0
     shared: SharedRows | None = None
-    validates: Literal["must", "may"] | None = None
+    validates: Literal["must", "split", "may"] | None = None
 
     @property
     def rows(self) -> Any:
@@ -150,12 +152,12 @@ class Source:
             return
         level = frame.storageLevel
         kept = level.useMemory or level.useDisk  # its plan may be from before
-        if not (kept or frame._jdf.queryExecution().withCachedData().deterministic()):
+        chance = [] if kept else drawn_in(frame._jdf.queryExecution().withCachedData())
+        if chance:
             warn_user(
-                "the rows are computed by chance (rand(), uuid(), a non-deterministic function, or "
-                "an aggregate such as first() or collect_list()): another fit, and a worker that "
-                "is started again, may see other rows. Write them to files first, or cache them: "
-                "df.cache()"
+                f"the rows are computed by chance ({', '.join(chance)}): another fit, and a worker "
+                "that is started again, may see other rows. Write them to files first, or cache "
+                "them: df.cache()"
             )
         elif repartition and self.spark.conf.get(_SORTS, "true").lower() == "false":
             warn_user(
@@ -163,6 +165,41 @@ class Source:
                 "they arrive, so another fit, and a worker that is started again, may see other "
                 "rows"
             )
+
+
+def drawn_in(plan: Any) -> list[str]:
+    """The expressions of a plan that are computed by chance, as Spark writes them.
+
+    Functions of Spark ML (of a ``StringIndexerModel``) only say that they are, so that Spark runs
+    them once: they give the same value for the same row.
+
+    Args:
+        plan: A logical plan in the JVM.
+    """
+    if plan.deterministic():
+        return []
+    own = [e for e in _items(plan.expressions()) if not e.deterministic()]
+    below = [p for p in _items(plan.children()) if not p.deterministic()]
+    found = [name for e in own for name in _drawn_by(e)] + [n for p in below for n in drawn_in(p)]
+    return list(dict.fromkeys(found if own or below else [str(plan.nodeName())]))
+
+
+def _drawn_by(expression: Any) -> list[str]:
+    inner = [e for e in _items(expression.children()) if not e.deterministic()]
+    found = [name for e in inner for name in _drawn_by(e)]
+    kind = str(expression.getClass().getSimpleName())
+    is_function = kind in ("ScalaUDF", "PythonUDF")
+    if inner and not (is_function and not expression.udfDeterministic()):
+        return found
+    function = expression.function().getClass().getName() if kind == "ScalaUDF" else ""
+    if function.startswith(_SPARK_ML):
+        return found
+    return [*found, str(expression)[:80]]
+
+
+def _items(found: Any) -> list[Any]:
+    """The elements of a Scala sequence."""
+    return [found.apply(place) for place in range(found.size())]
 
 
 def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:

@@ -16,6 +16,7 @@ import pyarrow as pa
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
 from sparkdl.data.columns import aligned_empty
+from sparkdl.data.ragged import Ragged
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
@@ -24,6 +25,8 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.inference.output_columns import OutputColumn, to_arrow, with_nulls
 from sparkdl.training.learning import Arrays, Predictor
 
+LENGTHS = "lengths of "
+"""Stands before the name of a padded input, where its rows' lengths go beside the inputs."""
 AMOUNT = "spark.task.resource.gpu.amount"
 
 
@@ -197,9 +200,11 @@ class ForwardPass(Closing):
     def _read(self, rows: pa.RecordBatch, first_row: int) -> tuple[Arrays, int, Mask]:
         """The inputs, the number of their rows, and which of ``rows`` these are."""
         if self.handle_invalid == "error":
-            return decode(rows, self.spec, first_row).x, rows.num_rows, np.ones(len(rows), bool)
-        inputs, valid = decode_valid(rows, self.spec, first_row)
-        return inputs.x, inputs.num_rows, valid
+            inputs, valid = decode(rows, self.spec, first_row), np.ones(len(rows), bool)
+        else:
+            inputs, valid = decode_valid(rows, self.spec, first_row)
+        lengths = {LENGTHS + name: inputs.lengths[name] for name in self._positions.values()}
+        return {**inputs.x, **lengths}, inputs.num_rows, valid
 
     def _forward(self, x: Arrays, num_rows: int) -> Iterator[Arrays]:
         """The model's outputs by name, one or several forward passes at a time."""
@@ -217,7 +222,7 @@ class ForwardPass(Closing):
             several = predictor.passes * self.batch_size
             stop = start + (several if start + several <= num_rows else self.batch_size)
             part = {name: array[start:stop] for name, array in x.items()}
-            yield predictor.predict(part, self.batch_size)
+            yield self._predict(predictor, part)
             start = stop
         if start < num_rows:  # a copy: a view would hold the whole Arrow batch
             self._waiting.append({name: array[start:].copy() for name, array in x.items()})
@@ -226,7 +231,23 @@ class ForwardPass(Closing):
         """The model's outputs for the rows that have waited."""
         x = {name: _joined([part[name] for part in self._waiting]) for name in self._waiting[0]}
         self._waiting.clear()
-        return self._model().predict(x, self.batch_size)
+        return self._predict(self._model(), x)
+
+    def _predict(self, predictor: Predictor, x: Arrays) -> Arrays:
+        """The model's outputs, beside the lengths of the rows that they are of."""
+        lengths = {name: array for name, array in x.items() if name.startswith(LENGTHS)}
+        inputs = {name: array for name, array in x.items() if name not in lengths}
+        return {**predictor.predict(inputs, self.batch_size), **lengths}
+
+    @property
+    def _positions(self) -> dict[str, str]:
+        """Output -> the padded input whose positions it keeps."""
+        features = self.spec.features
+        return {
+            output: name
+            for output, name in self.archive.positions.items()
+            if name in features and features[name].padding is not None
+        }
 
     def _model(self) -> Predictor:
         """The model, which comes up with its first pass."""
@@ -245,15 +266,20 @@ class ForwardPass(Closing):
 
     def _columns(self, outputs: Arrays) -> list[Any]:
         known = self.archive.signature.outputs
+        lengths = {name: outputs.pop(name) for name in list(outputs) if name.startswith(LENGTHS)}
         if (
             not outputs.keys() >= known.keys()
         ):  # a subclassed model, of which only the order is known
             outputs = dict(zip(known, outputs.values(), strict=True))
-        scores = self.archive.scores
-        return [
-            column.values(np.asarray(outputs[column.output]), scores.get(column.output))
-            for column in self.outputs
-        ]
+        scores, positions = self.archive.scores, self._positions
+        columns: list[Any] = []
+        for column in self.outputs:
+            made = column.values(np.asarray(outputs[column.output]), scores.get(column.output))
+            is_cut = column.output in positions and made.ndim > 1
+            columns.append(
+                cut(made, lengths[LENGTHS + positions[column.output]]) if is_cut else made
+            )
+        return columns
 
     def _predicted(self) -> Iterator[Predicted]:
         """The outputs that are made and not returned: the rows before the first that waits."""
@@ -274,6 +300,15 @@ class ForwardPass(Closing):
             if keep and not valid.all():
                 columns = [with_nulls(column, valid) for column in columns]
         yield Predicted(stop, None if keep or valid.all() else valid, columns)
+
+
+def cut(rows: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> Ragged:
+    """The first ``lengths`` positions of each row, ``(rows, positions, ...)``.
+
+    >>> cut(np.array([[1, 2], [3, 4]]), np.array([1, 2])).values
+    array([1, 3, 4])
+    """
+    return Ragged(rows[np.arange(rows.shape[1]) < lengths[:, None]], lengths)
 
 
 def _row_shapes(x: Arrays) -> dict[str, tuple[int, ...]]:

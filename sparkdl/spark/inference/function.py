@@ -7,8 +7,10 @@ columns stay where they are.
 
 from __future__ import annotations
 
+import math
+import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
@@ -24,6 +26,7 @@ from sparkdl.data.decode import is_vector
 from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.signature import TensorSpec
 from sparkdl.spark.executor.stage import input_of, run_task
 from sparkdl.spark.forms.matching import Decoder, InputColumns, make_spec
 from sparkdl.spark.forms.sequences import Pad, few_lengths, mask_inputs
@@ -81,37 +84,189 @@ class UdfTask(ForwardTask):
         first = next(batches, None)
         if first is None:
             return
+        inputs = self.inputs
+        named = (inputs.named(batch) for batch in chain([first], batches))
+        first = next(named)
         task = PredictorTask(self.archive, self._spec(first.schema), self.batch_size, self.use_gpu)
         with ForwardPass(
             task.spec, self.batch_size, [self.output], self.archive, self.handle_invalid,
             lambda: task.predictor(rank.resources),
         ) as forward:  # fmt: skip
-            for predicted in forward.over(chain([first], batches)):
+            for predicted in forward.over(chain([first], named)):
                 yield pa.RecordBatch.from_arrays(predicted.columns, names=["prediction"])
+
+    @property
+    def inputs(self) -> FunctionInputs:
+        """The inputs that take a column; masks are made of other inputs."""
+        signature = self.archive.signature
+        masks = mask_inputs(self.pad, None, signature.inputs)
+        specs = {n: s for n, s in signature.inputs.items() if n not in masks}
+        if self.decoder is not None:  # which takes other values than the model
+            decoded = self.decoder if isinstance(self.decoder, Mapping) else specs
+            specs.update({n: TensorSpec(n, None, "float32") for n in decoded if n in specs})
+        return FunctionInputs(specs)
 
     def _spec(self, schema: pa.Schema) -> DataSpec:
         """How to read the arguments."""
         fields = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
-        signature = self.archive.signature
-        masks = mask_inputs(self.pad, None, signature.inputs)  # are made of other inputs
-        features = _features(schema.names, [n for n in signature.inputs if n not in masks])
+        names, inputs = schema.names, self.inputs
+        single = len(inputs.specs) == 1
+        features: InputColumns = dict(zip(names, names, strict=True))
+        if single:
+            features = names if len(names) > 1 else names[0]
+        for field in [] if single else fields:
+            inputs.check(field)
         spec = make_spec(
-            T.StructType(fields), signature, features, None, decoder=self.decoder, pad=self.pad
-        )
+            T.StructType(fields), self.archive.signature, features, None,
+            decoder=self.decoder, pad=self.pad,
+        )  # fmt: skip
         return few_lengths(spec) if self.archive.archive.backend == "jax" else spec
 
 
-def _features(names: list[str], inputs: list[str]) -> InputColumns:
-    """Which argument is which input: one for each, or all for the only one."""
-    if len(inputs) == 1:
-        return names if len(names) > 1 else names[0]
-    if len(names) != len(inputs):
-        raise DataError(
-            "a SQL function was called with the wrong number of arguments",
-            expected=f"{len(inputs)} columns, for {inputs}",
-            received=f"{len(names)}",
+@dataclass(frozen=True)
+class FunctionInputs:
+    """Which argument of a SQL function is which input of its model.
+
+    Args:
+        specs: The inputs, in the order in which a call without names gives their columns.
+    """
+
+    specs: Mapping[str, TensorSpec]
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{name!r}" + ("" if spec.shape is None else f" {spec.shape}")
+            for name, spec in self.specs.items()
         )
-    return dict(zip(inputs, names, strict=True))
+
+    @property
+    def hint(self) -> str:
+        """How to say which column is which input."""
+        named = ", ".join(f"'{name}', {name}" for name in self.specs)
+        return f"columns without names are the inputs in this order: {self}; by name: " + (
+            f"function(named_struct({named})) in SQL, function({', '.join(self.specs)}=column) or "
+            "a struct of DataFrame columns"
+        )
+
+    def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch whose columns are called as the inputs that they are for.
+
+        A struct with a field for each input is taken apart, by the names of its fields. Several
+        columns for one input keep their names.
+
+        Raises:
+            DataError: Another number of columns, or a struct of other fields.
+        """
+        names, columns = list(self.specs), batch.columns
+        if len(columns) == 1:
+            (kind,) = batch.schema.types
+            fields = [f.name for f in kind] if pa.types.is_struct(kind) else []
+            if fields and sorted(fields) == sorted(names):
+                parts = dict(zip(fields, columns[0].flatten(), strict=True))
+                columns = [parts[name] for name in names]
+            elif fields and len(names) > 1:
+                raise DataError(
+                    "a SQL function was called with a struct of other fields than the model's "
+                    "inputs",
+                    expected=f"a field for each of the inputs {list(self.specs)}",
+                    received=f"{fields}",
+                    hint=self.hint,
+                )
+        if len(columns) != len(names):
+            if len(names) == 1 and columns:
+                return batch
+            raise DataError(
+                "a SQL function was called with the wrong number of arguments",
+                expected=f"{len(names)} columns, for {self}, in this order",
+                received=f"{len(columns)}",
+                hint=self.hint,
+            )
+        return pa.RecordBatch.from_arrays(columns, names=names)
+
+    def check(self, field: T.StructField) -> None:
+        """Refuses a column of a type that the input of its name cannot have.
+
+        Raises:
+            DataError: A number where the input wants arrays, or the reverse.
+        """
+        pattern = self.pattern(field.name)
+        kind = field.dataType.simpleString()
+        if not re.search(pattern, kind):
+            raise DataError(
+                f"column {list(self.specs).index(field.name) + 1} of a SQL function cannot be "
+                f"input {field.name!r}",
+                expected=self.wanted(field.name),
+                received=f"a column of type {kind}",
+                hint=self.hint,
+            )
+
+    def wanted(self, name: str) -> str:
+        """The values that an input takes, in words."""
+        spec = self.specs[name]
+        if spec.dtype == "string":
+            return "text"
+        if spec.shape is None:
+            return "any column"
+        return "a number" if spec.shape == () else f"values of shape {spec.shape}"
+
+    def pattern(self, name: str) -> str:
+        """A regular expression for the types of Spark that an input can be made of."""
+        spec = self.specs[name]
+        if spec.dtype == "string":
+            return "^(string|varchar|char|void)"
+        if spec.shape is None:
+            return ""
+        if spec.shape == ():
+            return _NUMBER
+        arrays = "^(array|vector|struct|binary|void)"
+        return arrays if math.prod(d or 2 for d in spec.shape) > 1 else f"{arrays}|{_NUMBER}"
+
+    def columns(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+        """The columns of one call, in the order of the inputs, checked while Spark plans the query.
+
+        Spark makes an expression's types known to none but other expressions, and lets Python add
+        no message of its own to the analysis. So the schema of a ``from_json``, which Spark reads
+        then, is made of the columns' types: where one does not fit, it is no schema but the error.
+        Spark leaves the whole of it out of the plan.
+
+        Args:
+            arguments: Columns without names.
+            named: Columns by the names of inputs.
+
+        Raises:
+            DataError: Names that are not those of the inputs.
+        """
+        names = list(self.specs)
+        if named:
+            if arguments or sorted(named) != sorted(names):
+                raise DataError(
+                    "a SQL function was called with other names than those of the model's inputs",
+                    expected=f"a column for each of {names}",
+                    received=f"{sorted(named)} and {len(arguments)} columns without a name",
+                    hint=self.hint,
+                )
+            arguments = [named[name] for name in names]
+        if len(arguments) != len(names) or len(names) == 1:
+            return list(arguments)
+        return [
+            self._checked(name, F.col(c) if isinstance(c, str) else c)
+            for name, c in zip(names, arguments, strict=True)
+        ]
+
+    def _checked(self, name: str, column: Any) -> Any:
+        kind = F.typeof(column)
+        error = (
+            f"sparkdl: this column cannot be input {name!r} of the model; expected: "
+            f"{self.wanted(name)}; inputs in order: {self}; received: "
+        ).replace("`", "``")
+        schema = F.when(kind.rlike(self.pattern(name)), F.lit("fits int")).otherwise(
+            F.concat(F.lit(f"fits `{error}"), kind, F.lit("`"))
+        )
+        return F.when(F.from_json(F.lit(None).cast("string"), schema).isNull(), column)
+
+
+_NUMBER = "^(tinyint|smallint|int|bigint|float|double|decimal|boolean|void)"
+"""The types of Spark that are one number."""
 
 
 def _spark_type(kind: pa.DataType) -> T.DataType:

@@ -16,6 +16,7 @@ from pyspark.sql import types as T
 from sparkdl.data import ColumnSpec
 from sparkdl.data.conform import lost
 from sparkdl.data.decode import is_vector
+from sparkdl.data.ragged import Ragged, Stored
 from sparkdl.errors import DataError, ModelError
 from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
@@ -171,21 +172,22 @@ def is_number(shape: Sequence[int | None]) -> bool:
     return tuple(shape) in ((), (1,))
 
 
-def to_arrow(parts: Sequence[Array], kind: pa.DataType) -> pa.Array:
+def to_arrow(parts: Sequence[Stored], kind: pa.DataType) -> pa.Array:
     """Values of consecutive rows, part by part, as one Arrow array.
 
-    A free dimension may have another size in each part.
+    A free dimension may have another size in each part, or in each row.
 
     Args:
-        parts: The values, ``(rows, ...)``.
+        parts: The values, ``(rows, ...)``, or rows of different lengths.
         kind: See :meth:`OutputColumn.arrow_type`.
 
     Raises:
         DataError: They are of another type.
     """
     make = _to_vectors if is_vector(kind) else partial(_to_arrow, lists=pa.types.is_list(kind))
-    if len({part.shape[1:] for part in parts}) == 1:
-        made = make(parts[0] if len(parts) == 1 else np.concatenate(parts))
+    arrays = [part for part in parts if not isinstance(part, Ragged)]
+    if len(arrays) == len(parts) and len({array.shape[1:] for array in arrays}) == 1:
+        made = make(arrays[0] if len(arrays) == 1 else np.concatenate(arrays))
     else:
         made = pa.concat_arrays([make(part) for part in parts])
     if made.type != kind:
@@ -198,10 +200,17 @@ def to_arrow(parts: Sequence[Array], kind: pa.DataType) -> pa.Array:
     return made
 
 
-def _to_arrow(array: Array, lists: bool) -> pa.Array:
-    if not lists and is_number(array.shape[1:]):
-        return pa.array(np.ascontiguousarray(array.reshape(-1)))
-    array = array.reshape(len(array), 1) if array.ndim == 1 else array
+def _to_arrow(rows: Stored, lists: bool) -> pa.Array:
+    if isinstance(rows, Ragged):
+        return pa.ListArray.from_arrays(
+            pa.array(rows.starts.astype(np.int32)), _nested(rows.values)
+        )
+    if not lists and is_number(rows.shape[1:]):
+        return pa.array(np.ascontiguousarray(rows.reshape(-1)))
+    return _nested(rows.reshape(len(rows), 1) if rows.ndim == 1 else rows)
+
+
+def _nested(array: Array) -> pa.Array:
     values: pa.Array = pa.array(np.ascontiguousarray(array).reshape(-1))
     for axis in range(array.ndim - 1, 0, -1):
         count = int(np.prod(array.shape[:axis]))
@@ -210,15 +219,18 @@ def _to_arrow(array: Array, lists: bool) -> pa.Array:
     return values
 
 
-def _to_vectors(array: Array) -> pa.Array:
+def _to_vectors(rows: Stored) -> pa.Array:
     """Rows as dense ML vectors: what Spark stores of them, made here for all rows at once."""
-    rows = len(array)
-    values = _to_arrow(array.astype(np.float64, copy=False), lists=True)
+    if isinstance(rows, Ragged):
+        wide: Stored = Ragged(rows.values.astype(np.float64, copy=False), rows.lengths)
+    else:
+        wide = rows.astype(np.float64, copy=False)
+    values = _to_arrow(wide, lists=True)
     kinds = {field.name: field.type for field in _VECTOR}
     fields = {
-        "type": pa.array(np.ones(rows, np.int8)),
-        "size": pa.nulls(rows, kinds["size"]),
-        "indices": pa.nulls(rows, kinds["indices"]),
+        "type": pa.array(np.ones(len(rows), np.int8)),
+        "size": pa.nulls(len(rows), kinds["size"]),
+        "indices": pa.nulls(len(rows), kinds["indices"]),
         "values": values.cast(kinds["values"]),
     }
     return pa.StructArray.from_arrays([fields[f.name] for f in _VECTOR], fields=list(_VECTOR))

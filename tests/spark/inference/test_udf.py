@@ -10,9 +10,11 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F
 
 import sparkdl
-from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.errors import ConfigError, DataError, UnknownNameError
 
 N = 24
 
@@ -102,6 +104,10 @@ def test_several_inputs_nulls_and_no_rows(spark: Any, df: Any, x: np.ndarray) ->
     np.testing.assert_allclose([row.p for row in rows], want, atol=1e-6)
     with pytest.raises(Exception, match=r"(?s)wrong number of arguments.*2 columns.*received: 1"):
         df.select(both("features")).collect()
+    with pytest.raises(
+        AnalysisException, match=r"input 'left'.*shape \(3,\).*'left' \(3,\), 'righ"
+    ):
+        df.select(both("a", "features"))  # no job
     assert df.where("id < 0").select(both("features", "a")).collect() == []
     holes = spark.createDataFrame([(0, [1.0, 2.0, 3.0]), (1, None)], "id int, f array<float>")
     keep = sparkdl.predict_udf(classifier(), handle_invalid="keep")
@@ -109,6 +115,36 @@ def test_several_inputs_nulls_and_no_rows(spark: Any, df: Any, x: np.ndarray) ->
     assert [row.p is None for row in rows] == [False, True]
     with pytest.raises(Exception, match="no nulls"):
         holes.select(sparkdl.predict_udf(classifier())("f")).collect()
+
+
+def test_inputs_by_name_or_in_the_order_of_the_maker(spark: Any) -> None:
+    zebra, ant = keras.Input((), name="zebra"), keras.Input((2,), name="ant")
+    out = 10 * zebra + keras.ops.sum(ant, -1)
+    model = keras.Model({"zebra": zebra, "ant": ant}, out)
+    df = spark.createDataFrame([(1.0, [2.0, 3.0])], "z float, a array<float>").coalesce(1)
+    df.createOrReplaceTempView("animals")
+    want = model.predict({"zebra": np.ones(1), "ant": np.array([[2.0, 3.0]])}, verbose=0)[0]
+    function = sparkdl.register_udf(spark, "animal", model)
+    named = F.struct(F.col("a").alias("ant"), F.col("z").alias("zebra"))
+    calls = [function("z", "a"), function(ant="a", zebra=F.col("z")), function(named)]
+    texts = ["animal(z, a)", "animal(named_struct('ant', a, 'zebra', z))"]
+    row = df.select(*calls, *map(F.expr, texts)).first()
+    assert list(row) == [want] * 5 == [15.0] * 5
+    with pytest.raises(
+        AnalysisException, match=r"input 'zebra'.*a number.*'zebra' \(\), 'ant' \(2,\)"
+    ):
+        df.select(function("a", "z"))
+    with pytest.raises(
+        DataError, match=r"(?s)a column for each of \['zebra', 'ant'\].*named_struct"
+    ):
+        function(ant="a", zebr="z")
+    orders = "(?s)cannot be input 'zebra'.*a number.*in this order: 'zebra' \\(\\), 'ant'"
+    with pytest.raises(Exception, match=orders):
+        spark.sql("SELECT animal(a, z) FROM animals").collect()
+    with pytest.raises(Exception, match=r"(?s)struct of other fields.*\['zebra', 'ant'\]"):
+        spark.sql("SELECT animal(named_struct('zebra', z, 'ants', a)) FROM animals").collect()
+    pair = keras.Model([zebra, ant], out)
+    assert df.select(sparkdl.predict_udf(pair)("z", "a")).first()[0] == want
 
 
 def test_what_no_function_can_be(spark: Any) -> None:

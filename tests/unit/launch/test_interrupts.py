@@ -150,3 +150,32 @@ def test_what_a_clean_stack_began_is_ended_whenever_the_interrupt_comes(when: st
     with pytest.raises(KeyboardInterrupt):
         body()
     assert done == ["started", "ended"]
+
+
+def test_sparks_handler_waits_until_the_end_while_something_is_kept() -> None:
+    """PySpark's cancels all jobs, whose tasks are still to leave what they have."""
+    told: list[str] = []
+
+    def handler(number: int, frame: Any) -> None:
+        told.append("cancelled")
+        raise KeyboardInterrupt
+
+    @interrupts.heard()
+    def body() -> None:
+        with interrupts.keeping():
+            try:
+                signal.raise_signal(signal.SIGINT)
+            finally:
+                told.append("kept")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        for module, first in (("pyspark.core.context", "kept"), ("mine", "cancelled")):
+            handler.__module__ = module
+            told.clear()
+            with pytest.raises(KeyboardInterrupt):
+                body()
+            assert told[0] == first
+            assert sorted(told) == ["cancelled", "kept"]
+    finally:
+        signal.signal(signal.SIGINT, before)

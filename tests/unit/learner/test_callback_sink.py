@@ -10,12 +10,13 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_sink import (
     CallbackSink,
     acts_on_batches,
     acts_on_validation,
     may_act,
+    require_directions,
     warn_of_waiting_in_vain,
 )
 from sparkdl.learner.state.metric_state import metric_results
@@ -148,6 +149,25 @@ def test_a_callback_that_would_wait_for_validation_in_vain_is_told_of() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_of_waiting_in_vain(callbacks, validates=True)
+
+
+def test_a_callback_that_would_fail_at_the_first_epoch_is_refused_before() -> None:
+    model = make_model()
+    model.compile("sgd", "mse", metrics=["mae"])
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    kinds = keras.callbacks
+    failing = kinds.EarlyStopping("val_auc")
+    with pytest.raises(ValueError, match="monitor=val_auc"):  # plain Keras, after an epoch
+        model.fit(x, y, verbose=0, callbacks=[failing])
+    with pytest.raises(ConfigError, match=r"(?s)'val_auc'.*'loss', 'mae'.*mode='max'"):
+        require_directions([failing], model)
+    fine = [
+        kinds.EarlyStopping("val_mae"), kinds.EarlyStopping("val_auc", mode="max"),
+        kinds.ReduceLROnPlateau("loss"), kinds.ModelCheckpoint("m.keras", "val_auc"),
+        kinds.Callback(),
+    ]  # fmt: skip
+    require_directions(fine, model)
+    assert fine[0].monitor_op is None  # it finds out by itself, as ever
 
 
 def test_which_callbacks_make_workers_wait() -> None:

@@ -217,3 +217,33 @@ def test_lost_workers_are_told(stream: type[io.StringIO]) -> None:
     assert "worker 1 was lost; the others wait until it is started again\n" in text
     assert "workers 0, 2 were lost; the others wait until they are started again\n" in text
     assert text.count("lost") == 2
+
+
+FOUR = {"loss": 0.1234, "accuracy": 0.9, "val_loss": 0.2345, "val_accuracy": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (200, f"1600/1600 {'━' * 24} loss: 0.1234 - accuracy: 0.9000 - val_loss: 0.2345 - "
+              "val_accuracy: 0.8000 - 123,456 rows/s - staleness 1.5"),
+        (110, "1600/1600 loss: 0.1234 - accuracy: 0.9000 - val_loss: 0.2345 - "
+              "val_accuracy: 0.8000 - 123,456 rows/s"),
+        (100, "1600/1600 loss: 0.1234 - accuracy: 0.9000 - val_loss: 0.2345 - "
+              "val_accuracy: 0.8000"),
+        (80, "loss: 0.1234 - accuracy: 0.9000 - val_loss: 0.2345 - val_accuracy: 0.8000"),
+        (70, "loss: 0.1234 - val_loss: 0.2345 - val_accuracy: 0.8000 - .."),
+        (12, "loss: 0.123"),
+    ],
+)  # fmt: skip
+def test_the_line_fits_the_screen(monkeypatch: Any, columns: int, line: str) -> None:
+    """What is least needed goes first, and no line wraps, nor the one that an epoch ends with."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    told = [
+        TrainingBegan(0, 1), EpochBegan(0),
+        EpochProgressed(0, 1600, 1600, FOUR, 123456.0, 1.5),
+        EpochEnded(0, 1600, 1600, 99, FOUR, 123456.0, 1.5),
+    ]  # fmt: skip
+    _, *written = shown(Terminal(), told).replace("\r", "\n").splitlines()
+    assert [each.strip() for each in written] == [line] * 2
+    assert all(len(each) < columns for each in written)

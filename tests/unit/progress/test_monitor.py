@@ -107,6 +107,11 @@ def test_rows_to_validate_on_that_are_not_there() -> None:
     assert len(sink.of(EpochEnded)) == 1
     with pytest.raises(DataError, match="no rows to validate on"):
         monitor.update(report(epoch(1000), epoch(1000)))
+    for validates, hint in (("must", r"validation_data\.count\(\)"), ("split", "a larger valid")):
+        other = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates=validates)
+        other.begin()
+        with pytest.raises(DataError, match=hint):
+            other.update(report(epoch(1000), epoch(1000)))
     by_column = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates="may")
     by_column.begin()
     with pytest.warns(RuntimeWarning, match="no row was chosen to validate on"):

@@ -34,6 +34,23 @@ def test_each_name_asks_the_trial() -> None:
     assert list(trials[0].params.values()) == list(made[0])
 
 
+def test_an_object_that_builds_is_taken_as_a_function_is() -> None:
+    """As ``keras_tuner.HyperModel``; one that wants to fit by itself is refused."""
+
+    class Model:
+        def build(self, hp: Any) -> Any:
+            return hp.Int("units", 16, 16)
+
+    class Fitting(Model):
+        def fit(self, hp: Any, model: Any) -> Any: ...
+
+    build: Any = tune.from_keras_tuner(Model())  # type: ignore[arg-type]
+    assert build(tune.Trial(0, seed=3)) == 16
+    for strange in (Fitting(), 7):
+        with pytest.raises(ConfigError, match="what builds a model"):
+            tune.from_keras_tuner(strange)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "ask",
     [

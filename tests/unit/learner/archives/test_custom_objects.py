@@ -148,6 +148,31 @@ def test_a_model_that_keras_cannot_save_is_said_in_few_words() -> None:
     assert len(str(caught.value)) < 1200
 
 
+class Applied(keras.layers.Layer):
+    """A layer whose configuration has the function that it applies."""
+
+    def __init__(self, function: Any, **options: Any) -> None:
+        super().__init__(**options)
+        self.function = function
+
+    def call(self, inputs: Any) -> Any:
+        return self.function(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {**super().get_config(), "function": self.function}
+
+
+def test_a_function_in_a_configuration_is_said_in_few_words() -> None:
+    model = keras.Sequential([keras.Input((3,)), Applied(lambda x: 2 * x, name="twice")])
+    with pytest.raises(ModelError, match="layer 'twice' has a function as 'function'") as caught:
+        encode_model(model)
+    text = str(caught.value)
+    assert "'TrackedDict' object is not callable" in text
+    assert "config={" not in text
+    assert len(text) < 1500
+    assert caught.value.__suppress_context__
+
+
 class Bare(keras.losses.Loss):
     """Its constructor takes neither a name nor a reduction."""
 

@@ -170,3 +170,17 @@ def test_the_variables_of_every_keras_metric_are_sums(name: str) -> None:
     state(a)  # some make their variables now
     assert not state().any()
     np.testing.assert_allclose(state(a, b), state(a) + state(b), rtol=1e-5, atol=1e-6)
+
+
+class Ranked(Total):
+    """As ``keras_rs.metrics.NDCG``: a label for each of the values that a row is ranked by."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        assert tuple(y_true.shape) == tuple(y_pred.shape)
+        super().update_state(y_true, y_pred)
+
+
+def test_labels_of_a_loss_of_the_user_s_own_are_as_wide_as_the_output() -> None:
+    model = model_with(Ranked(), classes=7)
+    labels = {"output": ColumnSpec(("y",), (None,))}
+    check_metrics_add_up(model, {"x": Example((None, 4))}, labels)
