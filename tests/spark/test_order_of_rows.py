@@ -72,28 +72,3 @@ def test_one_worker_without_shuffling_is_plain_keras(spark: Any) -> None:
     spark_model.fit(frame, epochs=2, shuffle=False, verbose=0)
     for a, b in zip(alone.get_weights(), spark_model.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-
-
-def test_arrays_are_dealt_alike_however_many_cores_executors_have(spark: Any) -> None:
-    """Spark cuts a driver's rows into as many parts as cores are there: here by its setting."""
-    from sparkdl.learner.signature import model_signature
-    from sparkdl.spark.forms.opening import form_of, open_fit_source
-    from sparkdl.spark.forms.sources import Columns
-
-    keras.utils.set_random_seed(1)
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    x = np.arange(500, dtype=np.float32)[:, None]
-    name, found = "spark.sql.leafNodeDefaultParallelism", []
-    try:
-        for cores in (1, 2, 7):
-            spark.conf.set(name, cores)
-            source = open_fit_source(
-                form_of((x, x)), None, model_signature(model), Columns(), split=0.0, seed=0
-            )
-            parts = source.spread(2).rdd.glom().collect()
-            found.append([sorted(float(row[1]) for row in part) for part in parts])
-    finally:
-        spark.conf.unset(name)
-    assert found[0] == found[1] == found[2]
-    assert [len(part) for part in found[0]] == [250, 250]

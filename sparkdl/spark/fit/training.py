@@ -160,7 +160,7 @@ def train_stage(
     except PartitionsError:
         if not spreads:
             raise
-        return run_on(dealt(source.rows, workers, in_order=in_order))  # a cached one was not
+        return run_on(dealt(source.frame, workers, in_order=in_order))  # a cached one was not
 
 
 def _run_on(

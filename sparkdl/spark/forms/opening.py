@@ -207,7 +207,7 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
         )
     elif split > 0:
         role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
-        frame = source.rows.withColumn(ROLE, role)
+        frame = source.frame.withColumn(ROLE, role)
     else:
         return source
     spec = replace(source.spec, role_column=ROLE)

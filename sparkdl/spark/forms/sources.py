@@ -92,23 +92,6 @@ class Source:
     validates: Literal["must", "split", "may"] | None = None
 
     @property
-    def rows(self) -> Any:
-        """The frame, in partitions that do not depend on the executors that are there.
-
-        Spark cuts rows of the driver's process into as many as the executors have cores now.
-        """
-        if is_connect(self.spark):
-            return self.frame
-        leaves = self.frame._jdf.queryExecution().analyzed().collectLeaves()
-        kinds = {leaves.apply(number).nodeName() for number in range(leaves.size())}
-        if kinds != {"LocalRelation"}:
-            return self.frame
-        from pyspark.sql import functions as F
-
-        # Without the filter Spark would drop what comes before the next repartition.
-        return self.frame.coalesce(1).where(F.rand(0) >= 0)
-
-    @property
     def spark(self) -> Any:
         """The session."""
         return self.frame.sparkSession
@@ -137,7 +120,7 @@ class Source:
             # The user's frame keeps its plan between fits; that of our selection is new each time.
             if cached and self.origin.rdd.getNumPartitions() == num_workers:
                 return self.frame
-        return dealt(self.rows, num_workers, in_order=in_order)
+        return dealt(self.frame, num_workers, in_order=in_order)
 
     def warn_of_chance(self, *, repartition: bool) -> None:
         """Warns where the frame has other rows, or deals them otherwise, each time it is computed.

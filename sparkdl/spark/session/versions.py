@@ -209,14 +209,8 @@ def frame_of_table(spark: Any, table: pa.Table) -> Any:
     step = max(1, -(-table.num_rows // parts))
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
     rows = [(bytearray(_packed(batch)),) for batch in batches]
-    context = context_of(spark)
-    if context is None:
-        packed = spark.createDataFrame(rows, "content binary").coalesce(1)
-    else:  # not in as many parts as executors have cores now: equal fits deal equal partitions
-        packed = spark.createDataFrame(
-            context.parallelize(rows, max(1, len(rows))), "content binary"
-        )
-    with this_interpreter(context):
+    packed = spark.createDataFrame(rows, "content binary")
+    with this_interpreter(context_of(spark)):
         return packed.mapInArrow(_unpack, schema)
 
 
