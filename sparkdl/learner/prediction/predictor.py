@@ -150,7 +150,7 @@ def _step(model: Any, x: Any) -> Any:
 
 def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
     """The outputs of ``predict`` for symbols by input; in the order of the outputs, or by name."""
-    given = arrange_inputs(model, symbols)
+    given = arrange_inputs(model, dict(symbols))
     if not gives_otherwise(model):
         return model.compute_output_spec(given)
     made = keras.src.backend.compute_output_spec(lambda x: _step(model, x), given)

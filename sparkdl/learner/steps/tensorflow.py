@@ -84,10 +84,10 @@ class TensorFlowLearner(KerasLearner):
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._moments = SynchronizedMoments(model)
-        self._gradients = self._compile_batch(lambda *data: self._trace_weighed(*data, None))
+        self._gradients = self._compile_batch(lambda x, y, w: self._trace_weighed(x, y, w, None))
         self._weighed_gradients = self._compile_batch(self._trace_weighed)
         apart = self._trace_weighed_apart
-        self._apart_gradients = self._compile_batch(lambda *data: apart(*data, None))
+        self._apart_gradients = self._compile_batch(lambda x, y, w: apart(x, y, w, None))
         self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)

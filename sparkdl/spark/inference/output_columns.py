@@ -191,10 +191,11 @@ def to_arrow(parts: Sequence[Stored], kind: pa.DataType) -> pa.Array:
     else:
         made = pa.concat_arrays([make(part) for part in parts])
     if made.type != kind:
+        shapes = sorted({array.shape[1:] for array in arrays})
         raise DataError(
             "the model gives other values than its column has",
             expected=str(kind),
-            received=f"{made.type}, shape {parts[0].shape[1:]} per row",
+            received=f"{made.type}, shapes {shapes} per row",
             hint="a model that starts with keras.Input tells the shapes of its outputs before",
         )
     return made

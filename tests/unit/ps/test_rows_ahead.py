@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inproc_shards import InprocShards
 from ps_learner import LAYOUT
 
 from sparkdl.coordinator.settings import Settings
@@ -20,7 +21,6 @@ from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
 from sparkdl.rules import make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
-from sparkdl.testing.inproc_shards import InprocShards
 
 DIM = 4
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inproc_shards import InprocShards
 from ps_learner import LAYOUT, together
 
 from sparkdl.coordinator.settings import Settings
@@ -23,7 +24,6 @@ from sparkdl.rules import make_rule
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
-from sparkdl.testing.inproc_shards import InprocShards
 from sparkdl.transport.frames import Flag, FrameLimits, Kind, Message
 
 DIM = 3

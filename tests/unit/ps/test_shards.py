@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from inproc_shards import InprocShards
 from ps_learner import LAYOUT, together
 
 from sparkdl.codecs import make_codec
@@ -22,7 +23,6 @@ from sparkdl.rules import Rule, make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.inproc_shards import InprocShards
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import FrameLimits
