@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkdl.errors import ResourceError
 
 TRAINING_DESCRIPTORS = 64
-"""Files and connections that training opens at once in a process, at most, for up to 8 workers."""
+"""Number of files and connections that a process must have free to train: an estimate, with room."""
 
 
 def require_descriptors(what: str, needed: int = 16) -> None:
