@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkdl.errors import ResourceError
 
 TRAINING_DESCRIPTORS = 64
-"""Number of files and connections that a process must have free to train: an estimate, with room."""
+"""Number of files and connections that a process must have free to train: an estimate."""
 
 
 def require_descriptors(what: str, needed: int = 16) -> None:
