@@ -38,7 +38,7 @@ def describe_model(model: Any) -> dict[str, Json]:
 _STATE = frozenset({
     "name", "module", "registered_name", "build_config", "compile_config", "shared_object_id",
     "trainable", "dtype", "seed", "batch_shape", "batch_input_shape", "keras_history",
-    "input_layers", "output_layers",
+    "input_layers", "output_layers", "stored",
 })  # fmt: skip
 """Parts of a configuration that say nothing of what a model with given weights computes."""
 
