@@ -107,10 +107,10 @@ LAYERS: dict[str, str] = {
         UnitNormalization()(x); SpectralNormalization(Dense(2))(x); Softmax()(x); Rescaling(.5)(x)
         Lambda(lambda t: t * .5)(x); RepeatVector(2)(x); Reshape((2, 3))(x)
         Normalization(mean=.5, variance=2.)(x); Add()([x, x * 2.]); Average()([x, x * 2.])
-        Maximum()([x, x * 2.]); Minimum()([x, x * 2.]); Multiply()([x, x]); Subtract()([x, x * 2.])
+        Maximum()([x, x * x]); Minimum()([x, x * x]); Multiply()([x, x]); Subtract()([x, x * 2.])
         Concatenate()([x, x]); Dot(1)([x, x]); Discretization([-.5, .5])(x)
         CategoryEncoding(4, 'multi_hot')(Discretization([-.5, .5])(x))
-        add([x, x]); average([x, x]); maximum([x, x * 2.]); minimum([x, x * 2.]); multiply([x, x])
+        add([x, x]); average([x, x]); maximum([x, x * x]); minimum([x, x * x]); multiply([x, x])
         subtract([x, x * 2.]); concatenate([x, x]); dot([x, x], 1)
     """,
     "sequence": """
