@@ -261,6 +261,8 @@ CALLBACKS = """
     ReduceLROnPlateau('loss', patience=0, min_delta=9.); SwapEMAWeights(True)
     BackupAndRestore(path)
 """
+UNSEEDED = {"torch": {"RandomElasticTransform"}}
+"""Backend -> layers that draw from the backend's own generator there, whatever their seed is."""
 REFUSED: dict[str, str] = {
     "RandomShear": "Keras cannot load it: what it writes is out of the range that it takes",
     "BackupAndRestore": "fit has checkpoints of its own: checkpoint_dir=..., resume=True",
@@ -289,7 +291,9 @@ def known(list_name: str, text: str) -> list[str]:
     def has(name: str) -> bool:  # what begins so is no argument of a lambda
         return name in module or not (name[0].isupper() or "_" in name)
 
-    return [line for line in lines_of(text) if all(map(has, names_in(line)))]
+    unseeded = UNSEEDED.get(BACKEND, set())
+    lines = [line for line in lines_of(text) if not names_in(line) & unseeded]
+    return [line for line in lines if all(map(has, names_in(line)))]
 
 
 def tables(list_name: str) -> list[str]:
