@@ -333,12 +333,13 @@ class JaxLearner(KerasLearner):
         self._take(found, out)
 
     def find_terms(self, stack: BatchStack) -> None:
-        *state, batch = self._state_and_batch(stack)
+        state_and_batch = self._state_and_batch(stack)
         if self._compiles:  # the call that follows finds what is traced here
-            self._gradients.trace(*state, batch, None)
+            self._gradients.trace(*state_and_batch, None)
         else:  # code that wants numbers (RandomCrop); no state is changed
+            *_, batch = state_and_batch
             few = jax.tree.map(lambda array: array[: few_rows(self.model)], batch)
-            self._trace_gradients(*state, few, None)
+            self._trace_gradients(*state_and_batch[:4], few, None)
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         return np.asarray(self._denominators(*self._state_and_batch(stack)))
