@@ -338,7 +338,6 @@ def without_spark(session: LocalSession) -> Iterator[None]:
             spec.columns, names, strict=True
         ),
         "sparkdl.spark.forms.shipped.frame_of_table": LocalFrame,
-        "sparkdl.spark.forms.sources.Source.rows": property(lambda source: source.frame),
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
