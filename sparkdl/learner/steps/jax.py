@@ -27,6 +27,7 @@ from sparkdl.learner.steps.captured_gradients import (
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.step_logs import stateless_logged_step
 from sparkdl.learner.structure import pack_batch
 from sparkdl.training.learning import BatchStack
@@ -332,10 +333,13 @@ class JaxLearner(KerasLearner):
         self._take(found, out)
 
     def find_terms(self, stack: BatchStack) -> None:
+        state_and_batch = self._state_and_batch(stack)
         if self._compiles:  # the call that follows finds what is traced here
-            self._gradients.trace(*self._state_and_batch(stack), None)
-        else:
-            jax.eval_shape(self._trace_gradients, *self._state_and_batch(stack), None)
+            self._gradients.trace(*state_and_batch, None)
+        else:  # code that wants numbers (RandomCrop); no state is changed
+            *_, batch = state_and_batch
+            few = jax.tree.map(lambda array: array[: few_rows(self.model)], batch)
+            self._trace_gradients(*state_and_batch[:4], few, None)
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         return np.asarray(self._denominators(*self._state_and_batch(stack)))

@@ -162,9 +162,9 @@ class TorchLearner(KerasLearner):
             torch.nn.Module.train(self.model, mode)
 
     def _tensors(self, stack: BatchStack) -> Any:
-        x, y, weights = map_arrays(self._tensor, self.arranged(stack))
-        # Keras multiplies weights with a mask in place: the rows of the partition, without a copy.
-        return x, y, map_arrays(torch.clone, weights)
+        tensors = map_arrays(self._tensor, self.arranged(stack))
+        # Keras writes to images (RandomBrightness) and weights: on a CPU the partition's own rows.
+        return map_arrays(torch.clone, tensors) if self._device.type == "cpu" else tensors
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return tensor_of(array, self._device)
