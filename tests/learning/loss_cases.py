@@ -270,6 +270,8 @@ def by_workers(
     """Each worker's weights, and the logs of the last epoch of all of them together."""
     models = [started(case) for _ in parts]
     learners = [make_learner(model) for model in models]
+    for rank, learner in enumerate(learners):
+        learner.take_stream(rank, len(parts))
     layout = model_layout(models[0])
     center = read_model(models[0], layout)
     settings = LoopSettings(epochs=EPOCHS, batch_size=BATCH, shuffle=False, follow_schedule=False)

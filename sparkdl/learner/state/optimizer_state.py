@@ -87,6 +87,14 @@ def forget_lost_variables(model: Any) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
+def build_if_empty(model: Any) -> None:
+    """Builds an optimizer that Keras built with no variables, as it does from an ``.h5`` file."""
+    optimizer = innermost_optimizer(model)
+    if optimizer.built and not (optimizer._trainable_variables or optimizers_within(optimizer)):
+        optimizer.built = False
+        optimizer.build(model.trainable_variables)
+
+
 def unknown_variables(model: Any) -> list[Any]:
     """Variables that train and that the optimizer, which is built, was not built with."""
     optimizer = innermost_optimizer(model)

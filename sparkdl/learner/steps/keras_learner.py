@@ -25,6 +25,7 @@ from sparkdl.learner.state.model_weights import (
     trained_variables,
 )
 from sparkdl.learner.state.optimizer_state import (
+    build_if_empty,
     after_scaled_step,
     batch_counter,
     innermost_optimizer,
@@ -551,6 +552,7 @@ def require_compiled(model: Any) -> None:
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
         )
+    build_if_empty(model)
     unknown = unknown_variables(model)
     if unknown and not has_own(model, "train_step"):
         raise ModelError(
