@@ -71,7 +71,7 @@ def check(build: Any, data: Any, x: Any, y: Any, weight: Any = None, *, fit: boo
             np.testing.assert_allclose(b, a, atol=2e-5)
         assert len(history["loss"]) == 2
     want = expected.evaluate(x, y, sample_weight=weight, return_dict=True, **options)
-    # An output's loss is the mean of its batches in Keras, too: of one row each, they are cut alike.
+    # An output's loss is the mean over batches, as in Keras: batches of one row are cut alike.
     several = len(getattr(mine, "outputs", None) or ()) > 1
     got = spark_model.evaluate(data, batch_size=1 if several else 16, **columns)
     assert got.keys() == want.keys()

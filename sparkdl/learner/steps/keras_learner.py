@@ -25,9 +25,9 @@ from sparkdl.learner.state.model_weights import (
     trained_variables,
 )
 from sparkdl.learner.state.optimizer_state import (
-    build_if_empty,
     after_scaled_step,
     batch_counter,
+    build_if_empty,
     innermost_optimizer,
     load_optimizer_state,
     loss_scale_of,

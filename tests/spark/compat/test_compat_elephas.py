@@ -99,7 +99,7 @@ def test_files_keep_the_class_and_its_settings(cls: Any, ending: str, tmp_path: 
         np.testing.assert_array_equal(one, other)
     changed = load_spark_model(f"file://{path}", num_workers=3)
     assert (type(changed), changed.num_workers) == (cls, 3)
-    for model in (loaded.model, made.model):  # Keras builds the optimizer of an .h5 file for nothing
+    for model in (loaded.model, made.model):  # Keras alone cannot train the loaded one
         model.fit(X, Y, batch_size=16, shuffle=False, verbose=0)
     for one, other in zip(loaded.model.get_weights(), made.model.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
