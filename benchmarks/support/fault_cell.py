@@ -4,7 +4,7 @@ Two executors on this machine train a small network; at one moment of the fit th
 became of the fit goes to ``report.json`` in the cell's folder, after it to the caller's eyes. A
 driver that is killed writes none; ``--resume`` is the driver that goes on in its place.
 
-    python benchmarks/fault_cell.py kill-worker exchange asynchronous /tmp/folder
+    python benchmarks/support/fault_cell.py kill-worker exchange asynchronous /tmp/folder
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import fault_counts
 import numpy as np
 import psutil
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 EPOCHS = 8
 COPIES = {"asynchronous": 40, "hogwild": 40, "synchronous": 4, "allreduce": 12}
 """Of the 1,797 digits: so many that an epoch takes some tenths of a second, and a fault that is to

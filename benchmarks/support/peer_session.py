@@ -1,6 +1,6 @@
 """One session of one library for torch_peers.py: a cluster, a DataFrame, some fits; prints JSON.
 
-python benchmarks/peer_torch_distributor.py CASE SEED [kill]
+python benchmarks/support/peer_torch_distributor.py CASE SEED [kill]
 """
 
 from __future__ import annotations

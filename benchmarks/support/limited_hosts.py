@@ -1,36 +1,202 @@
-"""Workers and servers as processes on hosts with slow links, for the benchmarks that need them.
+"""Hosts with slow links on one machine, and workers and servers as processes on them.
+
+With the rights for it (root, ``ip``, ``tc``) each host is a network namespace with one link to a
+common switch, limited in both directions by a token bucket. Without, :class:`Relay` forwards
+connections to one server at a limited rate.
 
 The workers' processes run from the first job to the last. A job trains a real model through the
 library's own loop, over a parameter server or the built-in communicator's ring, and notes when each
-exchange ended. Hosts are network namespaces where those are permitted (see ``limited_network``).
+exchange ended.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
 import secrets
+import shutil
+import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-sys.path.insert(0, os.path.dirname(__file__))
-import datasets
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import numpy as np
 import workload
-from limited_network import LimitedNetwork, Relay
 
+CHUNK = 65_536
+_LETTERS = itertools.cycle("abcdefghijklmnopqrstuvwxyz")
 LENGTH = struct.Struct("<Q")
 LARGE = (784, 2560, 4096, 3072, 10)
 """Units of a network of 25.1 million values (100 MB)."""
+
+
+class LimitedNetwork:
+    """Hosts with a link of so many Mbit/s each, in both directions; a context manager.
+
+    Args:
+        hosts: How many hosts.
+        mbit: Rate of each link.
+        queue_ms: How long a byte may wait before a link; with a queue that is much longer than a
+            real switch's, acknowledgements are late where both directions are busy.
+
+    Raises:
+        PermissionError: Namespaces or limits are not permitted here.
+    """
+
+    def __init__(self, hosts: int, mbit: float, queue_ms: int = 200) -> None:
+        # the links of one that was closed before may still be there for a moment
+        self._id = f"sl{os.getpid() % 100_000}{next(_LETTERS)}"
+        self._net = f"10.{64 + os.getpid() // 250 % 64}.{os.getpid() % 250}"
+        self._hosts, self._rate = hosts, f"{mbit:g}mbit"
+        # a bucket below 1 ms of the rate would not reach it; tbf takes some kilobytes at least
+        self._bucket = f"{max(16_384, int(mbit * 125))}"
+        self._queue = f"{queue_ms}ms"
+        self._made: list[list[str]] = []
+
+    def __enter__(self) -> Self:
+        if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
+            raise PermissionError("network namespaces need root, ip and tc")
+        try:
+            switch = f"{self._id}s"
+            self._ip("link", "add", switch, "type", "bridge", undo=["link", "del", switch])
+            self._ip("link", "set", switch, "up")
+            for host in range(self._hosts):
+                self._add(host, switch)
+        except (OSError, subprocess.CalledProcessError) as error:
+            self.close()
+            raise PermissionError(f"no limited links here: {error}") from error
+        return self
+
+    def _add(self, host: int, switch: str) -> None:
+        name, port = self.name(host), f"{self._id}p{host}"
+        self._ip("netns", "add", name, undo=["netns", "del", name])
+        self._ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        self._ip("link", "set", port, "master", switch, "up")
+        self._ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+        self._ip("-n", name, "link", "set", "eth0", "up")
+        self._ip("-n", name, "link", "set", "lo", "up")
+        limit = ["root", "tbf", "rate", self._rate, "burst", self._bucket]
+        limit += ["latency", self._queue]
+        _call(["tc", "qdisc", "add", "dev", port, *limit])
+        _call([*self.command(host), "tc", "qdisc", "add", "dev", "eth0", *limit])
+
+    def _ip(self, *words: str, undo: list[str] | None = None) -> None:
+        _call(["ip", *words])
+        if undo is not None:
+            self._made.append(["ip", *undo])
+
+    def name(self, host: int) -> str:
+        """The name of a host's namespace."""
+        return f"{self._id}h{host}"
+
+    def address(self, host: int) -> str:
+        """The address of a host."""
+        return f"{self._net}.{host + 1}"
+
+    def command(self, host: int) -> list[str]:
+        """What to put before a command so that it runs on a host."""
+        return ["ip", "netns", "exec", self.name(host)]
+
+    def close(self) -> None:
+        """Removes all namespaces and links; can be repeated."""
+        while self._made:
+            subprocess.run(self._made.pop(), capture_output=True, check=False, timeout=10)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _call(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, check=True, timeout=10)
+
+
+class Relay:
+    """Forwards connections to a server on this machine, at a limited rate in each direction.
+
+    All connections share the rate, as they share a server's link.
+
+    Args:
+        port: The server's port on the loopback interface.
+        mbit: The rate in each direction, in Mbit/s.
+    """
+
+    def __init__(self, port: int, mbit: float) -> None:
+        self._target = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._rates = [_Rate(mbit * 125_000), _Rate(mbit * 125_000)]
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept, daemon=True)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target, timeout=10)
+            except OSError:
+                return
+            far.settimeout(None)
+            for connection in (near, far):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * CHUNK)
+                self._open.append(connection)
+            for pair, rate in (((near, far), 0), ((far, near), 1)):
+                thread = threading.Thread(
+                    target=self._forward, args=(*pair, self._rates[rate]), daemon=True
+                )
+                thread.start()
+                self._threads.append(thread)
+
+    def _forward(self, source: socket.socket, target: socket.socket, rate: _Rate) -> None:
+        buffer = bytearray(CHUNK)
+        with contextlib.suppress(OSError):
+            while count := source.recv_into(buffer):
+                rate.wait(count)
+                target.sendall(memoryview(buffer)[:count])
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        for connection in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+        for thread in self._threads:
+            thread.join(5)
+
+
+class _Rate:
+    """Lets bytes pass one after the other at a rate; thread-safe."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._bytes_per_s, self._free = bytes_per_s, 0.0
+        self._lock = threading.Lock()
+
+    def wait(self, count: int) -> None:
+        with self._lock:
+            now = time.monotonic()
+            self._free = max(self._free, now) + count / self._bytes_per_s
+            until = self._free
+        time.sleep(max(0.0, until - now))
 
 
 @dataclass(frozen=True)
@@ -41,7 +207,6 @@ class Job:
         sizes: Units of a network of dense layers, on made-up rows; empty for the CNN on MNIST.
         workers: How many ranks take part, from rank 0 on.
         rule: The server's rule; None for all-reduce over the ring.
-        codec: Encodes the exchanges with the server.
         window: Batches between two exchanges.
         epochs: Of ``batches`` batches on each worker.
         batches: Per epoch.
@@ -50,15 +215,11 @@ class Job:
         alone: A worker does only its own part of the exchanges, ``'delta'`` or ``'gradient'``, and
             sends nothing; ``'step'``: a whole step of all-reduce among this worker alone.
         stagger_s: Each worker begins so much later than the one before it.
-        part_bytes: Of the parts of an all-reduce; 0 for the library's own.
-        cuts: Whether parts go through variables.
-        idle: The workers exchange and do not compute.
     """
 
     sizes: tuple[int, ...]
     workers: int
     rule: Any = None
-    codec: Any = None
     window: int = 1
     epochs: int = 1
     batches: int = 4
@@ -66,9 +227,6 @@ class Job:
     seed: int = 0
     alone: str = ""
     stagger_s: float = 0.0
-    part_bytes: int = 0
-    cuts: bool = True
-    idle: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,14 +238,12 @@ class Told:
         moved: Bytes (sent, received) until the end of each exchange; with a server only.
         transport: Name of the transport in use.
         cpu_s: The process' processor time until the end of each exchange.
-        begun: When the first part of each step's gradient was handed over; all-reduce only.
     """
 
     steps: list[float]
     moved: list[list[int]]
     transport: str
     cpu_s: list[float]
-    begun: list[float]
 
 
 def make_model(sizes: tuple[int, ...], seed: int = 0) -> Any:
@@ -95,7 +251,7 @@ def make_model(sizes: tuple[int, ...], seed: int = 0) -> Any:
     import keras
 
     if not sizes:
-        return datasets.mnist_model(7 + seed)
+        return workload.mnist_model(7 + seed)
     keras.utils.set_random_seed(1)
     layers: list[Any] = [keras.Input((sizes[0],))]
     layers += [keras.layers.Dense(n, activation="relu") for n in sizes[1:-1]]
@@ -109,7 +265,7 @@ def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
     count = job.batches * job.batch_size
     if job.sizes:
         return workload.make_data(count, seed=rank)
-    x, y, _, _ = datasets.mnist()
+    x, y, _, _ = workload.mnist()
     return x[rank :: job.workers][:count], y[rank :: job.workers][:count]
 
 
@@ -165,7 +321,7 @@ def be_worker() -> None:
         learner.read_weights(flat)
         np.save(f"{directory}/{rank}.npy", flat)
         told = [timed.steps, timed.moved, getattr(timed, "transport", "builtin")]
-        print(json.dumps([*told, timed.cpu_s, getattr(timed, "begun", [])]), flush=True)
+        print(json.dumps([*told, timed.cpu_s]), flush=True)
 
 
 @contextlib.contextmanager
@@ -173,7 +329,7 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
     if job.alone == "step":
         from sparkdl.collective.solo import SoloCommunicator
 
-        yield _stepping(job, SoloCommunicator(), layout)
+        yield _stepping(SoloCommunicator(), layout)
     elif job.alone:
         yield _Alone(job.alone, layout)
     elif job.rule is not None:
@@ -189,39 +345,16 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
         print(connector.prepare().to_json(), flush=True)
         members = [Member.from_json(text) for text in _read_object()]
         with connector.connect(members, token) as communicator:
-            yield _stepping(job, communicator, layout)
+            yield _stepping(communicator, layout)
 
 
-def _stepping(job: Job, communicator: Any, layout: Any) -> Any:
-    """A synchronizer of all-reduce that notes when the first part of each gradient leaves."""
+def _stepping(communicator: Any, layout: Any) -> Any:
+    """A synchronizer of all-reduce."""
     from sparkdl.collective import gradient_synchronizer
     from sparkdl.collective.synchronizer import AllReduceSynchronizer
-    from sparkdl.training import parts
 
-    class Steps(gradient_synchronizer.AllReduceGradientSynchronizer):
-        def begin(self, part: int) -> None:
-            if part == min(1, len(self.parts) - 1):  # the one before has no gradient
-                begun.append(time.perf_counter())
-            super().begin(part)
-
-        def train(self, learner: Any, stack: Any) -> None:
-            if not job.idle:
-                super().train(learner, stack)
-                return
-            self.rows = stack.num_rows
-            for part in range(len(self.parts)):
-                self.begin(part)
-            self.finish()
-
-    def parts_of(*given: Any, **options: Any) -> list[slice]:
-        return parts.parts_of(*given, **{**options, "cuts": job.cuts})
-
-    begun: list[float] = []
-    gradient_synchronizer.parts_of = parts_of
-    steps = Steps(communicator, layout, part_bytes=job.part_bytes or None)
-    synchronizer: Any = AllReduceSynchronizer(communicator, layout, steps=steps)
-    synchronizer.begun = begun
-    return synchronizer
+    steps = gradient_synchronizer.AllReduceGradientSynchronizer(communicator, layout)
+    return AllReduceSynchronizer(communicator, layout, steps=steps)
 
 
 @dataclass(frozen=True)
@@ -347,7 +480,7 @@ class Hosts:
         mbit: Rate of each host's link, in each direction.
         directory: For the workers' final weights, ``<rank>.npy``.
         relay: Limit by a relay beside the server even where namespaces are permitted.
-        queue_ms: See :class:`limited_network.LimitedNetwork`.
+        queue_ms: See :class:`LimitedNetwork`.
     """
 
     def __init__(
@@ -416,9 +549,8 @@ class Hosts:
         model = make_model(job.sizes, job.seed)
         layout = model_layout(model)
         rule = job.rule.bind(job.workers)
-        codec = None if job.codec is None else job.codec.bind(job.workers)
         config = ServerConfig(
-            layout, rule, job.workers, mode="socket", codec=codec,
+            layout, rule, job.workers, mode="socket",
             settings=Settings(job.workers, gather=job.workers),
         )  # fmt: skip
         with self._server(config, read_model(model, layout)) as endpoint:

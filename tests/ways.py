@@ -5,7 +5,7 @@ Each way is one small job in fresh processes on a local cluster of two executors
 where any of its functions ran, other than while a module was being imported: helpers and error
 classes included.
 
-    python benchmarks/ways.py [--list]
+    python tests/ways.py [--list]
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 WAYS = ("fit, asynchronous", "fit, allreduce", "run", "predict")
 
 TRACER = '''
-"""Notes the modules of sparkdl whose functions run in this process; see benchmarks/ways.py."""
+"""Notes the modules of sparkdl whose functions run in this process; see tests/ways.py."""
 import os, sys, threading
 
 _FOLDER, _PACKAGE = os.environ["SPARKDL_WAYS"], os.environ["SPARKDL_WAYS_PACKAGE"]
