@@ -7,7 +7,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 BENCHMARKS = ROOT / "benchmarks"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/guide").glob("*.md")),
+]
 SCRIPTS = {path.name for path in BENCHMARKS.glob("*.py")}
 SHARED = {"run.py", "workload.py"}
 """Scripts without a table of their own: one runs all, one has what they train on."""
