@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.images.image_file import (
         KerasImageFileTransformer as KerasImageFileTransformer,
     )
-    from sparkdl.spark.images.image_udf import registerKerasImageUDF as registerKerasImageUDF
+    from sparkdl.spark.images.image_file import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
@@ -83,7 +83,7 @@ _HOMES = {
     "DeepImagePredictor": "sparkdl.spark.images.deep_image",
     "KerasImageFileEstimator": "sparkdl.spark.images.image_file",
     "KerasImageFileTransformer": "sparkdl.spark.images.image_file",
-    "registerKerasImageUDF": "sparkdl.spark.images.image_udf",
+    "registerKerasImageUDF": "sparkdl.spark.images.image_file",
     "predict": "sparkdl.spark.predict",
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",

@@ -220,7 +220,7 @@ COMMUNICATORS = {
     "auto": "sparkdl.collective.horovod_connector:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
     "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
-    "solo": "sparkdl.collective.solo:SoloConnector",
+    "solo": "sparkdl.collective.current:SoloConnector",
 }
 
 

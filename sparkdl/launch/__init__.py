@@ -2,9 +2,9 @@
 
 ``task``: what a task and a launcher are, and how ranks exchange texts. ``function``: the task of
 ``sparkdl.run``. ``threads``, ``processes``: two launchers (Spark's is in
-``spark/runs/launcher.py``). ``thread_call``: a call that may be given up. ``child``: a rank in a
+``spark/runs/launcher.py``). ``child``: a rank in a
 process of its own, with other devices. ``devices``: which those are. ``rank_session``, ``peers``:
-how ranks meet the coordinator, and are told of each other. ``results``: what comes back.
-``capture``: what ranks print. ``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C
+how ranks meet the coordinator, and are told of each other. ``results``: what comes back and
+what ranks print. ``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C
 on the driver.
 """

@@ -14,7 +14,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.settings.network import RankListening
 from sparkdl.settings.values import require_int, require_name
 from sparkdl.wire.hosts import rank_addresses

@@ -20,8 +20,7 @@ from sparkdl.spark.inference.function import (
 )
 from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.predict import PredictionChoice
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 
 RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
 

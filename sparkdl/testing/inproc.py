@@ -12,7 +12,6 @@ from sparkdl.ps.client import Client
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig
 from sparkdl.transport.connection import Opener, Timeouts, deliver_body
-from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -22,7 +21,7 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.service import Service
+from sparkdl.transport.service import Dispatcher, Service
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.wire.listening import token_matches
 

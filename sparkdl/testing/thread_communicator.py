@@ -20,8 +20,7 @@ from sparkdl.collective.arithmetic import (
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.ordered import OrderedCommunicator
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.ordered import OrderedCommunicator, name_ranks
 from sparkdl.errors import ConfigError, ProtocolError, TransportError, WaitTimeoutError
 
 

@@ -377,7 +377,7 @@ class ProcessWorld:
 
 
 def alone() -> ThreadWorld:
-    from sparkdl.collective.solo import SoloCommunicator
+    from sparkdl.collective.current import SoloCommunicator
 
     return ThreadWorld([SoloCommunicator()])
 

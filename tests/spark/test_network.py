@@ -19,7 +19,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.program import PyNode, launch, make_program
 from sparkdl.settings.network import Network, RankListening
-from sparkdl.spark.runs.network import is_encrypted, listening_address, rank_listening
+from sparkdl.spark.runs.resources import is_encrypted, listening_address, rank_listening
 
 
 def session(master: str, **settings: str) -> Any:

@@ -30,8 +30,7 @@ from sparkdl.collective.arithmetic import (
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.builtin.paths import connect_paths
-from sparkdl.collective.builtin.places import Places
+from sparkdl.collective.builtin.paths import Places, connect_paths
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
     KINDS,

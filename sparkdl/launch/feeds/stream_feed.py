@@ -17,10 +17,9 @@ from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import RankListening
 from sparkdl.settings.values import require_int
-from sparkdl.transport.address import Endpoint
+from sparkdl.transport.address import Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import FrameLimits, Message
-from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
 from sparkdl.wire.hosts import rank_addresses

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
 from sparkdl.ps.decision import Decision, Member

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.decision import Decision, Member
 from sparkdl.ps.kinds import DECISION, StoreKind

@@ -43,9 +43,9 @@ from sparkdl.spark.doctor.report import Check, DoctorReport, worst
 from sparkdl.spark.runs import capacity, jobs
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.network import listening_address, rank_listening
+from sparkdl.spark.runs.resources import listening_address, rank_listening
 from sparkdl.spark.session import running
-from sparkdl.spark.session.interpreter import interpreter_of
+from sparkdl.spark.session.running import interpreter_of
 from sparkdl.wire.proving import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -367,7 +367,7 @@ class _Examination:
             return
         self.checks += check_hosts(own, executors, _backend(), cores, self._driver_host())
         if self.model is not None:
-            from sparkdl.spark.doctor.model_memory import check_model
+            from sparkdl.spark.doctor.cluster_checks import check_model
 
             self.checks += check_model(self.model, self.config, own, executors.facts)
 

@@ -39,8 +39,7 @@ from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions
 from sparkdl.tables.ftrl import Ftrl
 

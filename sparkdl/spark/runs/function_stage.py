@@ -30,9 +30,9 @@ from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.feeding import dealt_to_first
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session import running
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 
 _LOG = logging.getLogger("sparkdl")
 

@@ -17,10 +17,14 @@ from sparkdl.settings.network import Network
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
-from sparkdl.spark.runs.resources import resource_profile
+from sparkdl.spark.runs.resources import (
+    certificate_of,
+    listening_address,
+    rank_listening,
+    resource_profile,
+)
 from sparkdl.spark.session import running
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 
 
 @contextmanager

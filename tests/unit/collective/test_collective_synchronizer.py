@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError

@@ -22,9 +22,8 @@ from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.rank_session import KEPT_BYTES, LineSender
 from sparkdl.launch.results import join_batches, of_kind
 from sparkdl.launch.task import AloneGathering, RankContext
-from sparkdl.transport.address import Address, Endpoint
+from sparkdl.transport.address import Address, Endpoint, ListenOptions
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.listeners import ListenOptions
 
 pytestmark = pytest.mark.processes
 

@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError, ProtocolError, TransportError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.cut import ranges_of
 from sparkdl.rules import Rule, make_rule
