@@ -181,7 +181,7 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
             yield synchronizer
     else:
         from sparkdl.collective.builtin import BuiltinConnector
-        from sparkdl.collective.member import Member
+        from sparkdl.collective.communicator import Member
 
         host, token = meeting
         options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}

@@ -2,7 +2,7 @@
 
 ``communicator``, ``ordered``: what a communicator is, and what all of them share.
 ``builtin``, ``horovod``, ``horovod_connector``: the communicators. ``current``: a run's.
-``member``: how ranks find each other. ``arithmetic``, ``arguments``: reductions and their checks.
+``arithmetic``: reductions and their checks.
 ``rules``: how the ranks' gradients or weights become one. ``tables``: rows spread over the ranks.
 ``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``: what
 the training loop sees.

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors
-from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.member import Member
+from sparkdl.collective.communicator import Communicator, Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
 from sparkdl.errors import ConfigError
 

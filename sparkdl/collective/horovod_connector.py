@@ -14,6 +14,7 @@ from sparkdl.collective.communicator import (
     BuiltinOptions,
     Connector,
     HorovodOptions,
+    Member,
     make_communicator,
 )
 from sparkdl.collective.horovod import (
@@ -23,7 +24,6 @@ from sparkdl.collective.horovod import (
     reduces_on_gpus,
     unavailable,
 )
-from sparkdl.collective.member import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator, name_ranks
 from sparkdl.errors import ConfigError, ResourceError
 

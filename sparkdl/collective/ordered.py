@@ -20,7 +20,8 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arguments import (
+from sparkdl.collective.arithmetic import (
+    Array,
     check_array,
     check_gathered,
     check_group,
@@ -28,8 +29,8 @@ from sparkdl.collective.arguments import (
     check_out,
     check_parts,
     check_root,
+    shard_edges,
 )
-from sparkdl.collective.arithmetic import Array, shard_edges
 from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
 from sparkdl.process.closing import Closing
 

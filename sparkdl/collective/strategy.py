@@ -12,10 +12,10 @@ from sparkdl.collective.communicator import (
     Communicator,
     Connector,
     ConnectorOptions,
+    Member,
     make_communicator,
 )
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer

@@ -1,4 +1,4 @@
-"""What ranks return, in rows of bounded size for the driver; what they print, as lines."""
+"""The results of ranks, in rows of bounded size for the driver, and the lines that they print."""
 
 from __future__ import annotations
 

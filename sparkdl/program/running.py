@@ -20,7 +20,7 @@ from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportEr
 from sparkdl.failures import Failure, RankFailure, one_line
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
+from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
 from sparkdl.launch.results import Capture, Result
 from sparkdl.launch.task import RankContext
 from sparkdl.launch.threads import RestartedRanks

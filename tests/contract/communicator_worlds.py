@@ -383,7 +383,7 @@ def alone() -> ThreadWorld:
 
 
 def threads(size: int) -> ThreadWorld:
-    from sparkdl.testing.thread_communicator import connect_threads
+    from sparkdl.testing.inproc import connect_threads
 
     return ThreadWorld(list(connect_threads(size)))
 

@@ -15,7 +15,7 @@ from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, Connecti
 from sparkdl.collective.builtin.ring import Ring
 from sparkdl.collective.builtin.shared import SharedMemory
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch
-from sparkdl.collective.member import Member
+from sparkdl.collective.communicator import Member
 from sparkdl.errors import AuthenticationError, TransportError
 from sparkdl.wire.tls import Certificate, require_name
 

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, StoreKind
+from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
     Mask,

@@ -32,10 +32,10 @@ from sparkdl.spark.images.deep_image import (
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageWriter
+from sparkdl.spark.predict import register_udf
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.spark.udf import register_udf
 
 OUTPUT_MODES = ("vector", "image")
 _BATCH_SIZE = 32

@@ -28,9 +28,8 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
-from sparkdl.spark.ml.params import LOGITS_PARAM, columns
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.ml.stage import ParamSpec, has_params
+from sparkdl.spark.ml.stage import LOGITS_PARAM, ParamSpec, columns, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.ml.training import (
     TrainingStage,

@@ -20,17 +20,17 @@ from sparkdl.learner.signature import Shape, Signature
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import declared, require_instance, require_objects
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import (
+from sparkdl.spark.ml.parts import Parts, archive_of
+from sparkdl.spark.ml.stage import (
     BUILD_PARAMS,
     FIT_PARAMS,
     LIMITS_PARAMS,
     MODEL_PARAMS,
     ColumnsStage,
     camel,
+    has_params,
     snake,
 )
-from sparkdl.spark.ml.parts import Parts, archive_of
-from sparkdl.spark.ml.stage import has_params
 from sparkdl.spark.ml.trained import Trained, TrainingSummary
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel

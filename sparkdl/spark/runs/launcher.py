@@ -15,8 +15,7 @@ from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
-from sparkdl.spark.runs.capacity import barrier_refusal
-from sparkdl.spark.runs.jobs import SparkJob
+from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
 from sparkdl.spark.session.running import (
     context_of,

@@ -1,4 +1,4 @@
-"""What tasks ask of their executors (stage-level scheduling, memory), and where ranks listen.
+"""The demands of tasks on executors (stage-level scheduling, memory), and where ranks listen.
 
 Memory of the Python workers is no part of an executor's Java memory.
 """

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.rules import Part
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.weights import FloatArray
 
 

@@ -14,7 +14,7 @@ from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchroniz
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.reports import EpochReport, Report

@@ -11,8 +11,7 @@ import pytest
 
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.feeds.feeding import call_while_it_feeds
-from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamSettings
-from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
+from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamIntake, StreamSettings, send_rows
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.address import Listeners, ListenOptions
