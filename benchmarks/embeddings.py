@@ -157,7 +157,7 @@ def measure_steps(options: argparse.Namespace) -> None:
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
     from sparkdl.learner.steps import tensorflow as tensorflow_learner
-    from sparkdl.testing.thread_communicator import connect_threads
+    from sparkdl.testing.inproc import connect_threads
 
     x, y = make_data()
     rows = BATCH * 16 * 6

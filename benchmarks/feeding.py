@@ -37,8 +37,8 @@ import pyarrow as pa
 
 from sparkdl import Feeding, Limits
 from sparkdl.data.feed import Feed, RowSpool, to_numpy
-from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
-from sparkdl.transport.listeners import Listeners, ListenOptions
+from sparkdl.launch.feeds.stream_feed import StreamIntake, send_rows
+from sparkdl.transport.address import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 
 BATCH = 256

@@ -190,7 +190,7 @@ class Machines(Hosts):
         from sparkdl.learner.state.model_weights import model_layout, read_model
         from sparkdl.learner.state.served_rows import ModelTables
         from sparkdl.ps.server import ServerConfig
-        from sparkdl.ps.server.shard import TablesOfRun, shards_of
+        from sparkdl.ps.server.config import TablesOfRun, shards_of
         from sparkdl.ps.strategy import ServerStrategy
         from sparkdl.rules import make_rule
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparkdl.codecs import codec_names, make_codec
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.rules import (
     Exchange,
     GradientExchange,
@@ -30,7 +31,6 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.rules import rule_names as exchange_names
-from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.optimizers.blocks import use_threads
 from sparkdl.rules import Commit, Rule, make_rule, rule_names
 from sparkdl.weights import FloatArray, Layout

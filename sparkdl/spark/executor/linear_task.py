@@ -16,7 +16,7 @@ from sparkdl.errors import DataError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, connected
-from sparkdl.launch.rank_session import DriverUnreachableError, open_rank_session
+from sparkdl.launch.peers import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RankContext
 from sparkdl.process import payload

@@ -40,7 +40,7 @@ from sparkdl.spark.inference.forward import (
 )
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
 
 if TYPE_CHECKING:
