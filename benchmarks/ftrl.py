@@ -112,7 +112,7 @@ def text_of(rows: Rows) -> str:
 def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tuple[float, Any]:
     import pyarrow as pa
 
-    from sparkdl.collective.solo import SoloCommunicator
+    from sparkdl.collective.current import SoloCommunicator
     from sparkdl.collective.tables.linear import LinearSettings, LinearTraining
     from sparkdl.data.sparse_rows import SparseRows
 

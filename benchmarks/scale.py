@@ -217,8 +217,7 @@ def loopback_rate(size: int = 100_000_000) -> float:
     from sparkdl.ps.client import Progress, connect
     from sparkdl.ps.server import ServerConfig
     from sparkdl.rules import SingleWorker
-    from sparkdl.transport.address import Endpoint
-    from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.address import Endpoint, Listeners
     from sparkdl.transport.server import Server
     from sparkdl.weights import Layout
 

@@ -274,7 +274,7 @@ def rows_of(job: Job, rank: int) -> tuple[np.ndarray, np.ndarray]:
 
 def be_server() -> None:
     """Runs a server until the standard input closes; prints its address."""
-    from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.address import Listeners
     from sparkdl.transport.server import Server
 
     config, center = _read_object()
@@ -327,7 +327,7 @@ def be_worker() -> None:
 @contextlib.contextmanager
 def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[Any]:
     if job.alone == "step":
-        from sparkdl.collective.solo import SoloCommunicator
+        from sparkdl.collective.current import SoloCommunicator
 
         yield _stepping(SoloCommunicator(), layout)
     elif job.alone:
@@ -337,7 +337,7 @@ def _synchronizer(job: Job, meeting: Any, rank: int, layout: Any) -> Iterator[An
             yield synchronizer
     else:
         from sparkdl.collective.builtin import BuiltinConnector
-        from sparkdl.collective.member import Member
+        from sparkdl.collective.communicator import Member
 
         host, token = meeting
         options = {"bind_host": host} if host else {"advertised_host": "127.0.0.1"}

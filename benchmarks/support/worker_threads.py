@@ -23,8 +23,7 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.training.learning import MAX_STACK
 from sparkdl.worker import train
 
