@@ -280,7 +280,7 @@ class _Call:
 def _unique(
     ids: npt.NDArray[Any], pad: int | None
 ) -> tuple[IdArray, npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-    """Each id once and in order, which are no padding, and the place of each of these."""
+    """The sorted unique ids, a mask of entries that are no padding, and their ids' positions."""
     flat = ids.reshape(-1).astype(np.int64)
     present = np.ones(flat.size, bool) if pad is None else flat != pad
     unique, inverse = np.unique(flat[present], return_inverse=True)

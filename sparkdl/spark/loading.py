@@ -61,8 +61,8 @@ def load_as(
     Args:
         cls: The class.
         file: What was read.
-        path: Of the file, for messages.
-        custom_objects: See :func:`load_spark_model`, as for the others.
+        path: Path of the file, for messages.
+        custom_objects: See :func:`load_spark_model`; so do the others.
         safe_mode: See there.
         **overrides: See there.
 
