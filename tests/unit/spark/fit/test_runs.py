@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 
 from sparkdl import Network
 from sparkdl.collective.choice import AllReduceExchange
