@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.codecs.halves import to_summable
+from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges

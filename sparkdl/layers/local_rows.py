@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.tables.classes import ClassPart, ClassSpec, Measured, Softmax, find_measured, joined
-from sparkdl.tables.routing import owner
+from sparkdl.tables.index import owner
 from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray

@@ -15,8 +15,8 @@ import cloudpickle
 import sparkdl
 from sparkdl.errors import ConfigError, DataError, ResourceError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
+from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest, visible_gpus
-from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher

@@ -18,11 +18,10 @@ import pyarrow as pa
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.failures import Failure, RankFailure, one_line
-from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.results import Result
+from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
+from sparkdl.launch.results import Capture, Result
 from sparkdl.launch.task import RankContext
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload

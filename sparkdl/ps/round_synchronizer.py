@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.unwrapping import Unwrapping
-from sparkdl.ps.way import Way
+from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling
 from sparkdl.training.learning import BatchStack, InGraph, SharedLearner

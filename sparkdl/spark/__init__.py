@@ -1,7 +1,7 @@
 """The only package that imports pyspark.
 
-``spark_model``, ``run``, ``predict``, ``inferring``, ``udf``, ``mllib``: what users call.
-``model_settings``, ``model_inference``: what a SparkModel holds, and does beside ``fit``.
+``spark_model``, ``run``, ``predict``, ``inferring``, ``mllib``: what users call.
+``model_inference``: what a SparkModel holds, and does beside ``fit``.
 ``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``: trials, and
 the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``,
 ``images``: stages. ``doctor``: what is wrong with a cluster. ``session``, ``tfrecord``: what the

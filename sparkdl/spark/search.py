@@ -31,7 +31,7 @@ from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.opening import settled
 from sparkdl.spark.forms.shipped import removes_tables
 from sparkdl.spark.ml.training import TrainingStage
-from sparkdl.spark.runs import capacity, jobs
+from sparkdl.spark.runs import capacity
 from sparkdl.spark.session import running
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
@@ -48,12 +48,11 @@ from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
-from sparkdl.tune.samplers import Sampler
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Trial, Value
+from sparkdl.tune.suggestions import Sampler, Trial, Value
 
 if TYPE_CHECKING:
     import keras
@@ -88,7 +87,7 @@ class FitTrainer:
                 on_epoch(event.epoch, event.metrics)
 
         def train() -> dict[str, float]:
-            jobs.tag_jobs(self.spark, self._tag)
+            capacity.tag_jobs(self.spark, self._tag)
             with without_standing():
                 history = spark_model.fit(
                     data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
@@ -100,7 +99,7 @@ class FitTrainer:
 
     def cancel(self) -> None:
         """Ends the jobs of all trials."""
-        jobs.cancel_tagged(self.spark, self._tag)
+        capacity.cancel_tagged(self.spark, self._tag)
 
     def close(self) -> None:
         """Frees the rows that the trials shared."""

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import sparkdl
 from sparkdl.tune.keras_tuner import from_keras_tuner
-from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -28,7 +27,7 @@ from sparkdl.tune.searchers import (
 )
 from sparkdl.tune.searchers.searcher import Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Trial
+from sparkdl.tune.suggestions import OptunaSampler, Sampler, Trial
 
 if TYPE_CHECKING:
     from sparkdl.spark.search import search as search

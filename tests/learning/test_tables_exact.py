@@ -59,9 +59,7 @@ def build(embed: Any, optimizer: Any, form: str = "functional") -> Any:
     return model
 
 
-def served(
-    optimizer: Any, own: Any = None, form: str = "functional", **settings: Any
-) -> Any:
+def served(optimizer: Any, own: Any = None, form: str = "functional", **settings: Any) -> Any:
     own = optimizer() if own is None and BACKEND == "jax" else own
     layer = ServedEmbedding(DIM, table="words", seed=5, optimizer=own, **settings)
     return build(layer, optimizer, form)

@@ -33,7 +33,7 @@ BY_NAME = {
     ("sparkdl.process.start_lines", "sparkdl.process"),
     ("sparkdl.collective.communicator", "sparkdl.collective.horovod_connector"),
     ("sparkdl.collective.communicator", "sparkdl.collective.builtin"),
-    ("sparkdl.collective.communicator", "sparkdl.collective.solo"),
+    ("sparkdl.collective.communicator", "sparkdl.collective.current"),
     ("sparkdl.collective.horovod", "tensorflow"),
     ("sparkdl.collective.horovod", "horovod"),
     ("sparkdl.collective.horovod_connector", "horovod"),

@@ -19,8 +19,7 @@ from sparkdl.collective.rules.exchange_rule import (
 )
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
-from sparkdl.optimizers.flat import FlatAdam, State
-from sparkdl.optimizers.keras_config import optimizer_from_config, without_scaling
+from sparkdl.optimizers.flat import FlatAdam, State, optimizer_from_config, without_scaling
 from sparkdl.settings.values import require_not_negative, require_whole
 from sparkdl.weights import FloatArray, Layout
 

@@ -20,8 +20,7 @@ from sparkdl.data.sparse_rows import Indices, Numbers, SparseRows
 from sparkdl.errors import ModelError
 from sparkdl.tables.ftrl import Ftrl, FtrlTable
 from sparkdl.tables.hashing import Ids
-from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import by_owner
+from sparkdl.tables.index import Slots, by_owner
 
 _LARGEST = 500.0
 """Margins beyond this are as certain as a float64 can say."""

@@ -27,9 +27,8 @@ from sparkdl.settings.values import FLAG, require_objects, shown, whole
 from sparkdl.spark.forms.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
-from sparkdl.spark.ml.params import plain, taking, text
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, plain, taking, text
 from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame

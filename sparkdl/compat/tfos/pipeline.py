@@ -12,8 +12,7 @@ from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
 from sparkdl.errors import ConfigError
 from sparkdl.settings.values import FLAG, shown, whole
-from sparkdl.spark.ml.params import taking, text
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, taking, text
 from sparkdl.spark.predict import predict
 from sparkdl.spark.session.frames import require_frame
 

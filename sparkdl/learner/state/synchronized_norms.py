@@ -85,7 +85,7 @@ def calls_moments(model: Any) -> bool:
         return plain(x, axes, keepdims)
 
     specs = model_signature(model).inputs.values()
-    given = {s.name: keras.KerasTensor((None, *s.shape), s.dtype) for s in specs}
+    given = {s.name: keras.KerasTensor((None, *(s.shape or ())), s.dtype) for s in specs}
     told = {"training": True} if model._call_has_training_arg else {}
     with mock.patch.object(keras.src.backend.nn, "moments", moments):
         traced(lambda x: model(x, **told), arrange_inputs(model, given))

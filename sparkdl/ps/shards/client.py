@@ -12,8 +12,7 @@ from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.errors import WorkerError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
-from sparkdl.ps.decision import Decision
-from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
 from sparkdl.ps.shards.ahead import RowsAhead
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
@@ -135,7 +134,7 @@ class ShardedClient(Client):
     A commit to a rule that does not wait goes to all shards at the same time, each of which applies
     and answers it, and then to the coordinator: a worker that dies in between is tried again from
     where the coordinator knows it, and each shard knows what it has had. How a round goes is in
-    :mod:`sparkdl.ps.decision`.
+    :mod:`sparkdl.ps.kinds`.
 
     Args:
         session: With the coordinator; closed with the client.

@@ -19,7 +19,7 @@ class RoundRows(RowsOfWorker):
 
     A worker's part of a round is put aside on the shards before the coordinator hears of its
     commit; the members that the coordinator names then make one step of each row. Pulls bring that
-    decision along (:mod:`sparkdl.ps.decision`), so that a worker sees the rounds it has been told
+    decision along (:mod:`sparkdl.ps.kinds`), so that a worker sees the rounds it has been told
     of.
     """
 

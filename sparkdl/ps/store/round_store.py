@@ -9,16 +9,13 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import chunk_reply
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Worker
 from sparkdl.coordinator.store import Entry, Work
-from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import TransportError
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, StoreKind
+from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
-from sparkdl.ps.store.sliced_commits import SlicedCommits
-from sparkdl.ps.store.snapshot import CarriedValues, Snapshot, StateTransfer
+from sparkdl.ps.store.snapshot import CarriedValues, SlicedCommits, Snapshot, StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import Flag, Kind, Message

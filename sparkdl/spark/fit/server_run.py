@@ -22,7 +22,7 @@ from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.driver import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
@@ -33,7 +33,7 @@ from sparkdl.spark.fit.shard_servers import (
     on_executors,
 )
 from sparkdl.spark.fit.training_run import CoordinatedRun
-from sparkdl.spark.runs.network import certificate_of, listening_address
+from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState

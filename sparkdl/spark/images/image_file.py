@@ -1,28 +1,40 @@
-"""``KerasImageFileTransformer`` and ``KerasImageFileEstimator``: paths of files -> outputs."""
+"""Paths of files -> outputs: a transformer, an estimator; a classifier as a function of SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
 from sparkdl.config import without_network
-from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.files.model_file import read_keras_file
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.images.deep_image import Part, SavedImageStage, as_vector, is_json
+from sparkdl.spark.images.deep_image import (
+    ImageReader,
+    Part,
+    SavedImageStage,
+    as_vector,
+    is_json,
+    require_pillow,
+)
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageWriter
+from sparkdl.spark.predict import register_udf
 from sparkdl.spark.session.frames import require_frame
+from sparkdl.spark.session.running import session_of
 from sparkdl.spark.spark_model import SparkModel
 
 OUTPUT_MODES = ("vector", "image")
@@ -241,3 +253,61 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: igno
             optimizer = type(optimizer).from_config(optimizer.get_config())
         model.compile(optimizer, self.getOrDefault(self.kerasLoss))
         return model
+
+
+@dataclass(frozen=True)
+class LoadedByUser:
+    """Makes a model's input of an image struct through a function of the user's."""
+
+    preprocessor: Callable[[npt.NDArray[Any]], Any]
+
+    def __call__(self, image: Mapping[str, Any]) -> Any:
+        from sparkdl.spark.images.deep_image import rgb_of
+
+        return np.asarray(self.preprocessor(rgb_of(image)))
+
+
+@lists_its_arguments
+def registerKerasImageUDF(
+    udf_name: str,
+    keras_model_or_file_path: Any,
+    preprocessor: Callable[[Any], Any] | None = None,
+    *,
+    spark: Any = None,
+) -> Callable[..., Any]:
+    """Makes an image model a function of SQL over Spark's image column; a name is replaced.
+
+    ::
+
+        registerKerasImageUDF('classes', 'cnn.keras')
+        spark.sql('SELECT image.origin, classes(image) FROM pictures')
+
+    Args:
+        udf_name: Of the function.
+        keras_model_or_file_path: See :func:`sparkdl.predict`.
+        preprocessor: Makes the model's input of uint8 RGB pixels ``(height, width, 3)``; None:
+            pixels are resized to the model's input (float32 in [0, 255]).
+        spark: The session; None for the active one.
+
+    Returns:
+        The function: an array of numbers per image.
+
+    Raises:
+        ModelError: The model's input has no fixed size, and there is no preprocessor.
+    """
+    session = session_of() if spark is None else spark
+    decoder: Callable[[Any], Any]
+    if preprocessor is not None:
+        decoder = LoadedByUser(preprocessor)
+    else:
+        (given,) = open_model(keras_model_or_file_path).signature.inputs.values()
+        shape = given.shape or ()
+        if len(shape) != 3 or shape[0] is None or shape[1] is None:
+            raise ModelError(
+                "images cannot be resized for this model",
+                expected="an input of a fixed shape (height, width, 3), or a preprocessor",
+                received=f"an input of shape {given.shape}",
+            )
+        require_pillow()
+        decoder = ImageReader(shape[0], shape[1])
+    return register_udf(session, udf_name, keras_model_or_file_path, decoder=decoder)

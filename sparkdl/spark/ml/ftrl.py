@@ -34,13 +34,11 @@ from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.function import as_rows, column_function
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter
-from sparkdl.spark.ml.params import param, taking
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, param, taking
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions
 from sparkdl.tables.ftrl import Ftrl
 

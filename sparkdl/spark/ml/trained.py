@@ -23,7 +23,7 @@ from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import ColumnsStage
+from sparkdl.spark.ml.stage import ColumnsStage
 from sparkdl.spark.session.frames import require_frame
 
 

@@ -15,16 +15,15 @@ from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
-from sparkdl.spark.runs.capacity import barrier_refusal
-from sparkdl.spark.runs.jobs import SparkJob
+from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
-from sparkdl.spark.session.interpreter import (
+from sparkdl.spark.session.running import (
     context_of,
     interpreter_of,
     interpreter_problem,
+    session_problem,
     this_interpreter,
 )
-from sparkdl.spark.session.running import session_problem
 from sparkdl.spark.session.spark_errors import lost_rank, reason_of, rows_refused, was_cancelled
 from sparkdl.spark.session.versions import arrow_stage
 

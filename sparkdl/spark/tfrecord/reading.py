@@ -16,7 +16,7 @@ from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.listing import FoundFile, find_files, fits
 from sparkdl.files.streams import open_input
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of, spark_type_of
 from sparkdl.spark.tfrecord.options import Options
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rank_threads import on_ranks
 
-from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.tables.linear import LinearPart, LinearSettings, LinearTraining
 from sparkdl.data.sparse_rows import SparseRows, SparseVectors
 from sparkdl.errors import ModelError

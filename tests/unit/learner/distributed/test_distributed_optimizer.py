@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.collective.current import current, use
-from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.current import SoloCommunicator, current, use
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.distributed.optimizer import is_distributed
 
