@@ -49,7 +49,7 @@ def _of_input(rows: Rows, spec: ColumnSpec) -> float:
 
 
 MOST_LOOKED_AT, MOST_VALUES = 1 << 14, 1000
-"""At most this many label values are sampled, from evenly spread rows (images have many in a row). A
+"""At most this many label values are sampled, from evenly spread rows (images have many each). A
 label with more values or classes than ``MOST_VALUES`` is not sampled."""
 
 
