@@ -49,7 +49,6 @@ class ProgressBar:
         return self._live
 
     def handle(self, event: Event) -> None:
-        """Writes what the event says."""
         if not self._verbose:
             return
         match event:

@@ -54,7 +54,6 @@ class JsonLines:
         self._thinned = {EpochProgressed: Thinning(), WorkersProgressed: Thinning()}
 
     def handle(self, event: Event) -> None:
-        """Writes a line."""
         now = self._clock()
         if isinstance(event, TrainingBegan):
             many = max(1.0, event.run.num_workers / 8)  # a line about workers has all of them

@@ -78,7 +78,6 @@ class Trainer:
         return serialize_keras_model(decode_model(self._archive, own_code=True))
 
     def set_model(self, model: Any) -> None:
-        """Sets the model to train, as it is now."""
         self._archive = archive_of(model)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:

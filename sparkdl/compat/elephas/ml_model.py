@@ -178,7 +178,6 @@ class _ElephasStage(Stage):
         self._setDefault(outputCol="prediction")
 
     def set_params(self: S, **arguments: Any) -> S:
-        """Sets Params by keyword."""
         for name in self.PARTS:
             if name in arguments:
                 getattr(self, f"set_{name}")(arguments.pop(name))
@@ -265,7 +264,6 @@ class ElephasEstimator(
     """
 
     def setNumWorkers(self: E, value: int | None) -> E:
-        """Sets ``num_workers``."""
         return self._set(num_workers=value)
 
     def _fit(self, df: Any) -> ElephasTransformer:
@@ -367,12 +365,10 @@ class ElephasTransformer(
         self._history: list[Any] = []
 
     def set_weights(self: T, weights: Any) -> T:
-        """Sets the trained weights."""
         self.weights, self._trained = list(weights or []), None
         return self
 
     def set_model_type(self: T, model_type: ModelType | None) -> T:
-        """Sets what the model predicts."""
         self.model_type = model_type
         return self
 

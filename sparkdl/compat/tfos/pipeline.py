@@ -65,7 +65,6 @@ class TFTypeConverters:
 
 
 def _mapping(value: Any) -> dict[str, str]:
-    """Names to names."""
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) for pair in value.items() for name in pair
     ):

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     ids = tf.convert_to_tensor(ids)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -34,7 +33,6 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     labels = tf.convert_to_tensor(labels)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
@@ -54,7 +52,6 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     found = tf.numpy_function(function, [], tf.float32)
     found.set_shape(like.shape[:1])
     return found

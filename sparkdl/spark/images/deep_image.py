@@ -232,7 +232,6 @@ APPLICATIONS = {
 
 
 def application(name: str) -> Application:
-    """The application of that name."""
     if name not in APPLICATIONS:
         raise UnknownNameError("modelName", name, APPLICATIONS)
     return APPLICATIONS[name]
@@ -316,7 +315,6 @@ class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # ty
         return str(self.getOrDefault(self.modelName)) if self.isSet(self.modelName) else ""
 
     def setModelName(self, value: str) -> _DeepImage:
-        """Sets the name of the application."""
         application(value)
         return self._set(modelName=value)  # type: ignore[no-any-return]
 

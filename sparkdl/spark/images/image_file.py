@@ -83,7 +83,6 @@ class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):  # type: ignore[mi
         return str(self.getOrDefault(self.modelFile)) if self.isSet(self.modelFile) else ""
 
     def getImageLoader(self) -> Callable[[Any], Any]:
-        """The function that loads an image."""
         loader: Callable[[Any], Any] = self._loader
         return loader
 

@@ -309,7 +309,6 @@ class StageWriter(MLWriter):
         RemoteMLWriter.handleOverwrite(path, True)
 
     def saveImpl(self, path: str) -> None:
-        """Writes the stage below ``path``."""
         content: StageContent = self._stage.content()
         section: dict[str, Json] = {"format": FORMAT, **content.plain}
         code: dict[str, Any] = dict(content.code)

@@ -47,7 +47,6 @@ class TrainingSummary:
 
     @property
     def totalIterations(self) -> int:
-        """Epochs trained."""
         return len(self.history.get("loss", ()))
 
     @property
