@@ -23,7 +23,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)  # fmt: skip
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.archive_parts import damaged_model, sane_bytes
@@ -426,6 +433,19 @@ class StageReader(MLReader, Generic[S]):
                 received=f"{type(error).__name__}: {error}",
             ) from error
         return code
+
+
+class SavedStage(MLReadable, MLWritable):
+    """A stage with ``content()``, which files hold, and ``take(loaded)``."""
+
+    def write(self) -> StageWriter:
+        """Saves the stage: ``write().overwrite().save(path)``."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[S]) -> StageReader[S]:
+        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
+        return StageReader(cls)
 
 
 def _tables_of(folder: str | None, path: str) -> str:
