@@ -435,24 +435,6 @@ class Experimental(DOWNPOUR):
         return ExperimentalRule(learning_rate=self.learning_rate)
 
 
-__all__ = [
-    "ADAG",
-    "AEASGD",
-    "DOWNPOUR",
-    "EAMSGD",
-    "AsynchronousDistributedTrainer",
-    "AveragingTrainer",
-    "DistributedTrainer",
-    "DynSGD",
-    "EnsembleTrainer",
-    "Experimental",
-    "SingleTrainer",
-    "Trainer",
-    "deserialize_keras_model",
-    "serialize_keras_model",
-]
-
-
 class Predictor:
     """Holds a Keras model."""
 
@@ -487,3 +469,21 @@ class ModelPredictor(Predictor):
             output_column=self.output_column,
         )  # fmt: skip
         return as_vector(scored, self.output_column)
+
+
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "DOWNPOUR",
+    "EAMSGD",
+    "AsynchronousDistributedTrainer",
+    "AveragingTrainer",
+    "DistributedTrainer",
+    "DynSGD",
+    "EnsembleTrainer",
+    "Experimental",
+    "SingleTrainer",
+    "Trainer",
+    "deserialize_keras_model",
+    "serialize_keras_model",
+]

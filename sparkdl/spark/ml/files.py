@@ -295,6 +295,7 @@ class Loaded:
 
 
 S = TypeVar("S")
+Own = TypeVar("Own", bound="SavedStage")
 
 
 class StageWriter(MLWriter):
@@ -443,9 +444,14 @@ class SavedStage(MLReadable, MLWritable):
         return StageWriter(self)
 
     @classmethod
-    def read(cls: type[S]) -> StageReader[S]:
+    def read(cls: type[Own]) -> StageReader[Own]:
         """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
-        return StageReader(cls)
+        return StageReader(cls._empty)
+
+    @classmethod
+    def _empty(cls: type[Own]) -> Own:
+        """A stage without arguments, for a reader to fill."""
+        return cls()
 
 
 def _tables_of(folder: str | None, path: str) -> str:
