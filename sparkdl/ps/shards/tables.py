@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.coordinator.group import Worker
-from sparkdl.errors import ProtocolError
+from sparkdl.errors import ProtocolError, RowsAheadError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
@@ -302,12 +302,11 @@ class TableService:
         with self._lock:
             self._identify(message)
             if position <= self._position:
-                raise ProtocolError(
+                raise RowsAheadError(
                     "the rows of tables are ahead of the weights",
                     expected=f"a round after epoch {self._position[0]}, batch {self._position[1]}",
                     received=f"epoch {position[0]}, batch {position[1]}",
-                    hint="all workers were lost amid an epoch: fit(..., resume=True) goes on from "
-                    "the last checkpoint, rows and weights together",
+                    hint="fit(..., resume=True) goes on from the last checkpoint",
                 )
             key = message.rank, message.attempt, message.sequence
             staged = self._staged.setdefault(
