@@ -3,8 +3,8 @@
 ``spark_model``, ``run``, ``predict``, ``inferring``, ``mllib``: what users call.
 ``model_inference``: what a SparkModel holds, and does beside ``fit``.
 ``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``: trials, and
-the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``,
-``images``: stages. ``doctor``: what is wrong with a cluster. ``session``, ``tfrecord``: what the
+the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``:
+stages. ``doctor``: what is wrong with a cluster. ``session``, ``tfrecord``: what the
 others stand on.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
 what runs on executors.

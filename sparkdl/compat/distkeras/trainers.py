@@ -12,6 +12,7 @@ import sparkdl
 from sparkdl.compat.distkeras.utils import deserialize_keras_model, serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
+from sparkdl.images.deep_image import as_vector
 from sparkdl.learner.archives.archive import decode_model, making_models
 from sparkdl.learner.checks.compiling import compile_model
 from sparkdl.learner.signature import model_signature
@@ -20,7 +21,6 @@ from sparkdl.rules import AEASGD as AEASGDRule
 from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.ml.parts import archive_of
 
 

@@ -13,21 +13,22 @@ from pyspark.ml.param.shared import HasSeed, HasWeightCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.collective.tables.linear import LinearPart, LinearSettings
-from sparkdl.data.sparse_rows import SparseVectors
 from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, raised_of
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.settings.network import Network
-from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
-from sparkdl.spark.executor.linear_task import (
+from sparkdl.linear.ftrl import Ftrl
+from sparkdl.linear.rank_task import (
     LinearModel,
     LinearScores,
     LinearTask,
     column_type,
     probabilities,
 )
+from sparkdl.linear.sparse_rows import SparseVectors
+from sparkdl.linear.spread_weights import LinearPart, LinearSettings
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
@@ -39,7 +40,6 @@ from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions
-from sparkdl.tables.ftrl import Ftrl
 
 
 def _share(name: str, value: Any) -> float:

@@ -49,7 +49,7 @@ class Part:
     code: bool = False
 
 
-class SavedImageStage(Params, SavedStage):  # type: ignore[misc]
+class SavedImageStage(Params, SavedStage):
     """A stage with a model and other parts, which goes into files with them."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = ()
@@ -271,7 +271,7 @@ def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
 _BATCH_SIZE = 32
 
 
-class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
+class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
     """The base of both: which model, and how images become its inputs."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("preprocess", "_preprocess", code=True),)
