@@ -146,21 +146,9 @@ __all__ = [
 ]
 
 
-_HANDED_IN = {
-    "launch_on_spark": "sparkdl.spark.runs.function_stage:surroundings",
-    "search": "sparkdl.spark.search",
-}
-"""What ``program`` and ``tune``, which must not import Spark's room, are given of it."""
-
-
 def _part(name: str, home: str) -> Any:
     module, _, attribute = home.partition(":")
     return getattr(importlib.import_module(module), attribute or name)
-
-
-def handed_in(name: str) -> Any:
-    """A part of Spark's room for a room below it."""
-    return _part(name, _HANDED_IN[name])
 
 
 _DISTKERAS = "sparkdl.compat.distkeras"
