@@ -58,7 +58,6 @@ class SoloConnector:
         return Member("", 0, "solo", communicator="solo")
 
     def connect(self, members: Sequence[Member], token: bytes) -> SoloCommunicator:
-        """The world of one."""
         if len(members) != 1 or self._rank != 0:
             raise ConfigError(
                 "cannot connect the solo communicator",

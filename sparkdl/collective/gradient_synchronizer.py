@@ -296,7 +296,6 @@ class AllReduceGradientSynchronizer:
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self.communicator.size
 
     def agree_on_terms(self, mine: int) -> int:

@@ -175,7 +175,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_reduce`."""
         return self._call(self._reduce_work(array, op, weight, out))
 
     def all_reduce_async(
@@ -185,7 +184,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Pending[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_reduce_async`."""
         return self._submit(self._reduce_work(array, op, weight, out), "all_reduce")
 
     def reduce_scatter(
@@ -195,7 +193,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.reduce_scatter`."""
         source = check_array(array, "reduce_scatter")
         weight = check_op(source, op, weight, "reduce_scatter")
         edges = shard_edges(source.size, self._size)
@@ -211,18 +208,15 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_gather`."""
         source = check_array(array, "all_gather")
         check_gathered(source)
         return self._call(lambda: self._all_gather(source))
 
     def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_to_all`."""
         sources = check_parts(parts, self._size)
         return self._call(lambda: self._all_to_all(sources))
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.broadcast`."""
         source = check_array(array, "broadcast")
         check_root(root, self._size)
         target = np.empty_like(source) if out is None else out
@@ -238,11 +232,9 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def barrier(self) -> None:
-        """See :meth:`sparkdl.collective.communicator.Communicator.barrier`."""
         self._call(self._barrier)
 
     def group(self, ranks: Sequence[int]) -> OrderedCommunicator:
-        """See :meth:`sparkdl.collective.communicator.Communicator.group`."""
         members = check_group(ranks, self._rank, self._size)
 
         def work() -> OrderedCommunicator:
@@ -253,7 +245,6 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def explain(self, error: BaseException) -> BaseException:
-        """See :meth:`sparkdl.collective.communicator.Communicator.explain`."""
         return error if self._failure is None else self._failure
 
     def close(self) -> None:

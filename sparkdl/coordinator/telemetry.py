@@ -239,7 +239,6 @@ class LogLines:
         self._chars = 0
 
     def put(self, message: Message) -> None:
-        """Takes the lines of a LOG frame."""
         body = np.empty(0, np.uint8) if message.body is None else message.body
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
@@ -250,7 +249,6 @@ class LogLines:
         self.add(message.rank, unpack_lines(body))
 
     def add(self, rank: int, lines: list[str]) -> None:
-        """Takes lines of a rank."""
         for line in lines:
             self._lines.append((rank, line))
             self._chars += len(line)

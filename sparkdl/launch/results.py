@@ -81,7 +81,6 @@ def join(rows: Iterable[Row]) -> list[Result]:
 
 
 def join_batches(batches: Iterable[pa.RecordBatch]) -> list[Result]:
-    """The results in Arrow batches."""
     return join(Result(**row) for batch in batches for row in batch.to_pylist())
 
 

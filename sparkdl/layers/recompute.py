@@ -280,7 +280,6 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> RecomputedSegment:
-        """The segment of a configuration."""
         return cls(keras.saving.deserialize_keras_object(config.pop("block")), **config)
 
 

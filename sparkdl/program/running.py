@@ -51,12 +51,10 @@ class ProgramControl:
         self._to_tell: list[Future[None]] = []
 
     def stop(self) -> None:
-        """Stops the program."""
         self._stopping.set()
         self._tell()
 
     def is_stopping(self) -> bool:
-        """Whether the program stops."""
         return self._stopping.is_set()
 
     def when_stopping(self) -> Future[None]:
@@ -365,7 +363,6 @@ class _Late:
         self.__object: object = None
 
     def serve(self, made: object) -> None:
-        """Passes calls on from now on."""
         self.__object = made
         self.__made.set()
 

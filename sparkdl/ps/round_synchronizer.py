@@ -225,7 +225,6 @@ class RoundSynchronizer(Way):
 
     @property
     def skips(self) -> bool:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._check.skips
 
     def begin(self, part: int) -> None:
@@ -311,7 +310,6 @@ class RoundSynchronizer(Way):
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:

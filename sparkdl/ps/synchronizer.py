@@ -42,7 +42,6 @@ class TableBatches:
         self._rows, self._read = rows, learner.tables.id_reader()
 
     def train(self, learner: SharedLearner, stack: BatchStack, epoch: int, done: int) -> None:
-        """Trains a stack."""
         first = done - stack.num_batches
         for number, batch in enumerate(stack.single_batches(), 1):
             self._rows.begin_batch(self._wanted(batch))
@@ -179,7 +178,6 @@ class WindowSynchronizer(Way):
     def take(
         self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
-        """See :class:`Way`."""
         self._open = None
         if stack is not None and window:
             self.train(learner, stack, window, progress)

@@ -123,7 +123,6 @@ class InprocServer(Closing):
         return open_channel
 
     def session(self, rank: int, attempt: int = 0, timeouts: Timeouts | None = None) -> Session:
-        """A rank's session."""
         limits = self.dispatcher.limits
         return Session(self.opener(), limits, rank=rank, attempt=attempt, timeouts=timeouts)
 
@@ -132,7 +131,6 @@ class InprocServer(Closing):
         return DriverClient(self.opener(), self.dispatcher.limits)
 
     def close(self) -> None:
-        """Ends all waits."""
         self.dispatcher.shutdown()
 
 

@@ -93,7 +93,6 @@ class OutgoingHandshake:
         return True
 
     def advance(self) -> bool:
-        """See :meth:`sparkdl.wire.proving.OutgoingProof.advance`."""
         return self._proof.advance()
 
 

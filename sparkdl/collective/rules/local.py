@@ -133,8 +133,6 @@ class AdaptiveLocalSGD(RoundRule):
 
 
 class AdaptiveExchange(RoundExchange):
-    """See :class:`AdaptiveLocalSGD`."""
-
     adapts = True
 
     def __init__(self, communicator: Communicator, layout: Layout, rule: AdaptiveLocalSGD) -> None:
@@ -230,8 +228,6 @@ class EASGD(ExchangeRule):
 
 
 class EASGDExchange(WeightsExchange):
-    """See :class:`EASGD`."""
-
     apart = True
 
     def __init__(self, communicator: Communicator, layout: Layout, rate: float) -> None:

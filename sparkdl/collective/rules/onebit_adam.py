@@ -181,8 +181,6 @@ def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
 
 
 class OneBitAdamExchange(OptimizerExchange):
-    """See :class:`OneBitAdam`."""
-
     def __init__(
         self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: FlatAdam
     ) -> None:

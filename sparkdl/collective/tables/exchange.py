@@ -391,7 +391,6 @@ class TableSteps:
 
     @property
     def stop_wanted(self) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.stop_wanted
 
     @stop_wanted.setter
@@ -400,7 +399,6 @@ class TableSteps:
 
     @property
     def stop_agreed(self) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.stop_agreed
 
     @stop_agreed.setter
@@ -482,7 +480,6 @@ class TableSteps:
             raise cause from error
 
     def end_epoch(self, learner: SharedLearner) -> None:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         self._dense.end_epoch(learner)
 
     def save_state(self, learner: SharedLearner) -> bytes:
@@ -504,11 +501,9 @@ class TableSteps:
         return self._state
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         self._dense.take_changes(learner, changes)
 
     def end_run(self, learner: SharedLearner) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.end_run(learner)
 
     def close(self) -> None:

@@ -66,12 +66,10 @@ class ServerConfig:
 
     @property
     def title(self) -> str:
-        """The server, in messages."""
         return "the parameter server"
 
     @property
     def listen(self) -> ListenOptions:
-        """The address at which the server listens."""
         return ListenOptions(self.mode, self.port, self.bind_address, self.advertised_address)
 
     def service(self, center: FloatArray) -> Service:
@@ -137,7 +135,6 @@ class ShardConfig(ServerConfig):
 
     @property
     def title(self) -> str:
-        """The shard, in messages."""
         return f"parameter server {self.number} of {self.count}"
 
     def service(self, center: FloatArray) -> Service:

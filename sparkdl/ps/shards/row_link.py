@@ -247,7 +247,6 @@ class RowLink(Closing):
             connection.give_up()
 
     def close(self) -> None:
-        """Closes the connections."""
         self.give_up()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for connection in self._connections:

@@ -156,7 +156,6 @@ class ShardService:
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         with self._lock:
             staged = sum(len(commits) for commits in self._staged.values())
             workers = self._workers.values()

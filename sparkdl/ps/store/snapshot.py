@@ -194,7 +194,6 @@ class StateTransfer:
             self._blob = None
 
     def put(self, message: Message) -> None:
-        """Takes one chunk."""
         whole = self._assembly.put(message)
         if whole is not None:
             self._blob, self._fresh = whole, True

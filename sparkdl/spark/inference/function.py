@@ -77,7 +77,6 @@ class UdfTask(ForwardTask):
 
     @property
     def result(self) -> T.DataType:
-        """The type of the function's result."""
         return self.output.field(self.archive).dataType
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -74,7 +74,6 @@ class SparkJob:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Begins the job."""
         from pyspark import InheritableThread
 
         kind = threading.Thread if is_connect(self._spark) else InheritableThread

@@ -88,7 +88,6 @@ def inferred_schema(options: Options) -> T.StructType:
 
 
 def folder_fields(files: Sequence[FoundFile]) -> list[T.StructField]:
-    """The columns that the folders give."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():

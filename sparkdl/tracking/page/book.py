@@ -255,7 +255,6 @@ class RunBook:
         return listener
 
     def end_listeners(self) -> None:
-        """Ends all of them."""
         with self._lock:
             for listener in self._listeners:
                 listener.end()

@@ -61,7 +61,6 @@ class BuildRecipe:
         self._settings, self._arguments = settings, arguments
 
     def make(self, trial: Trial) -> TrialFit:
-        """See :class:`Recipe`."""
         seed_everything(self._seed + trial.number)
         model = self._build(trial)
         settings, arguments = {**self._settings}, {**self._arguments}
@@ -94,7 +93,6 @@ class StageRecipe:
         self._seed, self._slots = seed, slots
 
     def make(self, trial: Trial) -> TrialFit:
-        """See :class:`Recipe`."""
         stage = self.stage(trial)
         seed_everything(self._seed + trial.number)
         plan = stage.plan_fit(self._schema)

@@ -35,15 +35,6 @@ from sparkdl.spark.runs import capacity
 from sparkdl.spark.session import running
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.spark.trial_recipes import (
-    Build,
-    BuildRecipe,
-    Recipe,
-    StageParams,
-    StageRecipe,
-    StageStudy,
-    TrialFit,
-)
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
@@ -53,6 +44,15 @@ from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Sampler, Trial, Value
+from sparkdl.tune.trial_recipes import (
+    Build,
+    BuildRecipe,
+    Recipe,
+    StageParams,
+    StageRecipe,
+    StageStudy,
+    TrialFit,
+)
 
 if TYPE_CHECKING:
     import keras

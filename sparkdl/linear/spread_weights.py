@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
-from sparkdl.data.sparse_rows import Indices, Numbers, SparseRows
 from sparkdl.errors import ModelError
-from sparkdl.tables.ftrl import Ftrl, FtrlTable
+from sparkdl.linear.ftrl import Ftrl, FtrlTable
+from sparkdl.linear.sparse_rows import Indices, Numbers, SparseRows
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots, by_owner
 
