@@ -12,8 +12,7 @@ from sparkdl.transport.frames import Body, FrameKind, FrameLimits, kinds_of
 from sparkdl.weights import Layout
 
 WITHOUT_GRADIENT = "without_gradient"
-"""Key in the meta of a commit to a round and of its reply: numbers of variables without a
-gradient."""
+"""Key in the meta of a commit to a round and of its reply: variables without a gradient."""
 
 
 class StoreKind(FrameKind):

@@ -33,8 +33,7 @@ BLOCK_ROWS = 1 << 14
 
 _MOST_LETTERS = 200
 _FEW = 16
-"""If no id occurs more often than this, the first gradients of all ids are added in one call, then
-the second ones, and so on; else ``np.add.reduceat`` is used."""
+"""Gradients of one id up to which the first ones of all ids are added, then the second ones."""
 
 Unknown = Literal["zeros", "initial"]
 

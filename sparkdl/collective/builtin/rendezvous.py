@@ -130,8 +130,7 @@ def _is_for(rank: int, hello: bytes) -> bool:
 _UNKNOWN_TIMEOUT_S = 5.0
 """Seconds within which a process that connects must prove that it belongs to the run."""
 _MAX_UNKNOWN = 256
-"""Connections without a proof, at most: a newcomer ends the oldest. Ranks prove themselves at
-once."""
+"""Connections without a proof, at most: a newcomer ends the oldest. Ranks prove at once."""
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.05
 
