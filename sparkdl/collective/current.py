@@ -51,18 +51,18 @@ class SoloConnector:
     """Makes a :class:`SoloCommunicator`; refuses more than one member."""
 
     def __init__(self, rank: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+        self.rank, self._timeout_s = rank, timeout_s
 
     def prepare(self) -> Member:
         """A member with no address: nobody connects."""
         return Member("", 0, "solo", communicator="solo")
 
     def connect(self, members: Sequence[Member], token: bytes) -> SoloCommunicator:
-        if len(members) != 1 or self._rank != 0:
+        if len(members) != 1 or self.rank != 0:
             raise ConfigError(
                 "cannot connect the solo communicator",
                 expected="one member, rank 0",
-                received=f"{len(members)} members, rank {self._rank}",
+                received=f"{len(members)} members, rank {self.rank}",
                 hint="communicator='builtin' connects any number of ranks",
             )
         return SoloCommunicator(timeout_s=self._timeout_s)

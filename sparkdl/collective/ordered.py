@@ -137,8 +137,8 @@ class OrderedCommunicator(Closing):
                 expected="timeout_s above 0",
                 received=f"timeout_s={timeout_s!r}",
             )
-        self._rank, self._size = rank, size
-        self._local_rank, self._local_size = local_rank, local_size
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
         self._timeout_s = timeout_s
         self._turn = threading.Condition()
         self._queue: collections.deque[Pending[Any]] = collections.deque()
@@ -147,26 +147,6 @@ class OrderedCommunicator(Closing):
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._groups: list[OrderedCommunicator] = []
-
-    @property
-    def rank(self) -> int:
-        """This rank, from 0."""
-        return self._rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self._size
-
-    @property
-    def local_rank(self) -> int:
-        """This rank among those on its host."""
-        return self._local_rank
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks on this host."""
-        return self._local_size
 
     def all_reduce(
         self,
@@ -195,10 +175,10 @@ class OrderedCommunicator(Closing):
     ) -> Array:
         source = check_array(array, "reduce_scatter")
         weight = check_op(source, op, weight, "reduce_scatter")
-        edges = shard_edges(source.size, self._size)
-        shape = (edges[self._rank + 1] - edges[self._rank],)
+        edges = shard_edges(source.size, self.size)
+        shape = (edges[self.rank + 1] - edges[self.rank],)
         target = np.empty(shape, source.dtype) if out is None else out
-        check_out(source, target, shape, "reduce_scatter", edges[self._rank])
+        check_out(source, target, shape, "reduce_scatter", edges[self.rank])
         flat, result = source.reshape(-1), target.reshape(-1)
 
         def work() -> Array:
@@ -213,18 +193,18 @@ class OrderedCommunicator(Closing):
         return self._call(lambda: self._all_gather(source))
 
     def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
-        sources = check_parts(parts, self._size)
+        sources = check_parts(parts, self.size)
         return self._call(lambda: self._all_to_all(sources))
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
         source = check_array(array, "broadcast")
-        check_root(root, self._size)
+        check_root(root, self.size)
         target = np.empty_like(source) if out is None else out
         check_out(source, target, source.shape, "broadcast")
         flat, result = source.reshape(-1), target.reshape(-1)
 
         def work() -> Array:
-            if self._rank == root and target is not source:
+            if self.rank == root and target is not source:
                 np.copyto(result, flat)
             self._broadcast(result, root)
             return target
@@ -235,7 +215,7 @@ class OrderedCommunicator(Closing):
         self._call(self._barrier)
 
     def group(self, ranks: Sequence[int]) -> OrderedCommunicator:
-        members = check_group(ranks, self._rank, self._size)
+        members = check_group(ranks, self.rank, self.size)
 
         def work() -> OrderedCommunicator:
             made = self._group(members)
@@ -271,7 +251,7 @@ class OrderedCommunicator(Closing):
         self._release()
 
     def __repr__(self) -> str:
-        return f"<{self.name} communicator, rank {self._rank} of {self._size}>"
+        return f"<{self.name} communicator, rank {self.rank} of {self.size}>"
 
     def _reduce_work(
         self, array: npt.ArrayLike, op: str, weight: float, out: Array | None
@@ -306,11 +286,11 @@ class OrderedCommunicator(Closing):
                     self._turn.notify_all()
 
     def _submit(self, work: Callable[[], T], what: str) -> Pending[T]:
-        pending = Pending(work, self._missing, f"{what} on rank {self._rank}")
+        pending = Pending(work, self._missing, f"{what} on rank {self.rank}")
         with self._turn:
             if not self._closed:
                 if self._thread is None:
-                    name = f"sparkdl-{self.name}-{self._rank}"
+                    name = f"sparkdl-{self.name}-{self.rank}"
                     self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
                     self._thread.start()
                 self._queue.append(pending)
@@ -337,13 +317,13 @@ class OrderedCommunicator(Closing):
     def _guarded(self, work: Callable[[], T]) -> T:
         if self._closed:
             raise TransportError(
-                f"the {self.name} communicator of rank {self._rank} is closed",
+                f"the {self.name} communicator of rank {self.rank} is closed",
                 expected="an operation before close()",
                 received="one after it",
             )
         if self._failure is not None:
             raise TransportError(
-                f"the {self.name} communicator of rank {self._rank} has failed before",
+                f"the {self.name} communicator of rank {self.rank} has failed before",
                 expected="no operation after a failure",
                 received=str(self._failure),
                 hint="close it and connect anew",

@@ -128,7 +128,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         elif small:
             self._reduce_small(records, target, op, factors)
         else:
-            self._reduce_large(source, target, op, factors[self._rank])
+            self._reduce_large(source, target, op, factors[self.rank])
 
     def _reduce_small(
         self, records: list[bytes], target: Array, op: str, factors: list[float]
@@ -160,16 +160,16 @@ class BuiltinCommunicator(OrderedCommunicator):
         small = source.nbytes <= self._small_bytes
         records = self._agree("reduce_scatter", source, op, weight, inline=small)
         factors = self._factors(op, records)
-        edges = shard_edges(source.size, self._size)
+        edges = shard_edges(source.size, self.size)
         ufunc = reduction_ufunc(op)
         if factors is None:
             target.fill(0)
         elif small:
-            own = slice(edges[self._rank], edges[self._rank + 1])
+            own = slice(edges[self.rank], edges[self.rank + 1])
             parts = [payload_of(text, target.dtype, source.size)[own] for text in records]
             reduce_in_order(parts, factors, ufunc, target)
         else:
-            self._scatter_large(source, target, edges, factors[self._rank], ufunc)
+            self._scatter_large(source, target, edges, factors[self.rank], ufunc)
 
     def _scatter_large(
         self, source: Array, target: Array, edges: list[int], factor: float, ufunc: np.ufunc
@@ -244,9 +244,9 @@ class BuiltinCommunicator(OrderedCommunicator):
         work = np.empty(starts[-1], np.uint8)
         place = {r: slice(starts[i], starts[i + 1]) for i, r in enumerate(order)}
         if flat.size:
-            np.copyto(work[place[self._rank]], flat.view(np.uint8))
+            np.copyto(work[place[self.rank]], flat.view(np.uint8))
         self._gather_bytes(work, starts)
-        return [records[r].shaped(work[place[r]]) for r in range(self._size)]
+        return [records[r].shaped(work[place[r]]) for r in range(self.size)]
 
     def _gather_bytes(self, work: Array, starts: list[int]) -> None:
         """``work`` is laid out host by host; ``starts`` are the edges of the ranks' parts."""
@@ -259,7 +259,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             self._shared.all_gather(mine, inner)
         if self._places.num_rings == 0:
             return
-        if self._ring is not None and self._local_rank == 0:
+        if self._ring is not None and self.local_rank == 0:
             self._ring.all_gather(work, hosts)
         if self._shared is not None:
             self._shared.broadcast(work, 0)
@@ -274,26 +274,26 @@ class BuiltinCommunicator(OrderedCommunicator):
         records = [Record.of(text) for text in texts]
         if len({record.root for record in records}) > 1:
             raise ProtocolError(
-                f"the ranks disagree about the operation on rank {self._rank}",
+                f"the ranks disagree about the operation on rank {self.rank}",
                 expected=f"all_to_all of {dtype_name(dtype)} on all ranks",
                 received=", ".join(DTYPES[r.root] for r in records if 0 <= r.root < len(DTYPES)),
             )
         told = [record.array() for record in records]
         table = np.stack([array[: sizes.nbytes].view(np.int64) for array in told])
-        own = table[:, self._rank]
+        own = table[:, self.rank]
         if all(
             array.size == sizes.nbytes + row.sum() for array, row in zip(told, table, strict=True)
         ):
-            before = sizes.nbytes + table[:, : self._rank].sum(axis=1)
+            before = sizes.nbytes + table[:, : self.rank].sum(axis=1)
             found = [a[b : b + n].copy() for a, b, n in zip(told, before, own, strict=True)]
             return [array.view(dtype) for array in found]
         result = [np.empty(int(size), np.uint8) for size in own]
-        np.copyto(result[self._rank], data[self._rank])
+        np.copyto(result[self.rank], data[self.rank])
         if self._shared is not None and self._places.num_rings == 0:
             self._shared.all_to_all(data, result, int(table.max()))
         elif self._places.one_each and self._ring is not None:
             self._ring.all_to_all(data, result, table)
-        elif self._size > 1:  # rings follow hosts: all parts reach all ranks
+        elif self.size > 1:  # rings follow hosts: all parts reach all ranks
             self._gather_parts(np.concatenate(data), result, table)
         return [array.view(dtype) for array in result]
 
@@ -304,15 +304,15 @@ class BuiltinCommunicator(OrderedCommunicator):
         starts = np.cumsum([0, *(sums[r] for r in order)]).tolist()
         work = np.empty(starts[-1], np.uint8)
         place = dict(zip(order, starts, strict=False))
-        work[place[self._rank] : place[self._rank] + whole.size] = whole
+        work[place[self.rank] : place[self.rank] + whole.size] = whole
         self._gather_bytes(work, starts)
         for rank, target in enumerate(result):
-            first = place[rank] + int(table[rank, : self._rank].sum())
+            first = place[rank] + int(table[rank, : self.rank].sum())
             np.copyto(target, work[first : first + target.size])
 
     def _broadcast(self, target: Array, root: int) -> None:
         small = target.nbytes <= self._small_bytes
-        mine = self._rank == root
+        mine = self.rank == root
         records = self._agree("broadcast", target, root=root, inline=small, empty=not mine)
         if small:
             if not mine:
@@ -326,7 +326,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             return
         edges = places.edges(target.size)
         if ring is not None:
-            mine_edges = slice(edges[self._local_rank], edges[self._local_rank + 1])
+            mine_edges = slice(edges[self.local_rank], edges[self.local_rank + 1])
             ring.broadcast(target[mine_edges], origin)
         if shared is not None and places.host != origin:
             shared.all_gather(target, edges)
@@ -338,7 +338,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         key = tuple(ranks)
         self._made[key] = self._made.get(key, 0) + 1
         return BuiltinCommunicator(
-            ranks.index(self._rank),
+            ranks.index(self.rank),
             [self._members[r] for r in ranks],
             [self._world[r] for r in ranks],
             self._listener,
@@ -383,9 +383,9 @@ class BuiltinCommunicator(OrderedCommunicator):
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):
-                mine = Record.of(records[self._rank])
+                mine = Record.of(records[self.rank])
                 raise ProtocolError(
-                    f"the ranks disagree about the operation on rank {self._rank}",
+                    f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"on all ranks {mine.words()}",
                     received=f"on rank {rank} {Record.of(text).words()}",
                     hint="all ranks must call the same operations in the same order",
@@ -400,18 +400,18 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._places.num_rings == 0:
             return inside
         everything = b""
-        if ring is not None and self._local_rank == 0:
+        if ring is not None and self.local_rank == 0:
             everything = b"".join(ring.exchange(pack_records(inside)))
         if shared is not None:
             everything = shared.exchange(everything)[0]
         records = unpack_records(everything)
-        if len(records) != self._size:
+        if len(records) != self.size:
             raise ProtocolError(
                 "the leader's record is not whole",
-                expected=f"{self._size} records",
+                expected=f"{self.size} records",
                 received=f"{len(records)}",
             )
-        sorted_records = [b""] * self._size
+        sorted_records = [b""] * self.size
         for rank, text in zip(self._places.order, records, strict=True):
             sorted_records[rank] = text
         return sorted_records
@@ -470,7 +470,7 @@ class BuiltinConnector:
         connect_timeout_s: float = 60.0,
         certificate: Certificate | None = None,
     ) -> None:
-        self._rank, self._certificate = rank, certificate
+        self.rank, self._certificate = rank, certificate
         self._bind_host, self._port, self._towards = bind_host, port, towards
         self._advertised_host, self._host_id = advertised_host, host_id
         self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
@@ -498,10 +498,10 @@ class BuiltinConnector:
                 received="connect() without prepare(), or twice",
                 hint="call prepare() on all ranks, then connect() with what it returned on each",
             )
-        if not 0 <= self._rank < len(members):
+        if not 0 <= self.rank < len(members):
             raise ConfigError(
                 "cannot connect the builtin communicator",
-                expected=f"a member for rank {self._rank}",
+                expected=f"a member for rank {self.rank}",
                 received=f"{len(members)} members",
                 hint="members are what prepare() returned on each rank, in rank order",
             )
@@ -523,7 +523,7 @@ class BuiltinConnector:
         listener, self._listener = self._listener, None
         try:
             return BuiltinCommunicator(
-                self._rank,
+                self.rank,
                 members,
                 range(len(members)),
                 listener,
