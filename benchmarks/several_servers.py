@@ -28,8 +28,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
 import numpy as np
-from limited_hosts import _end, _read_line, _read_object, _send_object
-from limited_network import LimitedNetwork
+from support.limited_hosts import LimitedNetwork, _end, _read_line, _read_object, _send_object
 
 RULES = {"round": "bsp", "asynchronous": "downpour"}
 

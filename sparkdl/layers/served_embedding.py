@@ -251,9 +251,10 @@ class _Call:
         assert self._layer.service is not None
         return self._layer.service
 
-    def pull(self, ids: Ids) -> FloatArray:
+    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
         unique, present, inverse = _unique(np.asarray(ids), self._pad)
-        rows, number = self._service.pull(self._table, unique, training=self._training)
+        training = self._layer.may_learn(self._training, differentiated)
+        rows, number = self._service.pull(self._table, unique, training=training)
         self._pulled = number, present, inverse.astype(np.int64)
         found = np.zeros((present.size, self._dim), np.float32)
         found[present] = rows[inverse]

@@ -352,13 +352,14 @@ class _Call:
         self._layer, self._training = layer, training
         self._number = -1
 
-    def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
+    def measure(self, features: FloatArray, labels: Ids, differentiated: bool) -> FloatArray:
         layer = self._layer
         assert layer.service is not None
         own = checked_labels(labels, len(features), layer.num_classes, layer.name)
         softmax, self._number = layer.service.measure(
-            layer.table, layer.classes, features, own, training=self._training
-        )
+            layer.table, layer.classes, features, own,
+            training=layer.may_learn(self._training, differentiated),
+        )  # fmt: skip
         layer.hits = softmax.hits
         return softmax.losses
 

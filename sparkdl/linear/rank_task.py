@@ -16,7 +16,7 @@ from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, connected
 from sparkdl.launch.peers import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import QueryTask, RankContext
 from sparkdl.linear.sparse_rows import Numbers, SparseRows, SparseVectors
 from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 from sparkdl.process import payload
@@ -125,7 +125,7 @@ class _Lookup:
 
 
 @dataclass(frozen=True)
-class LinearScores:
+class LinearScores(QueryTask):
     """Scores rows; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -158,10 +158,6 @@ class LinearScores:
         names = wire_names(len(self.columns))
         kinds = [column_type(kind) for kind in self.columns]
         return T.StructType([T.StructField(n, k) for n, k in zip(names, kinds, strict=True)])
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
-        raise error
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The new columns of each batch."""

@@ -170,6 +170,8 @@ class FitMonitor:
         self._clock = clock
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
+        self.loads = self.has_callbacks
+        """Whether the model has the weights of each epoch's end."""
         self._training = self._in_epoch = self.stopped = self.stopped_inside = False
         self._ending = False
         self._batches = self._workers = 0
@@ -209,9 +211,14 @@ class FitMonitor:
 
     # -- what callers tell ---------------------------------------------------------------------
 
-    def watch(self, load_weights: Callable[[], None]) -> None:
-        """From now on ``load_weights`` loads the workers' present weights into the model."""
-        self._load_weights = load_weights
+    def watch(self, load_weights: Callable[[], None], *, waits: bool = False) -> None:
+        """From now on ``load_weights`` loads the workers' present weights into the model.
+
+        Args:
+            load_weights: Called at an epoch's end, before the workers hear of what comes next.
+            waits: Whether they wait for that, so that it is called without callbacks, too.
+        """
+        self._load_weights, self.loads = load_weights, waits or self.has_callbacks
         self._steering.model_sent()
 
     def loaded_again(self, epoch: int) -> None:
@@ -391,7 +398,7 @@ class FitMonitor:
         if epoch.val_metrics.size:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
-        if self.has_callbacks and not self.stopped_inside:
+        if self.loads and not self.stopped_inside:
             with self._steering.loading():
                 self._load_weights()
         if epoch.seconds:

@@ -20,7 +20,7 @@ class Downpour(Rule):
     """Adds each worker's whole change: ``center += delta``.
 
     The deltas of p workers add up, so the default window shrinks with their number; with many, an
-    exchange after each batch learns best (``benchmarks/many_workers.py``). It also follows the
+    exchange after each batch learns best (``benchmarks/rules.py``). It also follows the
     length of the worker's epoch: the paper's 5 batches are too long for one of 60
     (``benchmarks/rules.py``).
 

@@ -320,7 +320,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 
-        monitor.watch(lambda: trained.take(run.state()))
+        waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
+        monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
             archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
             plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
@@ -329,7 +330,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
 
         def save_checkpoint(epoch: int) -> None:
             if plan.checkpoints is not None:
-                if not monitor.has_callbacks:
+                if not monitor.loads:
                     trained.take(run.state())
                 trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
 

@@ -141,7 +141,7 @@ def _with_folders(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
+_WHOLE_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
 _BATCH_ROWS = 10_000
 
 
@@ -156,7 +156,7 @@ def read_whole_files(spark: Any, path: str) -> Any:
     """
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
     with this_interpreter(context_of(spark)):
-        schemas = contents.limit(_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
+        schemas = contents.limit(_WHOLE_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
     first = schemas.head()
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):
