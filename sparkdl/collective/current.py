@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors
-from sparkdl.collective.communicator import Communicator, Member
-from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member
 from sparkdl.errors import ConfigError
 
 
-class SoloCommunicator(OrderedCommunicator):
+class SoloCommunicator(Communicator):
     """The world of one: every operation as with many ranks, and no one to talk to.
 
     >>> SoloCommunicator().all_reduce([1.0, 3.0], 'weighted', weight=5.0)
@@ -43,7 +42,7 @@ class SoloCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         return
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         return SoloCommunicator(timeout_s=self._timeout_s)
 
 

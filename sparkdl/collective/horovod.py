@@ -37,8 +37,7 @@ from sparkdl.collective.arithmetic import (
     reduction_factors,
     shard_edges,
 )
-from sparkdl.collective.communicator import Member
-from sparkdl.collective.ordered import OrderedCommunicator, name_ranks
+from sparkdl.collective.communicator import Communicator, Member, name_ranks
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -134,14 +133,14 @@ class CannotStartError(ResourceError):
     """Horovod imports on all ranks and starts on some of them only; raised on all."""
 
 
-def gather_reasons(builtin: OrderedCommunicator, reason: str) -> dict[int, str]:
+def gather_reasons(builtin: Communicator, reason: str) -> dict[int, str]:
     """Rank -> why it cannot go on; all ranks call it. Empty if every rank's ``reason`` is."""
     mine = np.frombuffer(reason[:500].encode(), np.uint8)
     reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
     return {rank: why for rank, why in enumerate(reasons) if why}
 
 
-class HorovodCommunicator(OrderedCommunicator):
+class HorovodCommunicator(Communicator):
     """One rank of a Horovod world; made by :class:`HorovodConnector`."""
 
     name = "horovod"
@@ -149,7 +148,7 @@ class HorovodCommunicator(OrderedCommunicator):
 
     def __init__(
         self,
-        builtin: OrderedCommunicator,
+        builtin: Communicator,
         members: Sequence[Member],
         interface: str | None,
         timeout_s: float,
@@ -358,7 +357,7 @@ class HorovodCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._builtin.barrier()
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         return self._builtin.group(ranks)
 
     def _agree(

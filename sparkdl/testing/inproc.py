@@ -16,7 +16,7 @@ from sparkdl.collective.arithmetic import (
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.ordered import OrderedCommunicator, name_ranks
+from sparkdl.collective.communicator import Communicator, name_ranks
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import (
@@ -173,7 +173,7 @@ class _Table:
             return self.groups.setdefault((ranks, count), _Table(len(ranks)))
 
 
-class ThreadCommunicator(OrderedCommunicator):
+class ThreadCommunicator(Communicator):
     """One thread's rank; made by :func:`connect_threads`."""
 
     name = "threads"
@@ -283,7 +283,7 @@ class ThreadCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._meet(("barrier",), None, lambda _: None)
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         key = tuple(ranks)
         count = self._made[key] = self._made.get(key, 0) + 1
         table = self._table.group(key, count)

@@ -49,8 +49,7 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.communicator import Member
-from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire import hosts
@@ -62,7 +61,7 @@ _CAPACITY = 128 << 10
 _ZEROS = (0,) * MAX_DIMENSIONS
 
 
-class BuiltinCommunicator(OrderedCommunicator):
+class BuiltinCommunicator(Communicator):
     """One rank of a connected world; made by :class:`BuiltinConnector` or :meth:`group`.
 
     Args:
@@ -334,7 +333,7 @@ class BuiltinCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._agree("barrier", np.empty(0, np.uint8))
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         key = tuple(ranks)
         self._made[key] = self._made.get(key, 0) + 1
         return BuiltinCommunicator(
