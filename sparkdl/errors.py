@@ -241,6 +241,10 @@ class ProtocolError(SparkDLError, RuntimeError):
     """A frame that the peer should not have sent: malformed, too large, out of order."""
 
 
+class RowsAheadError(ProtocolError):
+    """Rows of tables have steps that the weights lost together with all workers."""
+
+
 class AuthenticationError(ProtocolError, PermissionError):
     """The peer sent no token, or one that is not the run's."""
 

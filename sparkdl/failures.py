@@ -254,7 +254,7 @@ def one_line(error: BaseException) -> str:
 
 
 def headline(text: str) -> str:
-    """What failed, of an exception's text that has frames of its own: of TensorFlow's graphs."""
+    """The failure alone, of a text that has frames of its own: that of TensorFlow's graphs."""
     found = _NODE.search(text)
     if found is None:
         return text

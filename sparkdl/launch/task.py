@@ -1,7 +1,7 @@
 """The protocols of a launcher and of the tasks that it starts.
 
 A *task* is made on the driver and pickled. A *launcher* starts it once per *rank*: as threads
-(:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.processes`), or
+(:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.child`), or
 as tasks of a Spark stage (:mod:`sparkdl.spark.runs.launcher`).
 """
 

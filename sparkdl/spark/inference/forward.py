@@ -140,7 +140,6 @@ class ForwardPass(Closing):
         self.outputs = [column.typed(self.archive, self.spec.features) for column in self.outputs]
 
     def close(self) -> None:
-        """Lets the model go."""
         self._opened.close()
 
     def over(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Predicted]:

@@ -41,7 +41,7 @@ from sparkdl.spark.inference.forward import (
 )
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ class UdfTask(ForwardTask):
 
     @property
     def result(self) -> T.DataType:
-        """The type of the function's result."""
         return self.output.field(self.archive).dataType
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
