@@ -195,7 +195,7 @@ def on_config(config: Any) -> Any:
         {"Rules": "rules.md"},
         {"Reference": ["reference/index.md", *({t: u} for t, u in PAGES.reference)]},
         {"How it behaves": [
-            "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
+            "tools.md", "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
         ]},
         {"How it is made": ["architecture.md", "contributing.md", "changelog.md"]},
         {"Decisions": "adr/index.md"},
