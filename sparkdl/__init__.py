@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from sparkdl.settings.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
+    from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
@@ -85,6 +86,7 @@ _HOMES = {
     "KerasImageFileTransformer": "sparkdl.spark.images.image_file",
     "registerKerasImageUDF": "sparkdl.spark.images.image_udf",
     "predict": "sparkdl.spark.predict",
+    "generate": "sparkdl.spark.generate",
     "predict_udf": "sparkdl.spark.udf",
     "register_udf": "sparkdl.spark.udf",
     "run": "sparkdl.spark.run",
@@ -132,6 +134,7 @@ __all__ = [
     "describe",
     "doctor",
     "environment",
+    "generate",
     "inference",
     "load_spark_model",
     "log_to_driver",

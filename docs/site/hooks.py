@@ -27,7 +27,9 @@ FENCE = re.compile(r"(?ms)^```.*?^```$|``[^`]*``|`[^`\n]*`")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 REFERENCE = {
     "Training": ["sparkdl.SparkModel", "sparkdl.load_spark_model", "sparkdl.describe"],
-    "Predictions": ["sparkdl.predict", "sparkdl.predict_udf", "sparkdl.register_udf"],
+    "Predictions": [
+        "sparkdl.predict", "sparkdl.generate", "sparkdl.predict_udf", "sparkdl.register_udf",
+    ],
     "Your own loop": [
         "sparkdl.run", "sparkdl.Feeding", "sparkdl.inference", "sparkdl.HorovodRunner",
         "sparkdl.communicator",

@@ -1,6 +1,7 @@
 """The only package that imports pyspark.
 
-``spark_model``, ``run``, ``predict``, ``inferring``, ``udf``, ``mllib``: what users call.
+``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``udf``, ``mllib``: what users
+call.
 ``model_settings``, ``model_inference``: what a SparkModel holds, and does beside ``fit``.
 ``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``: trials, and
 the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``,
