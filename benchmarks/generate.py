@@ -5,8 +5,8 @@
 A GPT-2 of 4 layers (256 wide, 2,000 tokens, random weights, greedy, no end token) writes on from
 prompts of 1 to 24 words. "one process" is a loop of ``task.generate`` over batches of the same rows
 on all cores of the machine; "batch udf" is ``pyspark.ml.functions.predict_batch_udf`` around
-``task.generate`` in two executors of one core, and "sparkdl" is ``sparkdl.generate`` there. Each way
-has compiled its calls before. The ways alternate; medians and the machine's load are printed.
+``task.generate`` in two executors of one core, and "sparkdl" is ``sparkdl.generate`` there. Each
+way has compiled its calls before. The ways alternate; medians and the machine's load are printed.
 """
 
 from __future__ import annotations
