@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.codecs.quantized import to_summable
-from sparkdl.collective.communicator import Communicator, ReduceHandle
+from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
@@ -100,7 +100,7 @@ class AllReduceGradientSynchronizer:
         self._kinds: list[int] | None = None
         self._two_forms: ModelError | None = None
         self._num_terms: int | None = None
-        self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
+        self._handles: list[tuple[slice, npt.NDArray[Any], Pending[npt.NDArray[Any]]]] = []
 
     def _lay_out(self, dense: Layout) -> None:
         """Makes the buffer of what travels dense."""

@@ -1,7 +1,8 @@
 """Update rules: how a commit changes the center, and what a worker takes back.
 
 Every rule is a frozen object of pure functions on flat float32 vectors (see :class:`Rule`);
-:func:`make_rule` makes one from a name.
+:func:`make_rule` makes one from a name. :mod:`sparkdl.rules.damping`: how much of a change counts
+where those of several workers are added.
 """
 
 from collections.abc import Mapping

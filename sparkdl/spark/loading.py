@@ -62,9 +62,7 @@ def load_as(
         cls: The class.
         file: What was read.
         path: Path of the file, for messages.
-        custom_objects: See :func:`load_spark_model`; so do the others.
-        safe_mode: See there.
-        **overrides: See there.
+        custom_objects, safe_mode, **overrides: See :func:`load_spark_model`.
 
     Raises:
         ModelError: The file holds no compiled Keras model.

@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sparkdl.collective.ordered import name_ranks
+from sparkdl.collective.communicator import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire.listening import listen

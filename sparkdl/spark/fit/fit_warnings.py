@@ -65,7 +65,7 @@ def warn_of_damping(
     The figures are those of ``benchmarks/high_rates.py``.
 
     Args:
-        counted: The part of their changes that counted; see :mod:`sparkdl.ps.damping`.
+        counted: The part of their changes that counted; see :mod:`sparkdl.rules.damping`.
         num_workers: Workers that trained at the same time.
         steps: Steps of each worker, in all epochs.
         off_center: See :func:`sparkdl.data.statistics.off_center`; of the input where it is

@@ -63,8 +63,7 @@ class UdfTask(ForwardTask):
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
