@@ -522,8 +522,7 @@ class Connector(Protocol):
 
 
 class BuiltinOptions(ListeningOptions, total=False):
-    """Arguments of :class:`sparkdl.collective.builtin.BuiltinConnector` that all but ``'solo'``
-    take."""
+    """Arguments of the built-in connector that all communicators but ``'solo'`` take."""
 
     advertised_host: str | None
     host_id: str | None

@@ -48,10 +48,10 @@ class AllReduceGradientSynchronizer:
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
-        layout: Of the flat buffer ``[gradient | statistics]``.
+        layout: Layout of the flat buffer ``[gradient | statistics]``.
         wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
             not converted); None for float32, the only exact one.
-        part_bytes: Of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
+        part_bytes: Bytes of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
         check: Looks at the gradients before they are sent, except inside the compiled step; None:
             nobody does.
 

@@ -103,7 +103,7 @@ _WIRE = {
 }
 """The dtype that is sent for one that Horovod does not reduce; the way back changes no result."""
 _ANSWER_S = 5.0
-"""After a failure inside a compiled step: ranks that still run answer within this time."""
+"""Seconds within which ranks that still run answer after a failure inside a compiled step."""
 
 
 def unavailable() -> str:

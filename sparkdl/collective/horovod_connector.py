@@ -38,7 +38,7 @@ class HorovodConnector:
     Args:
         rank: This rank, from 0.
         interface: Network interface for Gloo; None: the one that has the advertised address.
-        **options: Of :class:`sparkdl.collective.builtin.BuiltinConnector`.
+        **options: Options of :class:`sparkdl.collective.builtin.BuiltinConnector`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class AutoConnector:
         rank: This rank, from 0.
         calls_horovod: The ranks run functions that may call Horovod by themselves: Horovod is
             taken wherever it imports on all ranks.
-        **options: Of :class:`HorovodConnector`.
+        **options: Options of :class:`HorovodConnector`.
     """
 
     name = "auto"

@@ -129,7 +129,7 @@ class AllReduceSynchronizer:
     Args:
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
-        check: That of ``steps``.
+        check: The check of ``steps``.
     """
 
     every_batch = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -346,7 +347,8 @@ class FitMonitor:
                 progress.bytes_out,
                 self._driver_load,
                 progress.servers,
-            )
+                socket.gethostname(),
+            )  # fmt: skip
         )
 
     def _begin_epoch(self) -> None:

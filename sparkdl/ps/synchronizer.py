@@ -62,9 +62,9 @@ class TableBatches:
 
 
 OVERLAP_FROM = 0.25
-"""Part of a worker's time that its exchanges take from which on they run beside the training."""
+"""Share of a worker's time in exchanges from which on these run beside the training."""
 _UNTIMED = 2
-"""First windows that are not timed: they compile."""
+"""Windows at the start that are not timed: they compile."""
 
 
 class _Peer:

@@ -77,7 +77,7 @@ RULES: Registry[Rule] = Registry(
     accepted="an object with update(center, delta, state, commit, out), or a Keras optimizer as "
     "{'class_name': ..., 'config': {...}}",
 )
-"""A new rule is a new module here, imported above and named in this list."""
+"""Every rule. A new one is a new module here, imported above and named in this list."""
 
 
 def rule_names() -> list[str]:

@@ -126,8 +126,8 @@ class Hogwild(Rule):
     coordinate within nanoseconds one can be lost; to make that rare, each worker begins at another
     place of the center.
 
-    With ``scale='mean'`` a worker adds only ``delta_j / workers``: for windows so long that the
-    workers' changes would take the center too far together.
+    With ``scale='mean'`` a worker adds only ``delta_j / workers``: for long windows, in which
+    the workers' changes would together take the center too far.
 
     Args:
         scale: ``'sum'`` or ``'mean'``.

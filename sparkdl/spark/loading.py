@@ -61,7 +61,7 @@ def load_as(
     Args:
         cls: The class.
         file: What was read.
-        path: Of the file, for messages.
+        path: Path of the file, for messages.
         custom_objects, safe_mode, **overrides: See :func:`load_spark_model`.
 
     Raises:

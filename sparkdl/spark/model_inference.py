@@ -75,7 +75,7 @@ class ModelSettings:
         exchange: What workers send each other and when.
         model: A compiled ``keras.Model``.
         custom_objects: Name -> class or function.
-        decoder: Of binary and image values.
+        decoder: Decoder of binary and image values.
     """
 
     def __init__(

@@ -36,7 +36,7 @@ class Space:
         high: The largest number, included.
         step: Between two values; None for any float.
         log: Drawn evenly over the logarithm.
-        choices: Of a categorical.
+        choices: Choices of a categorical.
     """
 
     kind: str
@@ -78,8 +78,8 @@ class Trial:
     is asked again gives the same value again.
 
     Args:
-        number: Of the trial, from 0.
-        seed: Of the search.
+        number: Number of the trial, from 0.
+        seed: Seed of the search.
         given: Values that are not drawn (a grid's, or those of a resumed trial).
         draw: Draws the others; None for :meth:`draw`.
     """
@@ -104,7 +104,7 @@ class Trial:
         """A float in ``[low, high]``.
 
         Args:
-            name: Of the hyper-parameter.
+            name: Name of the hyper-parameter.
             low: The smallest value.
             high: The largest value.
             step: Only ``low``, ``low + step``, ... are drawn.

@@ -16,7 +16,7 @@ from sparkdl.errors import TransportError, WaitTimeoutError
 
 SPIN_S = 100e-6
 SLICE_MS = 50
-"""The longest sleep before the deadline, and whether the wait was aborted, are looked at again."""
+"""Milliseconds after which a wait looks at its deadline, and whether it was aborted, again."""
 
 
 class Watch:

@@ -26,9 +26,9 @@ from sparkdl.wire.tls import connect_encrypted
 FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"
 BUSY = 409
-"""An earlier request of this client, over a connection that broke, has not ended yet."""
+"""Status: an earlier request of this client, over a connection that broke, has not ended yet."""
 TIMED_OUT = 408
-"""The server, or a proxy, has ended a connection that was silent; the request was not read."""
+"""Status: the server, or a proxy, has ended a silent connection; the request was not read."""
 Reader = Callable[[memoryview], None]
 
 
