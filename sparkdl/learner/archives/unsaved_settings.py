@@ -31,7 +31,7 @@ from sparkdl.learner.archives.value_forms import (
     with_numbers,
 )
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
-from sparkdl.learner.signature import preprocessor_of
+from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.process import payload
