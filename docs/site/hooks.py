@@ -199,8 +199,8 @@ def on_config(config: Any) -> Any:
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
             {"Elsewhere": [
-                "hub.md", "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md",
-                "elephas.md",
+                "hub.md", "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md",
+                "clusters.md", "elephas.md",
             ]},
         ]},
         {"Rules": "rules.md"},

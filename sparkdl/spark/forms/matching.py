@@ -120,7 +120,7 @@ def make_spec(
             _names(columns, "features"),
             signature.inputs.get(ROW if signature.preprocessing else name),
             decoders.get(name),
-        )  # fmt: skip
+        )
         for name, columns in inputs.items()
     }
     for name, padding in paddings_of(pad, wanted).items():
