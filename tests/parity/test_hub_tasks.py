@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("keras_hub", reason="pip install sparkdl[hub]")
 
 import keras
-from hub_tasks import TASKS, texts
+from hub_tasks import TASKS, rows_of
 from local_spark import LocalSession, LocalSparkModel, Workers, without_spark
 from pyspark.sql import types as T
 
@@ -29,11 +29,8 @@ def _trained_once(name: str) -> Any:
     has a state."""
     keras.utils.set_random_seed(1)
     model = TASKS[name]()
-    rows, labels = texts(4)
-    if name == "images":
-        model.predict(np.ones((2, 9, 9, 3), "float32"), verbose=0)
-    elif name != "head on a backbone":
-        model.fit(np.array(rows), labels if name == "classifier" else None, verbose=0)
+    if name != "head on a backbone":
+        model.fit(*rows_of(name, 4), verbose=0)
     return model
 
 
@@ -66,13 +63,9 @@ def test_a_task_that_only_predicts_has_its_sampler_and_no_optimizer() -> None:
     assert copy.optimizer is None
 
 
-def _data(name: str, count: int) -> tuple[np.ndarray, ...]:
-    """What a user gives to ``fit`` of a task."""
-    rows, labels = texts(count)
-    if name == "images":
-        images = np.random.default_rng(0).uniform(0, 255, (count, 9, 9, 3))
-        return images.astype("float32"), labels
-    return (np.array(rows), labels) if name == "classifier" else (np.array(rows),)
+def _cut(data: tuple[Any, ...], order: np.ndarray) -> tuple[Any, ...]:
+    """Some rows of arrays, or of dicts of them."""
+    return keras.tree.map_structure(lambda array: array[order], data)
 
 
 def _as_one_process(workers: int) -> np.ndarray:
@@ -94,7 +87,7 @@ _EVERY = [
     (name, mode, workers)
     for name in TASKS if name != "head on a backbone"
     for mode in ("synchronous", "allreduce")
-    for workers in (1, 2)
+    for workers in (1, 2) if name != "retrieval" or workers == 1
 ]  # fmt: skip
 
 
@@ -109,10 +102,10 @@ _EVERY = [
 )
 def test_a_task_trains_as_in_keras(name: str, mode: str, count: int, workers: Workers) -> None:
     """Weights, history and evaluation are those of ``task.fit`` on the same texts."""
-    data, tolerance = _data(name, ROWS), 5e-3 if "bfloat16" in name else 1e-5
+    data, tolerance = rows_of(name, ROWS), 5e-3 if "bfloat16" in name else 1e-5
     referee, order = _made(name), _as_one_process(count)
     wanted = referee.fit(
-        *(part[order] for part in data), batch_size=BATCH * count, epochs=EPOCHS, verbose=0
+        *_cut(data, order), batch_size=BATCH * count, epochs=EPOCHS, verbose=0, shuffle=False
     )
     session = LocalSession(workers, [ROWS // count] * count, [])
     spark_model = LocalSparkModel.of(session)(
@@ -131,7 +124,7 @@ def test_a_task_trains_as_in_keras(name: str, mode: str, count: int, workers: Wo
 
 @pytest.mark.parametrize("name", ["classifier", "causal", "images"])
 def test_a_task_predicts_as_in_keras(name: str) -> None:
-    model, (rows, *_) = _made(name), _data(name, 6)
+    model, (rows, *_) = _made(name), rows_of(name, 6)
     given = rows if name == "images" else np.array([t.encode() for t in rows], object)
     predictor = make_predictor(model)
     parts = [predictor.predict({"features": given[i : i + 4]}, 4) for i in (0, 4)]
