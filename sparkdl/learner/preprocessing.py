@@ -80,7 +80,8 @@ class Preprocessing:
         columns = ", ".join(f"{s.label} ({s.kind}, {s.dtype})" for s in spec.features.values())
         what = f"model {self.model.name!r} cannot take these columns"
         try:
-            made = self.stack(BatchStack(_batched(x), _batched(y), weight or None, 1, num_rows))
+            weights = _batched(weight) or None
+            made = self.stack(BatchStack(_batched(x), _batched(y), weights, 1, num_rows))
         except ImportError as error:
             raise ResourceError(
                 f"the preprocessor of model {self.model.name!r} needs a package",
@@ -129,7 +130,7 @@ def _texts(array: npt.NDArray[Any]) -> list[str]:
 def _as_given(arrays: Mapping[str, Any]) -> Any:
     """What a user would give to Keras for one array, for texts in an order, or for several."""
     if all(name.startswith(SEGMENT) for name in arrays):
-        return tuple(arrays[name] for name in sorted(arrays))
+        return tuple(arrays.values())
     return next(iter(arrays.values())) if set(arrays) == {ROW} else dict(arrays)
 
 
