@@ -113,8 +113,8 @@ def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tupl
     import pyarrow as pa
 
     from sparkdl.collective.current import SoloCommunicator
-    from sparkdl.collective.tables.linear import LinearSettings, LinearTraining
-    from sparkdl.data.sparse_rows import SparseRows
+    from sparkdl.linear.sparse_rows import SparseRows
+    from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 
     settings = LinearSettings(batch_size=batch, epochs=epochs)
     start = time.perf_counter()
@@ -124,8 +124,8 @@ def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tupl
 
 
 def compare_core(repeats: int, count: int) -> None:
-    from sparkdl.data.sparse_rows import SparseVectors
-    from sparkdl.spark.executor.linear_task import LinearModel, probabilities
+    from sparkdl.linear.rank_task import LinearModel, probabilities
+    from sparkdl.linear.sparse_rows import SparseVectors
 
     core = min(os.sched_getaffinity(0))
     script = str(ROOT / "benchmarks" / "support" / "peer_vw.py")

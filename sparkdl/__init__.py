@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.config import Limits as Limits
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
+    from sparkdl.images.deep_image import DeepImagePredictor as DeepImagePredictor
+    from sparkdl.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
+    from sparkdl.images.image_file import (
+        KerasImageFileTransformer as KerasImageFileTransformer,
+    )
+    from sparkdl.images.image_file import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed.callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed.callbacks import LogCallback as LogCallback
@@ -50,13 +57,7 @@ if TYPE_CHECKING:
     from sparkdl.settings.network import Network as Network
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
-    from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
-    from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
-    from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
-    from sparkdl.spark.images.image_file import (
-        KerasImageFileTransformer as KerasImageFileTransformer,
-    )
-    from sparkdl.spark.images.image_file import registerKerasImageUDF as registerKerasImageUDF
+    from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
@@ -79,12 +80,13 @@ _HOMES = {
     "Limits": "sparkdl.config",
     "Feeding": "sparkdl.spark.runs.feeding",
     "load_spark_model": "sparkdl.spark.loading",
-    "DeepImageFeaturizer": "sparkdl.spark.images.deep_image",
-    "DeepImagePredictor": "sparkdl.spark.images.deep_image",
-    "KerasImageFileEstimator": "sparkdl.spark.images.image_file",
-    "KerasImageFileTransformer": "sparkdl.spark.images.image_file",
-    "registerKerasImageUDF": "sparkdl.spark.images.image_file",
+    "DeepImageFeaturizer": "sparkdl.images.deep_image",
+    "DeepImagePredictor": "sparkdl.images.deep_image",
+    "KerasImageFileEstimator": "sparkdl.images.image_file",
+    "KerasImageFileTransformer": "sparkdl.images.image_file",
+    "registerKerasImageUDF": "sparkdl.images.image_file",
     "predict": "sparkdl.spark.predict",
+    "generate": "sparkdl.spark.generate",
     "predict_udf": "sparkdl.spark.predict",
     "register_udf": "sparkdl.spark.predict",
     "run": "sparkdl.spark.run",
@@ -132,6 +134,7 @@ __all__ = [
     "describe",
     "doctor",
     "environment",
+    "generate",
     "inference",
     "load_spark_model",
     "log_to_driver",
@@ -146,21 +149,9 @@ __all__ = [
 ]
 
 
-_HANDED_IN = {
-    "launch_on_spark": "sparkdl.spark.runs.function_stage:surroundings",
-    "search": "sparkdl.spark.search",
-}
-"""What ``program`` and ``tune``, which must not import Spark's room, are given of it."""
-
-
 def _part(name: str, home: str) -> Any:
     module, _, attribute = home.partition(":")
     return getattr(importlib.import_module(module), attribute or name)
-
-
-def handed_in(name: str) -> Any:
-    """A part of Spark's room for a room below it."""
-    return _part(name, _HANDED_IN[name])
 
 
 _DISTKERAS = "sparkdl.compat.distkeras"

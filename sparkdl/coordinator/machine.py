@@ -141,7 +141,6 @@ class Joining:
                 self.let_in(connection, worker, entry)
 
     def let_in(self, connection: int, worker: Worker, entry: Entry) -> None:
-        """Makes a worker a member."""
         worker.member = True
         self._welcome(connection, worker, Flag.NONE, entry)
 

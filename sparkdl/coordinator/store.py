@@ -53,7 +53,6 @@ class Store:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return "none"
 
     def attach(self, group: Group) -> None:

@@ -213,10 +213,10 @@ def sum_states(states: list[MetricState]) -> MetricState:
 MAX_LINES_BYTES = 1 << 20
 """Bytes of lines in one frame; a rank that has more sends several frames."""
 MAX_LINE_CHARS = MAX_LINES_BYTES // 8
-"""The rest of a longer line is not sent."""
+"""Characters of a line that are sent; the rest of a longer one is not."""
 KEPT_LINES = 20_000
 KEPT_CHARS = 16 << 20
-"""The oldest lines are dropped where the driver does not fetch them."""
+"""Characters of lines that are kept if the driver does not fetch them; the oldest are dropped."""
 
 
 def pack_lines(lines: list[str]) -> ByteArray:
@@ -239,7 +239,6 @@ class LogLines:
         self._chars = 0
 
     def put(self, message: Message) -> None:
-        """Takes the lines of a LOG frame."""
         body = np.empty(0, np.uint8) if message.body is None else message.body
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
@@ -250,7 +249,6 @@ class LogLines:
         self.add(message.rank, unpack_lines(body))
 
     def add(self, rank: int, lines: list[str]) -> None:
-        """Takes lines of a rank."""
         for line in lines:
             self._lines.append((rank, line))
             self._chars += len(line)

@@ -368,13 +368,6 @@ def end_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-if __name__ == "__main__":
-    # as a module of its proper name, so that what is unpickled is what is defined here
-    from sparkdl.launch.child import ParentConnection as Parent
-
-    Parent(int(sys.argv[1])).serve()
-
-
 class ProcessLauncher:
     """Starts ranks as processes of this machine; what they print is shown here.
 
@@ -476,3 +469,10 @@ class JoinedRanks:
 
     def results_so_far(self) -> list[Result]:
         return [result for launch in self._launches for result in launch.results_so_far()]
+
+
+if __name__ == "__main__":
+    # as a module of its proper name, so that what is unpickled is what is defined here
+    from sparkdl.launch.child import ParentConnection as Parent
+
+    Parent(int(sys.argv[1])).serve()

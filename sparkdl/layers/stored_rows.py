@@ -38,7 +38,6 @@ class StoredRows:
         return {name: TableReader(self._found.folder_of(name)) for name in self._found.tables}
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
         return self.tables[table].pull(ids), list(self._found.tables).index(table)
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
@@ -49,7 +48,6 @@ class StoredRows:
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
-        """See :class:`sparkdl.tables.service.RowService`."""
         if training:
             raise self._untrainable(table)
         chunks = self.tables[table].chunks(classes.chunk)

@@ -51,12 +51,10 @@ class ProgramControl:
         self._to_tell: list[Future[None]] = []
 
     def stop(self) -> None:
-        """Stops the program."""
         self._stopping.set()
         self._tell()
 
     def is_stopping(self) -> bool:
-        """Whether the program stops."""
         return self._stopping.is_set()
 
     def when_stopping(self) -> Future[None]:
@@ -151,7 +149,7 @@ class NodeTask:
     Args:
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
-        endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they
+        endpoint: The coordinator, where the nodes meet and which takes their lines; None: they
             meet by the launcher, which also has their lines.
     """
 
@@ -365,7 +363,6 @@ class _Late:
         self.__object: object = None
 
     def serve(self, made: object) -> None:
-        """Passes calls on from now on."""
         self.__object = made
         self.__made.set()
 

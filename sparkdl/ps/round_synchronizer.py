@@ -35,7 +35,7 @@ class RoundSynchronizer(Way):
 
     Args:
         client: Connected; has said HELLO.
-        layout: Of the flat buffer ``[gradient | statistics]``.
+        layout: Layout of the flat buffer ``[gradient | statistics]``.
         check: Looks at the gradients before they are sent; None: nobody does.
         takes_slices: Whether gradients of embeddings may travel as slices.
         with_tables: Whether layers of the model have rows in tables on the servers.
@@ -225,7 +225,6 @@ class RoundSynchronizer(Way):
 
     @property
     def skips(self) -> bool:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._check.skips
 
     def begin(self, part: int) -> None:
@@ -311,7 +310,6 @@ class RoundSynchronizer(Way):
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:

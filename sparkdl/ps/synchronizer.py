@@ -17,11 +17,11 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
-from sparkdl.ps.damping import Damping
 from sparkdl.ps.shards.ahead import Wanted
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.rows import RowsOfWorker
 from sparkdl.ps.way import Unwrapping, Way
+from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError, finite_state
@@ -42,7 +42,6 @@ class TableBatches:
         self._rows, self._read = rows, learner.tables.id_reader()
 
     def train(self, learner: SharedLearner, stack: BatchStack, epoch: int, done: int) -> None:
-        """Trains a stack."""
         first = done - stack.num_batches
         for number, batch in enumerate(stack.single_batches(), 1):
             self._rows.begin_batch(self._wanted(batch))
@@ -63,9 +62,9 @@ class TableBatches:
 
 
 OVERLAP_FROM = 0.25
-"""Part of a worker's time that its exchanges take from which on they run beside the training."""
+"""Share of a worker's time in exchanges from which on these run beside the training."""
 _UNTIMED = 2
-"""First windows that are not timed: they compile."""
+"""Windows at the start that are not timed: they compile."""
 
 
 class _Peer:
@@ -179,7 +178,6 @@ class WindowSynchronizer(Way):
     def take(
         self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
-        """See :class:`Way`."""
         self._open = None
         if stack is not None and window:
             self.train(learner, stack, window, progress)

@@ -49,7 +49,6 @@ class RowIndex:
         return self._cells.nbytes + self._ids.nbytes + self._free.nbytes
 
     def ids(self, slots: Slots) -> Ids:
-        """The ids of live slots."""
         return self._ids.take(slots)
 
     def live(self) -> Slots:

@@ -8,24 +8,7 @@ from collections.abc import Callable
 
 from sparkdl.files.growing_file import GrowingFile
 from sparkdl.files.storage import check_writable, require_plain, write_bytes
-from sparkdl.progress.events import (
-    EpochBegan,
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    Json,
-    LinesLogged,
-    SearchBegan,
-    SearchEnded,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    TrialBegan,
-    TrialEpochEnded,
-    WorkersProgressed,
-    WorkerTraced,
-    as_json,
-)
+from sparkdl.progress import events
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.training.phases import Phase, Spans
 
@@ -51,32 +34,31 @@ class JsonLines:
     def __init__(self, folder: str, *, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = str(folder), clock
         self._file: GrowingFile | None = None
-        self._thinned = {EpochProgressed: Thinning(), WorkersProgressed: Thinning()}
+        self._thinned = {events.EpochProgressed: Thinning(), events.WorkersProgressed: Thinning()}
 
-    def handle(self, event: Event) -> None:
-        """Writes a line."""
+    def handle(self, event: events.Event) -> None:
         now = self._clock()
-        if isinstance(event, TrainingBegan):
+        if isinstance(event, events.TrainingBegan):
             many = max(1.0, event.run.num_workers / 8)  # a line about workers has all of them
             self._thinned = {
-                EpochProgressed: Thinning(),
-                WorkersProgressed: Thinning(most=500 / many),
+                events.EpochProgressed: Thinning(),
+                events.WorkersProgressed: Thinning(most=500 / many),
             }
             self._open(event.run.run_id)
-        elif isinstance(event, SearchBegan):
+        elif isinstance(event, events.SearchBegan):
             self._open(event.search_id)
         if self._file is None:
             return
         thinning = self._thinned.get(type(event))
         if thinning is not None and not thinning.due(now):
             return
-        line = json.dumps({"time": round(now, 3), **as_json(event)}, separators=(",", ":"))
+        line = json.dumps({"time": round(now, 3), **events.as_json(event)}, separators=(",", ":"))
         self._file.append(line.encode() + b"\n")
         often = thinning is not None or isinstance(
-            event, (TrialBegan, TrialEpochEnded, LinesLogged)
+            event, (events.TrialBegan, events.TrialEpochEnded, events.LinesLogged)
         )
         self._file.flush(whole=not often)
-        if isinstance(event, (TrainingEnded, TrainingFailed, SearchEnded)):
+        if isinstance(event, (events.TrainingEnded, events.TrainingFailed, events.SearchEnded)):
             self._file.close()
             self._file = None
 
@@ -119,24 +101,24 @@ class Timeline:
         self._driver: list[tuple[str, float, float]] = []
         self._since = 0.0
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Takes note; writes the file at the end."""
         match event:
-            case TrainingBegan():
+            case events.TrainingBegan():
                 require_plain(self._path)
                 check_writable(self._path)
                 without_server = event.run.parameters.get("mode") == "allreduce"
                 self._exchange = "ALLREDUCE" if without_server else NAMES["exchange"]
                 self._spans, self._driver, self._since = {}, [], self._began_at or 0.0
-            case EpochBegan():
+            case events.EpochBegan():
                 if not self._driver and self._since:
                     self._did("PREPARE")
                 self._since = self._clock()
-            case EpochEnded():
+            case events.EpochEnded():
                 self._did(f"EPOCH {event.epoch + 1}")
-            case WorkerTraced():
+            case events.WorkerTraced():
                 self._spans.setdefault(event.rank, []).append(event.spans)
-            case TrainingEnded() | TrainingFailed():
+            case events.TrainingEnded() | events.TrainingFailed():
                 if self._driver:
                     self._did("FINISH")
                 write_bytes(self._path, json.dumps(self._trace()).encode())
@@ -149,31 +131,31 @@ class Timeline:
         self._driver.append((name, self._since, now))
         self._since = now
 
-    def _trace(self) -> dict[str, Json]:
+    def _trace(self) -> dict[str, events.Json]:
         began = [spans.began_at for stages in self._spans.values() for spans in stages]
         zero = min([*began, *(start for _, start, _ in self._driver)], default=0.0)
-        events: list[Json] = [*_process(_DRIVER, "driver", -1)]
+        traced: list[events.Json] = [*_process(_DRIVER, "driver", -1)]
         for name, start, end in self._driver:
-            events.append(_span(name, _DRIVER, start - zero, end - start))
+            traced.append(_span(name, _DRIVER, start - zero, end - start))
         names = NAMES | {"exchange": self._exchange}
         for rank, stages in sorted(self._spans.items()):
-            events += _process(rank, f"rank {rank}", rank)
-            events += (
+            traced += _process(rank, f"rank {rank}", rank)
+            traced += (
                 _span(names[phase], rank, spans.began_at - zero + start, seconds)
                 for spans in stages
                 for phase, start, seconds in spans
             )
-        return {"traceEvents": events, "displayTimeUnit": "ms"}
+        return {"traceEvents": traced, "displayTimeUnit": "ms"}
 
 
-def _span(name: str, process: int, start_s: float, seconds: float) -> Json:
+def _span(name: str, process: int, start_s: float, seconds: float) -> events.Json:
     return {
         "ph": "X", "name": name, "cat": "sparkdl", "pid": process, "tid": 0,
         "ts": round(start_s * 1e6, 3), "dur": round(seconds * 1e6, 3),
     }  # fmt: skip
 
 
-def _process(process: int, name: str, place: int) -> list[Json]:
+def _process(process: int, name: str, place: int) -> list[events.Json]:
     return [
         {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "args": {"name": name}},
         {

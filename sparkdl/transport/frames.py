@@ -193,7 +193,6 @@ class FrameLimits:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a blob in one frame."""
         return max(self.blob_bytes, self.dense_bytes)
 
     @property

@@ -49,7 +49,6 @@ class Standing:
         return self._best and self._take(epochs, _numbers(metrics))
 
     def end(self, epochs: int, metrics: Mapping[str, float]) -> None:
-        """The segment has ended."""
         self._latest = self._latest or epochs
         self._take(self._latest, dict(metrics))
 

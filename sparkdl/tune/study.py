@@ -79,7 +79,6 @@ class Study(Closing):
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number."""
         return [self._journal.trials[n] for n in sorted(self._journal.trials)]
 
     def ranked(self) -> list[TrialRecord]:

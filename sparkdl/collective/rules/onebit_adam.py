@@ -36,7 +36,7 @@ class SignCode:
     The methods work on a range of the vector that begins and ends where pieces do. Not thread-safe.
 
     Args:
-        size: Of the vector.
+        size: Size of the vector.
         starts: Where its pieces begin: increasing, from 0.
         active: Coordinates that count; the others must be 0 when encoded, and decode to 0.
     """
@@ -181,8 +181,6 @@ def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
 
 
 class OneBitAdamExchange(OptimizerExchange):
-    """See :class:`OneBitAdam`."""
-
     def __init__(
         self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: FlatAdam
     ) -> None:

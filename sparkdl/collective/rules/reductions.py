@@ -103,8 +103,6 @@ class Mean(ExchangeRule):
 
 
 class MeanGradientExchange(GradientExchange):
-    """See :class:`Mean`."""
-
     def reduce(self, rows: int) -> bool:
         return self.average(self.whole, rows)
 
@@ -127,8 +125,6 @@ class Sum(ExchangeRule):
 
 
 class SumGradientExchange(GradientExchange):
-    """See :class:`Sum`."""
-
     def reduce(self, rows: int) -> bool:
         return self.add(rows)
 
@@ -147,7 +143,7 @@ class PowerSGD(ExchangeRule):
 
     Args:
         rank: Columns of the factors.
-        seed: Of the first ``Q``, equal on all ranks.
+        seed: Seed of the first ``Q``, equal on all ranks.
 
     References:
         Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, 2019.
@@ -167,8 +163,6 @@ class PowerSGD(ExchangeRule):
 
 
 class PowerSGDExchange(GradientExchange):
-    """See :class:`PowerSGD`."""
-
     def __init__(self, communicator: Communicator, layout: Layout, rule: PowerSGD) -> None:
         super().__init__(communicator, layout)
         random = np.random.default_rng(rule.seed)

@@ -139,8 +139,6 @@ def _counterpart(config: Mapping[str, Any], beside: Collection[str] = ()) -> Fla
 
 
 class SlicedExchange(OptimizerExchange):
-    """See :class:`Sliced`."""
-
     def __init__(
         self,
         communicator: Communicator,

@@ -153,8 +153,8 @@ class TableExchange:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
-            rows: Of this rank's batch. 0 on all ranks: no step, since a scaled loss has overflowed.
-            learning_rate: Of the model's optimizer in this step, the same on all ranks.
+            rows: Rows of this rank's batch. 0 on all ranks: no step, a scaled loss has overflowed.
+            learning_rate: The rate of the model's optimizer in this step, the same on all ranks.
             loss_scale: The factor that the loss had, by which gradients are divided.
         """
         for pull in self._pulls if loss_scale != 1.0 else ():
@@ -363,7 +363,7 @@ class TableSteps:
 
     Args:
         dense: The steps of the model's variables.
-        communicator: That of ``dense``; the tables use a group of their own.
+        communicator: The communicator of ``dense``; the tables use a group of their own.
         checkpoints: Where the rows are kept from epoch to epoch.
         state: What :meth:`save_state` returned in an earlier run; empty for none.
         ignores_nan: Gradients of rows that are not finite are taken; else they are an error.
@@ -391,7 +391,6 @@ class TableSteps:
 
     @property
     def stop_wanted(self) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.stop_wanted
 
     @stop_wanted.setter
@@ -400,7 +399,6 @@ class TableSteps:
 
     @property
     def stop_agreed(self) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.stop_agreed
 
     @stop_agreed.setter
@@ -482,7 +480,6 @@ class TableSteps:
             raise cause from error
 
     def end_epoch(self, learner: SharedLearner) -> None:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         self._dense.end_epoch(learner)
 
     def save_state(self, learner: SharedLearner) -> bytes:
@@ -504,11 +501,9 @@ class TableSteps:
         return self._state
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         self._dense.take_changes(learner, changes)
 
     def end_run(self, learner: SharedLearner) -> bool:
-        """See :class:`~sparkdl.collective.synchronizer.StepSynchronizer`."""
         return self._dense.end_run(learner)
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import sparkdl
 from sparkdl.compat.distkeras.utils import deserialize_keras_model, serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
+from sparkdl.images.deep_image import as_vector
 from sparkdl.learner.archives.archive import decode_model, making_models
 from sparkdl.learner.checks.compiling import compile_model
 from sparkdl.learner.signature import model_signature
@@ -20,7 +21,6 @@ from sparkdl.rules import AEASGD as AEASGDRule
 from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.images.deep_image import as_vector
 from sparkdl.spark.ml.parts import archive_of
 
 
@@ -48,7 +48,7 @@ class Trainer:
         loss: Name of a loss, or a loss.
         worker_optimizer: Name of an optimizer, or an optimizer.
         metrics: Names of metrics, or metrics; None for accuracy.
-        loss_weights: Of a model with several outputs.
+        loss_weights: Loss weights of a model with several outputs.
     """
 
     features_column: Any
@@ -78,7 +78,6 @@ class Trainer:
         return serialize_keras_model(decode_model(self._archive, own_code=True))
 
     def set_model(self, model: Any) -> None:
-        """Sets the model to train, as it is now."""
         self._archive = archive_of(model)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
@@ -436,24 +435,6 @@ class Experimental(DOWNPOUR):
         return ExperimentalRule(learning_rate=self.learning_rate)
 
 
-__all__ = [
-    "ADAG",
-    "AEASGD",
-    "DOWNPOUR",
-    "EAMSGD",
-    "AsynchronousDistributedTrainer",
-    "AveragingTrainer",
-    "DistributedTrainer",
-    "DynSGD",
-    "EnsembleTrainer",
-    "Experimental",
-    "SingleTrainer",
-    "Trainer",
-    "deserialize_keras_model",
-    "serialize_keras_model",
-]
-
-
 class Predictor:
     """Holds a Keras model."""
 
@@ -488,3 +469,21 @@ class ModelPredictor(Predictor):
             output_column=self.output_column,
         )  # fmt: skip
         return as_vector(scored, self.output_column)
+
+
+__all__ = [
+    "ADAG",
+    "AEASGD",
+    "DOWNPOUR",
+    "EAMSGD",
+    "AsynchronousDistributedTrainer",
+    "AveragingTrainer",
+    "DistributedTrainer",
+    "DynSGD",
+    "EnsembleTrainer",
+    "Experimental",
+    "SingleTrainer",
+    "Trainer",
+    "deserialize_keras_model",
+    "serialize_keras_model",
+]

@@ -54,7 +54,6 @@ class BoardUrl:
         self._url: str | None = None
 
     def tell(self, url: str) -> None:
-        """Takes it; the chief calls this."""
         self._url = url
         self._told.set()
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     shape = jax.ShapeDtypeStruct((*ids.shape, width), jnp.float32)
     nothing = jax.ShapeDtypeStruct((), jnp.float32)
 
@@ -47,7 +46,6 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     per_row = jax.ShapeDtypeStruct(features.shape[:1], jnp.float32)
     as_features = jax.ShapeDtypeStruct(features.shape, jnp.float32)
 
@@ -79,7 +77,6 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)
 
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     ids, anchor = tf.convert_to_tensor(ids), tf.convert_to_tensor(anchor)
     differentiated = should_record_backprop([anchor])
 
@@ -41,7 +40,6 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     labels, anchor = tf.convert_to_tensor(labels), tf.convert_to_tensor(anchor)
     differentiated = should_record_backprop([tf.convert_to_tensor(features), anchor])
 
@@ -67,7 +65,6 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     found = tf.numpy_function(function, [], tf.float32)
     found.set_shape(like.shape[:1])
     return found

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     if in_stateless_scope():  # Keras asks for shapes by calling the model on zeros
         return torch.zeros((*ids.shape, width), device=ids.device)
     return _Rows.apply(anchor, rows, ids.detach(), torch.is_grad_enabled())
@@ -37,14 +36,12 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     if in_stateless_scope():
         return torch.zeros(features.shape[:1], device=features.device)
     return _Losses.apply(features, anchor, classes, labels.detach(), torch.is_grad_enabled())
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     if in_stateless_scope():
         return torch.zeros(like.shape[:1], device=like.device)
     return torch.from_numpy(function()).to(like.device)

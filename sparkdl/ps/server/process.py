@@ -103,7 +103,6 @@ class ServerProcess(Closing):
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
@@ -206,7 +205,6 @@ class ServerProcess(Closing):
             )
 
     def close(self) -> None:
-        """Ends the server."""
         self.stop()
 
 

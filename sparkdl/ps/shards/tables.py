@@ -33,7 +33,7 @@ from sparkdl.transport.service import Metric
 
 _STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
-"""Frames in which a worker's part of a round may come."""
+"""Most frames in which a worker's part of a round may come."""
 
 
 class _Guarded:
@@ -41,8 +41,8 @@ class _Guarded:
 
     Args:
         store: The rows.
-        lock: Of the table; held where the rows are read.
-        clock: That is written: all shards write the same.
+        lock: Lock of the table; held where the rows are read.
+        clock: The clock that is written: all shards write the same.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class _Guarded:
         self.rule, self.tracks = store.rule, store.tracks
 
     def waiting_ids(self) -> tuple[Ids, Counts]:
-        """See :class:`RowStore`, like the others."""
         with self._lock:
             return self._store.waiting_ids()
 
@@ -83,7 +82,6 @@ class _Changed:
         return found
 
     def note(self, slots: npt.NDArray[np.int64], clock: int) -> None:
-        """Rows have changed."""
         slots = slots[slots >= 0]
         if len(slots) and slots.max() >= len(self._clocks):
             more = max(1024, int(slots.max()) + 1, len(self._clocks) * 3 // 2)
@@ -115,7 +113,7 @@ class _StagedRows:
     Args:
         position: After the round.
         count: Pieces in which it comes.
-        pieces: Those that are here.
+        pieces: The pieces that are here.
     """
 
     position: tuple[int, int]
@@ -125,7 +123,6 @@ class _StagedRows:
     pieces: dict[int, list[PushPart]] = field(default_factory=dict)
 
     def parts_of(self, table: str) -> list[PushPart]:
-        """Those of one table that have rows."""
         pieces = [self.pieces[number] for number in sorted(self.pieces)]
         return [p for piece in pieces for p in piece if p.table == table and len(p.ids)]
 
@@ -193,7 +190,6 @@ class TableService:
         return self._save(message)
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         stores, mean = self.stores.values(), self._stale_steps / max(1, self._known_pushes)
         return [
             Metric("table_rows", "gauge", "Rows of tables", sum(len(s) for s in stores)),

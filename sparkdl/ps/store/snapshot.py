@@ -194,7 +194,6 @@ class StateTransfer:
             self._blob = None
 
     def put(self, message: Message) -> None:
-        """Takes one chunk."""
         whole = self._assembly.put(message)
         if whole is not None:
             self._blob, self._fresh = whole, True
@@ -238,7 +237,7 @@ class StateTransfer:
 
 
 MAX_BYTES = 1 << 30
-"""Bound of one rank's commit with slices."""
+"""Most bytes of one rank's commit with slices."""
 
 
 class SlicedCommits:

@@ -62,9 +62,8 @@ class UdfTask(ForwardTask):
         output: What to return.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
-        handle_invalid: What becomes of rows that no model can take; never ``'skip'``.
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        handle_invalid: What happens to rows that no model can take; never ``'skip'``.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
@@ -77,7 +76,6 @@ class UdfTask(ForwardTask):
 
     @property
     def result(self) -> T.DataType:
-        """The type of the function's result."""
         return self.output.field(self.archive).dataType
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,6 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 from pyspark.ml.regression import RegressionModel, Regressor
-from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl.errors import ParamTypeError, UnknownNameError
 from sparkdl.learner.prediction.class_scores import ClassScores, class_scores
@@ -30,7 +29,7 @@ from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import LOGITS_PARAM, ParamSpec, columns, has_params
-from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
+from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import (
     TrainingStage,
     check_labels,
@@ -87,18 +86,9 @@ class OutputsStage(FittedStage):
             for output, column in chosen.items() if column
         ]  # fmt: skip
 
-    def transformSchema(self, schema: Any) -> Any:
-        """The schema of ``transform``'s result; raises what ``transform`` would."""
-        return appended(self, schema, self.trained.predictor, self._columns())
-
-    def _transform(self, dataset: Any) -> Any:
-        return append_outputs(self, dataset, self.trained.predictor, self._columns())
-
 
 @has_params()
-class KerasModel(
-    OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPredictionCol, MLReadable, MLWritable
-):
+class KerasModel(OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPredictionCol):
     """A trained Keras model of any inputs and outputs; :class:`KerasEstimator` makes it.
 
     ``transform`` adds a column for each output, of its dtype or arrays; with
@@ -122,7 +112,7 @@ class KerasModel(
 )  # fmt: skip
 class KerasEstimator(
     TrainingStage, Estimator, HasFeaturesCol, HasLabelCol, HasPredictionCol, HasWeightCol,
-    HasValidationIndicatorCol, HasSeed, MLReadable, MLWritable,
+    HasValidationIndicatorCol, HasSeed,
 ):  # fmt: skip
     """A Keras model with any inputs and outputs as an estimator of ``pyspark.ml``.
 
@@ -165,9 +155,7 @@ class KerasEstimator(
 
 
 @has_params()
-class KerasTransformer(
-    OutputsStage, Transformer, HasInputCol, HasOutputCol, MLReadable, MLWritable
-):
+class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
     """Scores with a Keras model that was trained elsewhere; it need not be compiled.
 
     ::
@@ -247,9 +235,7 @@ class KerasTransformer(
 
 
 @has_params(LOGITS_PARAM)
-class KerasClassificationModel(
-    FittedStage, ProbabilisticClassificationModel, MLReadable, MLWritable
-):
+class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
     """A trained Keras model that gives each row a class; :class:`KerasClassifier` makes it.
 
     ``transform`` adds, in one pass over the rows, ``predictionCol`` (double), ``probabilityCol``
@@ -275,7 +261,7 @@ class KerasClassificationModel(
         scores = predictor.scores.get(name)
         return name, *scores_of(scores, shape, logits, type(self).__name__)
 
-    def _predictor(self) -> PredictorArchive:
+    def _scorer(self) -> PredictorArchive:
         name, scores, _ = self._meaning()
         return replace(self.trained.predictor, scores={name: scores})
 
@@ -297,12 +283,6 @@ class KerasClassificationModel(
     def _vector(self, param: str, output: str, form: Form) -> OutputColumn:
         return OutputColumn(self.getOrDefault(param), output, form, "float64", vector=True)
 
-    def transformSchema(self, schema: Any) -> Any:
-        return appended(self, schema, self._predictor(), self._columns())
-
-    def _transform(self, dataset: Any) -> Any:
-        return append_outputs(self, dataset, self._predictor(), self._columns())
-
     def predictRaw(self, value: Any) -> DenseVector:
         """The numbers of ``rawPrediction`` for the features of one row."""
         return DenseVector(self._meaning()[1].raw(self._numbers(value))[0])
@@ -322,7 +302,6 @@ class KerasClassificationModel(
 @has_params(LOGITS_PARAM)
 class KerasClassifier(
     TrainingStage, ProbabilisticClassifier, HasWeightCol, HasValidationIndicatorCol, HasSeed,
-    MLReadable, MLWritable,
 ):  # fmt: skip
     """A Keras model as a classifier of ``pyspark.ml``.
 
@@ -373,7 +352,7 @@ class KerasClassifier(
 
 
 @has_params()
-class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable):
+class KerasRegressionModel(FittedStage, RegressionModel):
     """A trained Keras model that gives each row a number; :class:`KerasRegressor` makes it.
 
     ``transform`` adds ``predictionCol``, a double.
@@ -387,12 +366,6 @@ class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable)
         column = self.getOrDefault("predictionCol")
         return [OutputColumn(column, name, "values", "float64")] if column else []
 
-    def transformSchema(self, schema: Any) -> Any:
-        return appended(self, schema, self.trained.predictor, self._columns())
-
-    def _transform(self, dataset: Any) -> Any:
-        return append_outputs(self, dataset, self.trained.predictor, self._columns())
-
     def predict(self, value: Any) -> float:
         """The number for one row, given its features (a vector, list or array)."""
         return float(self._row(value).reshape(-1)[0])
@@ -400,8 +373,7 @@ class KerasRegressionModel(FittedStage, RegressionModel, MLReadable, MLWritable)
 
 @has_params()
 class KerasRegressor(
-    TrainingStage, Regressor, HasWeightCol, HasValidationIndicatorCol, HasSeed, MLReadable,
-    MLWritable,
+    TrainingStage, Regressor, HasWeightCol, HasValidationIndicatorCol, HasSeed,
 ):  # fmt: skip
     """A Keras model as a regressor of ``pyspark.ml``.
 

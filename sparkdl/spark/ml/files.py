@@ -23,7 +23,14 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReader, MLWriter
+from pyspark.ml.util import (
+    DefaultParamsReader,
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)  # fmt: skip
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.archive_parts import damaged_model, sane_bytes
@@ -273,7 +280,7 @@ class Loaded:
         model: The Keras file, whole as it was written; None if there is none.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
-        path: Of the stage.
+        path: Path of the stage.
         digest: SHA-256 of the model.
     """
 
@@ -288,6 +295,7 @@ class Loaded:
 
 
 S = TypeVar("S")
+Own = TypeVar("Own", bound="SavedStage")
 
 
 class StageWriter(MLWriter):
@@ -309,7 +317,6 @@ class StageWriter(MLWriter):
         RemoteMLWriter.handleOverwrite(path, True)
 
     def saveImpl(self, path: str) -> None:
-        """Writes the stage below ``path``."""
         content: StageContent = self._stage.content()
         section: dict[str, Json] = {"format": FORMAT, **content.plain}
         code: dict[str, Any] = dict(content.code)
@@ -427,6 +434,24 @@ class StageReader(MLReader, Generic[S]):
                 received=f"{type(error).__name__}: {error}",
             ) from error
         return code
+
+
+class SavedStage(MLReadable, MLWritable):
+    """A stage with ``content()``, which files hold, and ``take(loaded)``."""
+
+    def write(self) -> StageWriter:
+        """Saves the stage: ``write().overwrite().save(path)``."""
+        return StageWriter(self)
+
+    @classmethod
+    def read(cls: type[Own]) -> StageReader[Own]:
+        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
+        return StageReader(cls._empty)
+
+    @classmethod
+    def _empty(cls: type[Own]) -> Own:
+        """A stage without arguments, for a reader to fill."""
+        return cls()
 
 
 def _tables_of(folder: str | None, path: str) -> str:

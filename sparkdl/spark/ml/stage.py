@@ -156,9 +156,9 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
         names = [n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param)]
         for name in names:
             title = _title(cls, name)
-            for method, body in ((f"get{title}", _get), (f"set{title}", _set)):
+            for method in (f"get{title}", f"set{title}"):
                 if not hasattr(cls, method):
-                    setattr(cls, method, _accessor(body, name, method, cls.__qualname__))
+                    setattr(cls, method, _accessor(name, method, cls.__qualname__))
         parameters = [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
             for name in (*cls.PARTS, *sorted(names))  # type: ignore[attr-defined]
@@ -191,27 +191,19 @@ def _title(cls: Any, name: str) -> str:
     return named or f"{name[0].upper()}{name[1:]}"
 
 
-def _get(self: Any, name: str) -> Any:
-    return self.getOrDefault(name)
+def _accessor(name: str, method: str, owner: str) -> Callable[..., Any]:
+    def get(self: Any) -> Any:
+        return self.getOrDefault(name)
 
+    def set(self: Any, value: Any) -> Any:
+        return self._set(**{name: value})
 
-def _set(self: Any, name: str, value: Any) -> Any:
-    return self._set(**{name: value})
-
-
-def _accessor(body: Callable[..., Any], name: str, method: str, owner: str) -> Callable[..., Any]:
-    if body is _get:
-
-        def accessor(self: Any) -> Any:
-            return body(self, name)
-
-        accessor.__doc__ = f"The value of :py:attr:`{name}`, or its default."
-    else:
-
-        def accessor(self: Any, value: Any) -> Any:  # type: ignore[misc]
-            return body(self, name, value)
-
-        accessor.__doc__ = f"Sets :py:attr:`{name}`; returns the stage."
+    accessor: Callable[..., Any] = get if method.startswith("get") else set
+    accessor.__doc__ = (
+        f"The value of :py:attr:`{name}`, or its default."
+        if accessor is get
+        else f"Sets :py:attr:`{name}`; returns the stage."
+    )
     accessor.__name__, accessor.__qualname__ = method, f"{owner}.{method}"
     return accessor
 
@@ -342,7 +334,7 @@ FEATURE_PARAMS = (
 
 SCORING_PARAMS = (
     ParamSpec("inferenceBatchSize", "rows per forward pass", taking(whole(1)), 256),
-    ParamSpec("handleInvalid", "what becomes of rows that no model can take (nulls): error, skip "
+    ParamSpec("handleInvalid", "what happens to rows that no model can take (nulls): error, skip "
               "(left out) or keep (with nulls as predictions)",
               taking(one_of(("error", "skip", "keep")), "handleInvalid"), "error"),
     param(FitConfig, "pad"), param(FitConfig, "use_gpu"),

@@ -19,7 +19,7 @@ from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.signature import Shape, Signature
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import declared, require_instance, require_objects
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
+from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_source
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.stage import (
     BUILD_PARAMS,
@@ -68,7 +68,7 @@ def scores_of(
 
     Args:
         known: What the loss, or the last activation, says; None where they say nothing.
-        shape: Of a row of the output.
+        shape: Shape of a row of the output.
         logits: Param ``fromLogits``, which has the last word; None: as ``known``.
         stage: For the message.
 
@@ -147,7 +147,7 @@ class StageFit:
 
 
 @has_params(*MODEL_PARAMS, *LIMITS_PARAMS, *FIT_PARAMS, *BUILD_PARAMS)
-class TrainingStage(ColumnsStage):
+class TrainingStage(ColumnsStage, SavedStage):
     """The base of the estimators. Training goes through :class:`sparkdl.SparkModel`."""
 
     PARTS = (
@@ -380,15 +380,6 @@ class TrainingStage(ColumnsStage):
         raise NotImplementedError
 
     # -- files -------------------------------------------------------------------------------------
-
-    def write(self) -> StageWriter:
-        """Saves the estimator: ``write().overwrite().save(path)``."""
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls: type[E]) -> StageReader[E]:
-        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
-        return StageReader(cls)
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 from sparkdl.launch.results import CHUNK_BYTES, Row
 
-PIECE_BYTES = 32 << 20
+RESULT_BYTES = 32 << 20
 """Bytes that come in one job, if each row is as large as it can be."""
 _PLACE = "place"
 
@@ -48,7 +48,7 @@ def collect_in_pieces(results: Any) -> list[Row]:
         places = sorted(int(row[_PLACE]) for row in kept.select(_PLACE).collect())
         names = [column.split()[0] for column in RESULT_SCHEMA.split(", ")]
         rows: list[Row] = []
-        at_once = max(1, PIECE_BYTES // CHUNK_BYTES)
+        at_once = max(1, RESULT_BYTES // CHUNK_BYTES)
         for first in range(0, len(places), at_once):
             ends = places[first], places[first : first + at_once][-1]
             part: list[Any] = (

@@ -9,7 +9,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from sparkdl.ps.server.shard import TablesOfRun
 
 from sparkdl import Network
 from sparkdl.collective.choice import AllReduceExchange
@@ -20,6 +19,7 @@ from sparkdl.errors import TransportError
 from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.kinds import limits_of
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import make_rule
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy

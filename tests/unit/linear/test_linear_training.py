@@ -11,10 +11,10 @@ import pytest
 from rank_threads import on_ranks
 
 from sparkdl.collective.current import SoloCommunicator
-from sparkdl.collective.tables.linear import LinearPart, LinearSettings, LinearTraining
-from sparkdl.data.sparse_rows import SparseRows, SparseVectors
 from sparkdl.errors import ModelError
-from sparkdl.tables.ftrl import Ftrl
+from sparkdl.linear.ftrl import Ftrl
+from sparkdl.linear.sparse_rows import SparseRows, SparseVectors
+from sparkdl.linear.spread_weights import LinearPart, LinearSettings, LinearTraining
 
 STEPS, BATCH = 5, 12
 RULE = Ftrl(lambda1=0.4, lambda2=0.1, alpha=0.3, beta=1.0)

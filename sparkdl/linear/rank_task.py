@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.collective.tables.linear import LinearSettings, LinearTraining
-from sparkdl.data.sparse_rows import Numbers, SparseRows, SparseVectors
 from sparkdl.errors import DataError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest
@@ -19,6 +17,8 @@ from sparkdl.launch.function import FunctionTask, connected
 from sparkdl.launch.peers import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import QueryTask, RankContext
+from sparkdl.linear.sparse_rows import Numbers, SparseRows, SparseVectors
+from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 from sparkdl.process import payload
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.tables.index import RowIndex
@@ -35,7 +35,7 @@ class LinearTask(FunctionTask):
     """Trains a linear model on the ranks' rows; see :class:`sparkdl.launch.task.Task`.
 
     The rows come as columns: vectors, labels, and weights if there are any. Each rank returns a
-    :class:`~sparkdl.collective.tables.linear.LinearPart`.
+    :class:`~sparkdl.linear.spread_weights.LinearPart`.
 
     Args:
         training: How the model is trained.
@@ -89,7 +89,7 @@ class LinearModel:
         size: Indices are below it: the largest size of the vectors that it was trained on.
         ids: Indices whose weight is not 0, ascending: int64.
         weights: Theirs: float64.
-        intercept: Of all rows.
+        intercept: The weight that all rows have.
     """
 
     size: int

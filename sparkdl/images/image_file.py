@@ -16,12 +16,7 @@ from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.files.model_file import read_keras_file
-from sparkdl.launch import interrupts
-from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
-from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.images.deep_image import (
+from sparkdl.images.deep_image import (
     ImageReader,
     Part,
     SavedImageStage,
@@ -29,6 +24,11 @@ from sparkdl.spark.images.deep_image import (
     is_json,
     require_pillow,
 )
+from sparkdl.launch import interrupts
+from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
+from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageWriter
@@ -41,7 +41,7 @@ OUTPUT_MODES = ("vector", "image")
 _BATCH_SIZE = 32
 
 
-class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):  # type: ignore[misc]
+class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):
     """The base of both: a model, and a function that loads one image."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("imageLoader", "_loader", code=True),)
@@ -83,18 +83,17 @@ class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):  # type: ignore[mi
         return str(self.getOrDefault(self.modelFile)) if self.isSet(self.modelFile) else ""
 
     def getImageLoader(self) -> Callable[[Any], Any]:
-        """The function that loads an image."""
         loader: Callable[[Any], Any] = self._loader
         return loader
 
 
-class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
+class KerasImageFileTransformer(_ImageFile, Transformer):
     """A column of paths (or of bytes) -> a model's output, each image loaded by a function.
 
     Args:
         inputCol: A column of strings, which ``imageLoader`` takes one by one, or of bytes
             (``content`` of ``spark.read.format('binaryFile')``, which reaches any file system).
-        outputCol: Of vectors, or of nested arrays with ``outputMode='image'``.
+        outputCol: Column of vectors, or of nested arrays with ``outputMode='image'``.
         modelFile: See :func:`sparkdl.predict`.
         imageLoader: From one value to one array of the model's input shape; runs on executors.
         outputMode: ``'vector'`` (the output, one number after the other) or ``'image'`` (the
@@ -143,7 +142,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):  # type: ignore[misc]
         return predicted if as_is else as_vector(predicted, column)
 
 
-class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):  # type: ignore[misc]
+class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     """Trains a model on files of images; ``fit`` gives a :class:`KerasImageFileTransformer`.
 
     Args:
@@ -262,7 +261,7 @@ class LoadedByUser:
     preprocessor: Callable[[npt.NDArray[Any]], Any]
 
     def __call__(self, image: Mapping[str, Any]) -> Any:
-        from sparkdl.spark.images.deep_image import rgb_of
+        from sparkdl.images.deep_image import rgb_of
 
         return np.asarray(self.preprocessor(rgb_of(image)))
 
@@ -283,7 +282,7 @@ def registerKerasImageUDF(
         spark.sql('SELECT image.origin, classes(image) FROM pictures')
 
     Args:
-        udf_name: Of the function.
+        udf_name: Name of the function.
         keras_model_or_file_path: See :func:`sparkdl.predict`.
         preprocessor: Makes the model's input of uint8 RGB pixels ``(height, width, 3)``; None:
             pixels are resized to the model's input (float32 in [0, 255]).

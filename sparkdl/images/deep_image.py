@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -15,7 +16,6 @@ from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -27,7 +27,7 @@ from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
+from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.session.frames import require_frame
 
@@ -39,8 +39,8 @@ class Part:
     """The parts of a stage that are no Params.
 
     Args:
-        name: Of the constructor's argument, and in files.
-        attribute: Of the stage.
+        name: Name of the constructor's argument, and in files.
+        attribute: Attribute of the stage.
         code: It is a function, so that only a reader that is told to trust the file loads it.
     """
 
@@ -49,7 +49,7 @@ class Part:
     code: bool = False
 
 
-class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
+class SavedImageStage(Params, SavedStage):
     """A stage with a model and other parts, which goes into files with them."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = ()
@@ -68,15 +68,6 @@ class SavedImageStage(Params, MLWritable, MLReadable):  # type: ignore[misc]
         stage = cls.__new__(cls)
         stage._begin()
         return stage
-
-    def write(self) -> StageWriter:
-        """Saves the stage: ``write().overwrite().save(path)``; a model given as a path, too."""
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls: type[S]) -> StageReader[S]:
-        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
-        return StageReader(cls._empty)
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
@@ -138,8 +129,8 @@ class ImageReader:
     """Makes a model's input of an image struct: RGB pixels, resized and preprocessed.
 
     Args:
-        height: Of the model's input.
-        width: Of the model's input.
+        height: Height of the model's input.
+        width: Width of the model's input.
         scale_hint: A key of :data:`SCALE_HINTS`.
         preprocess: Makes the input of float32 RGB pixels ``(height, width, 3)`` in [0, 255];
             None: they are the input.
@@ -232,7 +223,6 @@ APPLICATIONS = {
 
 
 def application(name: str) -> Application:
-    """The application of that name."""
     if name not in APPLICATIONS:
         raise UnknownNameError("modelName", name, APPLICATIONS)
     return APPLICATIONS[name]
@@ -251,36 +241,37 @@ def make_model(name: str, *, features: bool) -> Any:
     from sparkdl.learner.prediction.model_source import pretrained
 
     found = application(name)
-    try:
+    hint = "model=... takes a Keras model or the path of one, and downloads nothing"
+    with _downloading(f"the weights of {name}", "weights", hint):
         return pretrained(found.module, name, features=features)
-    except Exception as error:
-        raise ResourceError(
-            f"the weights of {name} cannot be loaded",
-            expected="weights in Keras' cache (~/.keras/models), or a way to download them",
-            received=f"{type(error).__name__}: {str(error)[:300]}",
-            hint="model=... takes a Keras model or the path of one, and downloads nothing",
-        ) from error
 
 
 def class_names(name: str) -> list[tuple[str, str]]:
     """Identifier and description of ImageNet's classes, which Keras downloads."""
     from sparkdl.learner.prediction.model_source import imagenet_names
 
-    try:
+    hint = "labels=[...] names the classes, and downloads nothing"
+    with _downloading("the names of ImageNet's classes", "the names", hint):
         return imagenet_names(application(name).module)
+
+
+@contextmanager
+def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
         raise ResourceError(
-            "the names of ImageNet's classes cannot be loaded",
-            expected="the names in Keras' cache (~/.keras/models), or a way to download them",
+            f"{what} cannot be loaded",
+            expected=f"{files} in Keras' cache (~/.keras/models), or a way to download them",
             received=f"{type(error).__name__}: {str(error)[:300]}",
-            hint="labels=[...] names the classes, and downloads nothing",
+            hint=hint,
         ) from error
 
 
 _BATCH_SIZE = 32
 
 
-class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # type: ignore[misc]
+class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
     """The base of both: which model, and how images become its inputs."""
 
     SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("preprocess", "_preprocess", code=True),)
@@ -316,7 +307,6 @@ class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):  # ty
         return str(self.getOrDefault(self.modelName)) if self.isSet(self.modelName) else ""
 
     def setModelName(self, value: str) -> _DeepImage:
-        """Sets the name of the application."""
         application(value)
         return self._set(modelName=value)  # type: ignore[no-any-return]
 
@@ -371,7 +361,7 @@ class DeepImageFeaturizer(_DeepImage):
 
     Args:
         inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
-        outputCol: Of vectors: the model's output, one after the other.
+        outputCol: Column of vectors: the model's output, one after the other.
         modelName: ``InceptionV3``, ``Xception``, ``ResNet50``, ``VGG16`` or ``VGG19``: how pixels
             are preprocessed, and the size of images where the model leaves it free. Without
             ``model`` Keras downloads the weights.

@@ -10,37 +10,36 @@ import numpy as np
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.ml.param.shared import HasSeed, HasWeightCol
-from pyspark.ml.util import MLReadable, MLWritable
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.collective.tables.linear import LinearPart, LinearSettings
-from sparkdl.data.sparse_rows import SparseVectors
 from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, raised_of
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.settings.network import Network
-from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
-from sparkdl.spark.executor.linear_task import (
+from sparkdl.linear.ftrl import Ftrl
+from sparkdl.linear.rank_task import (
     LinearModel,
     LinearScores,
     LinearTask,
     column_type,
     probabilities,
 )
+from sparkdl.linear.sparse_rows import SparseVectors
+from sparkdl.linear.spread_weights import LinearPart, LinearSettings
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
 from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.function import as_rows, column_function
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter
+from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, param, taking
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions
-from sparkdl.tables.ftrl import Ftrl
 
 
 def _share(name: str, value: Any) -> float:
@@ -70,9 +69,7 @@ _THRESHOLD = ParamSpec(
 
 
 @has_params(_THRESHOLD)
-class FTRLClassificationModel(
-    Stage, ProbabilisticClassificationModel, MLReadable, MLWritable
-):  # fmt: skip
+class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationModel):
     """A logistic regression of sparse vectors; :class:`FTRLClassifier` makes it.
 
     ``transform`` adds ``rawPredictionCol`` (a vector ``[-m, m]``, m the logarithm of the odds of
@@ -216,15 +213,6 @@ class FTRLClassificationModel(
 
     # -- files -------------------------------------------------------------------------------------
 
-    def write(self) -> StageWriter:
-        """Saves the stage: ``write().overwrite().save(path)``."""
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls) -> StageReader[FTRLClassificationModel]:
-        """Loads what ``write`` saved: ``read().load(path)``."""
-        return StageReader(cls)
-
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
         model = self.weights
@@ -273,9 +261,7 @@ def require_vectors(schema: Any, name: str) -> None:
 
 
 @has_params(*_TRAINING_PARAMS, _THRESHOLD)
-class FTRLClassifier(
-    Stage, ProbabilisticClassifier, HasWeightCol, HasSeed, MLReadable, MLWritable
-):  # fmt: skip
+class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, HasSeed):
     """Logistic regression of sparse vectors of any dimension, trained by FTRL-Proximal.
 
     ::
@@ -312,7 +298,7 @@ class FTRLClassifier(
         maxIter: Epochs.
         numWorkers: Ranks, the tasks of a barrier stage; None: as many as Spark has cores.
         fitIntercept: Whether there is an intercept, which is not regularized.
-        seed: Of the order of the rows.
+        seed: Seed of the order of the rows.
         threshold: Class 1 is what has a greater probability.
         **Params: ``explainParams()`` lists them.
 
@@ -401,15 +387,6 @@ class FTRLClassifier(
         return [found.load(rank) for rank in found.results]
 
     # -- files -------------------------------------------------------------------------------------
-
-    def write(self) -> StageWriter:
-        """Saves the estimator: ``write().overwrite().save(path)``."""
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls) -> StageReader[FTRLClassifier]:
-        """Loads what ``write`` saved: ``read().load(path)``."""
-        return StageReader(cls)
 
     def content(self) -> StageContent:
         """Nothing: an estimator has its Params alone."""

@@ -49,9 +49,9 @@ class BuildRecipe:
 
     Args:
         build: The user's function.
-        seed: Of the search; with the trial's number that of its initial weights.
-        settings: Of every ``SparkModel``.
-        arguments: Of every ``fit``; ``callbacks`` is a function that makes them.
+        seed: Seed of the search; with the trial's number that of its initial weights.
+        settings: Settings of every ``SparkModel``.
+        arguments: Arguments of every ``fit``; ``callbacks`` is a function that makes them.
     """
 
     def __init__(
@@ -61,7 +61,6 @@ class BuildRecipe:
         self._settings, self._arguments = settings, arguments
 
     def make(self, trial: Trial) -> TrialFit:
-        """See :class:`Recipe`."""
         seed_everything(self._seed + trial.number)
         model = self._build(trial)
         settings, arguments = {**self._settings}, {**self._arguments}
@@ -76,10 +75,10 @@ class StageRecipe:
     """An estimator's model, settings and columns, with the trial's Params.
 
     Args:
-        estimator: Of :mod:`sparkdl.ml`; each trial has a copy.
+        estimator: Estimator of :mod:`sparkdl.ml`; each trial has a copy.
         params: Trial -> Params.
-        schema: Of the data.
-        seed: Of the search; with the trial's number that of its initial weights.
+        schema: Schema of the data.
+        seed: Seed of the search; with the trial's number that of its initial weights.
         slots: Workers of a trial. With one, what the estimator says of exchanges has no effect.
 
     Raises:
@@ -94,7 +93,6 @@ class StageRecipe:
         self._seed, self._slots = seed, slots
 
     def make(self, trial: Trial) -> TrialFit:
-        """See :class:`Recipe`."""
         stage = self.stage(trial)
         seed_everything(self._seed + trial.number)
         plan = stage.plan_fit(self._schema)

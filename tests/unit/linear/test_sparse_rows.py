@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.data.sparse_rows import SparseRows, SparseVectors
 from sparkdl.errors import DataError
+from sparkdl.linear.sparse_rows import SparseRows, SparseVectors
 
 KIND = pa.struct(
     [("type", pa.int8()), ("size", pa.int32()), ("indices", pa.list_(pa.int32())),

@@ -35,15 +35,6 @@ from sparkdl.spark.runs import capacity
 from sparkdl.spark.session import running
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.spark.trial_recipes import (
-    Build,
-    BuildRecipe,
-    Recipe,
-    StageParams,
-    StageRecipe,
-    StageStudy,
-    TrialFit,
-)
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
@@ -53,6 +44,15 @@ from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Sampler, Trial, Value
+from sparkdl.tune.trial_recipes import (
+    Build,
+    BuildRecipe,
+    Recipe,
+    StageParams,
+    StageRecipe,
+    StageStudy,
+    TrialFit,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -226,10 +226,10 @@ def search(
         metric: A name in the History, such as ``'val_accuracy'``.
         mode: ``'min'``, ``'max'``, or ``'auto'`` as the metric of the model says (an error asks
             where it does not).
-        searcher: Of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
+        searcher: Searcher of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
         max_concurrent: Trials side by side; ``'auto'`` for as many as there are slots.
         slots_per_trial: Workers of a trial; each is a task slot.
-        seed: Of the hyper-parameters, the models' initial weights and the row order.
+        seed: Seed of the hyper-parameters, the models' initial weights and the row order.
         checkpoint_dir: A path or URI for the trials' checkpoints and the journal; None for a
             temporary folder, which ``study.close()`` deletes.
         resume: Go on with the search that ``checkpoint_dir`` holds; no segment is trained twice.

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from pyspark.ml.linalg import DenseVector, SparseVector
 
-from sparkdl.data.sparse_rows import SparseVectors
 from sparkdl.errors import ConfigError, ModelError, ParamTypeError, UnknownArgumentError
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.executor.linear_task import LinearModel, LinearScores
+from sparkdl.linear.rank_task import LinearModel, LinearScores
+from sparkdl.linear.sparse_rows import SparseVectors
 from sparkdl.sparse import FTRLClassificationModel, FTRLClassifier
 
 SMALL = LinearModel(10, np.array([0, 3]), np.array([2.0, -1.0]), 0.5)
