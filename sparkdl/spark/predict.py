@@ -221,8 +221,7 @@ def predict_udf(
         dtype: See :func:`sparkdl.predict`; classes are integers.
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: See :func:`sparkdl.predict`.
         use_gpu: See :class:`sparkdl.SparkModel`.

@@ -62,9 +62,8 @@ class UdfTask(ForwardTask):
         output: What to return.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
-        handle_invalid: What becomes of rows that no model can take; never ``'skip'``.
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        handle_invalid: What happens to rows that no model can take; never ``'skip'``.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
