@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.process.log_lines import log_to_driver as log_to_driver
     from sparkdl.settings.network import Network as Network
+    from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
@@ -85,6 +86,7 @@ _HOMES = {
     "KerasImageFileTransformer": "sparkdl.images.image_file",
     "registerKerasImageUDF": "sparkdl.images.image_file",
     "predict": "sparkdl.spark.predict",
+    "generate": "sparkdl.spark.generate",
     "predict_udf": "sparkdl.spark.predict",
     "register_udf": "sparkdl.spark.predict",
     "run": "sparkdl.spark.run",
@@ -132,6 +134,7 @@ __all__ = [
     "describe",
     "doctor",
     "environment",
+    "generate",
     "inference",
     "load_spark_model",
     "log_to_driver",

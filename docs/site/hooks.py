@@ -27,7 +27,9 @@ FENCE = re.compile(r"(?ms)^```.*?^```$|``[^`]*``|`[^`\n]*`")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 REFERENCE = {
     "Training": ["sparkdl.SparkModel", "sparkdl.load_spark_model", "sparkdl.describe"],
-    "Predictions": ["sparkdl.predict", "sparkdl.predict_udf", "sparkdl.register_udf"],
+    "Predictions": [
+        "sparkdl.predict", "sparkdl.generate", "sparkdl.predict_udf", "sparkdl.register_udf",
+    ],
     "Your own loop": [
         "sparkdl.run", "sparkdl.Feeding", "sparkdl.inference", "sparkdl.HorovodRunner",
         "sparkdl.communicator",
@@ -188,8 +190,8 @@ def on_config(config: Any) -> Any:
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
             {"Elsewhere": [
-                "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md",
-                "elephas.md",
+                "generate.md", "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md",
+                "clusters.md", "elephas.md",
             ]},
         ]},
         {"Rules": "rules.md"},

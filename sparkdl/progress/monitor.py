@@ -342,14 +342,10 @@ class FitMonitor:
         self._driver_load = self._meter.look() or self._driver_load
         self._tell(
             events.WorkersProgressed(
-                progress.workers,
-                progress.bytes_in,
-                progress.bytes_out,
-                self._driver_load,
-                progress.servers,
-                socket.gethostname(),
-            )  # fmt: skip
-        )
+                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
+                progress.servers, socket.gethostname(),
+            )
+        )  # fmt: skip
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:

@@ -1,6 +1,6 @@
 """Fits, runs and predictions on Spark; beside the wings the only package that imports pyspark.
 
-``spark_model``, ``run``, ``predict``, ``inferring``, ``mllib``: what users call.
+``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``mllib``: what users call.
 ``model_inference``: what a SparkModel holds, and does beside ``fit``.
 ``loading``: a SparkModel from a file. ``shared_data``: the rows that trials of a search share.
 ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``: stages.
