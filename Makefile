@@ -26,7 +26,7 @@ PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
     print "  " found " found; now they are installed ..."; fflush() } \
   /^Successfully installed/ { print "  done." }'
 
-.PHONY: demo cluster-demo gpu-check check test test-all test-oldest lint docs release bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all test-oldest planted lint docs release bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	@$(BIN)/python examples/demo.py
@@ -52,6 +52,9 @@ test-all: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## The heavier ch
 
 test-oldest: java ## With Spark 3.5 and the oldest packages, in an environment of its own
 	$(WITH_OLDEST) $(SIDE_BY_SIDE) tests/unit tests/spark -m "not slow"
+
+planted: java $(STAMP) ## One-line faults in a copy of the tree, each with the test file that must fail
+	$(BIN)/python tests/planted.py --jobs $(TEST_PROCESSES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
