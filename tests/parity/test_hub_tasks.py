@@ -165,3 +165,10 @@ def test_texts_of_a_row_go_to_the_preprocessor_in_their_order() -> None:
 def test_a_column_of_the_wrong_kind_is_refused_before_a_job(name: str, features: str) -> None:
     with pytest.raises(DataError, match="cannot take these columns"):
         make_spec(_SCHEMA, model_signature(_made(name)), features, "label")
+
+
+def test_labels_that_a_task_does_not_make_are_asked_for() -> None:
+    rows, _ = rows_of("classifier", 4)
+    spark_model = LocalSparkModel.of(LocalSession(None, [4], []))(_made("classifier"))
+    with pytest.raises(DataError, match="label names no column"):
+        spark_model.fit((rows,), verbose=0)
