@@ -34,7 +34,12 @@ def _trained_once(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", TASKS)
+_ALIKE = ("masked", "causal", "lora in bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _ALIKE else ()) for n in TASKS]
+)
 def test_a_task_travels(name: str) -> None:
     """A worker's task has the same variables, values, flags, and what ``compile`` was given."""
     model = _trained_once(name)
