@@ -142,7 +142,8 @@ def predict_data(
         )
     signature = source.signature
     if isinstance(form, ArraysForm):
-        return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
+        x = form.data if signature.preprocessing else input_arrays(form.data, signature.inputs)
+        return _predict_arrays(source, x, batch_size)
     if debug_limits()[1] is not None:
         raise ConfigError(
             "predict gives every row of a DataFrame or RDD a prediction",
