@@ -55,11 +55,13 @@ class Preprocessing:
         Labels and sample weights are those that the preprocessor gives back: of a causal language
         model both are made of the text.
         """
-        rows = [
+        labels, weights = (
             None if part is None else {name: array[0] for name, array in part.items()}
-            for part in (stack.x, stack.y or None, stack.sample_weight)
-        ]
-        x, y, weight = (None if p is None else _batched(p) for p in self._prepare(*rows))
+            for part in (stack.y or None, stack.sample_weight)
+        )
+        rows = {name: array[0] for name, array in stack.x.items()}
+        prepared = self._prepare(rows, labels, weights)
+        x, y, weight = (None if part is None else _batched(part) for part in prepared)
         return replace(stack, x=x or {}, y=y or {}, sample_weight=weight)
 
     def rows(self, x: Arrays) -> Arrays:

@@ -132,9 +132,9 @@ def _require_same_structure(model: Any, copy: Any) -> None:
     mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
     if mine != its:
         place = next(i for i in range(len(mine) + 1) if mine[i : i + 1] != its[i : i + 1])
-        wrong = [_name(kinds[place : place + 1]) for kinds in (its, mine)]
+        there, here = (_name(kinds[place : place + 1]) for kinds in (its, mine))
         raise _refusal(
-            model, "the same layers", f"{wrong[0]} in place of {wrong[1]}, layer {place}",
+            model, "the same layers", f"{there} in place of {here}, layer {place}",
             "layers that were added after the model was made belong into its constructor, or "
             "into get_config and from_config",
         )  # fmt: skip

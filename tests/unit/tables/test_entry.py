@@ -1,4 +1,4 @@
-"""Filters of new ids come back from their settings, as a layer's configuration and files have them."""
+"""Filters of new ids come back from their settings, as layers and files have them."""
 
 from __future__ import annotations
 
