@@ -154,6 +154,7 @@ def test_keras_hub(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_tables_with_strings(tmp_path: Path) -> None:
     shutil.copy(ROOT / "notebooks" / "flights.csv.gz", tmp_path)
     path = ROOT / "notebooks" / "07_tables_with_strings.ipynb"
