@@ -34,7 +34,7 @@ from typing import Any
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 SERVED = MODES[:3]
 MOMENTS = ("start", "exchange", "mid", "end")
-PROGRAM = Path(__file__).with_name("fault_cell.py")
+PROGRAM = Path(__file__).parent / "support" / "fault_cell.py"
 ERROR_WITHIN_S = 15.0
 GONE_WITHIN_S = 15.0
 DRIVER_S = 280.0

@@ -1,7 +1,7 @@
 """What the site has beside the pages of docs/: made when it is built, from what stands elsewhere.
 
 - the start page from README.md, and the pages of CONTRIBUTING.md and CHANGELOG.md
-- a page per task from guide.md, cut at its headings
+- the list of the guide's pages
 - tutorials from the notebooks, with their stored outputs
 - a reference of the public names, from their docstrings
 - the index of the decisions, with what each says of itself
@@ -68,7 +68,6 @@ class Pages:
         self.texts: dict[str, str] = {}
         self.origins: dict[str, str] = {}
         self.binary: dict[str, bytes] = {}
-        self.anchors: dict[str, str] = {}
         self.guide: list[tuple[str, str]] = []
         self.tutorials: list[tuple[str, str]] = []
         self.reference: list[tuple[str, str]] = []
@@ -82,21 +81,13 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
-def cut_guide(pages: Pages) -> None:
-    """guide.md as a page per heading; snippets go on from its beginning."""
-    first, *parts = re.split(r"(?m)^## ", (ROOT / "docs" / "guide.md").read_text())
-    pages.add("guide/index.md", first, "docs/guide.md")
-    for part in parts:
-        title, _, text = part.partition("\n")
-        uri = f"guide/{slug(title)}.md"
-        pages.guide.append((title, uri))
-        for heading in [title, *re.findall(r"(?m)^#{3,} (.+)$", text)]:
-            pages.anchors[slug(heading)] = uri
-        text = re.sub(r"(?m)^#(#{2,} )", r"\1", text)
-        note = ""
-        if "```python" in text:
-            note = "*The snippets go on from those of [the guide's first page](guide.md)*\n"
-        pages.add(uri, f"# {title}\n\n{note}{text}", "docs/guide.md")
+def list_guide(pages: Pages) -> None:
+    """The guide's pages in the order of the table on its first one."""
+    folder = ROOT / "docs" / "guide"
+    index = (folder / "index.md").read_text()
+    for name in dict.fromkeys(re.findall(r"\]\((\w+\.md)\)", index)):
+        title = (folder / name).read_text().partition("\n")[0].removeprefix("# ")
+        pages.guide.append((title, f"guide/{name}"))
 
 
 def read_notebooks(pages: Pages) -> None:
@@ -189,7 +180,7 @@ def on_config(config: Any) -> Any:
     PAGES.add("index.md", (ROOT / "README.md").read_text(), "README.md")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         PAGES.add(name.lower(), (ROOT / name).read_text(), name)
-    cut_guide(PAGES)
+    list_guide(PAGES)
     read_notebooks(PAGES)
     make_reference(PAGES)
     list_decisions(PAGES)
@@ -247,9 +238,7 @@ def _link(found: re.Match[str], uri: str, origin: str, files: Files) -> str:
     base = posixpath.dirname(origin)
     target = posixpath.normpath(posixpath.join(base, path)) if path else origin
     made = {source: page for page, source in PAGES.origins.items()}
-    if target == "docs/guide.md":
-        page = PAGES.anchors.get(anchor, "guide/index.md")
-    elif target in ("docs/adr", "docs/adr/index.md"):
+    if target in ("docs/adr", "docs/adr/index.md"):
         page = "adr/index.md"
     elif target == "notebooks":
         page = PAGES.tutorials[0][1]

@@ -7,8 +7,7 @@ worker; where the codec loses something, it adds that to the next vector (error 
 from typing import Any
 
 from sparkdl.codecs.codec import Codec, Compression, Compressor, ErrorFeedback, Memoryless, Sections
-from sparkdl.codecs.halves import BF16, FP16, Raw
-from sparkdl.codecs.quantized import Dithering, Int4, Int8, OneBit
+from sparkdl.codecs.quantized import BF16, FP16, Dithering, Int4, Int8, OneBit, Raw
 from sparkdl.codecs.sparse import DGC, DGCCompressor, RandomK, TopK
 from sparkdl.settings.registry import Registry
 

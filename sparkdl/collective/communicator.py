@@ -12,31 +12,71 @@ each, by what the launcher provides (in Spark a barrier stage's ``allGather``)::
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Unpack, runtime_checkable
 
 import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array
-from sparkdl.collective.member import Member
-from sparkdl.errors import UnknownNameError
+from sparkdl.errors import ProtocolError, UnknownNameError
 from sparkdl.settings.network import ListeningOptions
 
 if TYPE_CHECKING:
     from sparkdl.wire.tls import Certificate
 
-__all__ = [
-    "COMMUNICATORS",
-    "BuiltinOptions",
-    "Communicator",
-    "Connector",
-    "ConnectorOptions",
-    "HorovodOptions",
-    "Member",
-    "ReduceHandle",
-    "make_communicator",
-]
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """The addresses of one rank, which the ranks tell each other before they connect.
+
+    Args:
+        host: Address that the other hosts can connect to.
+        port: TCP port of the listening socket, 0 if there is none.
+        host_id: Equal for ranks that can share memory, different for all others.
+        local: Name of the listening Unix socket for ranks of the same ``host_id``.
+        communicator: Name of the communicator that this rank is prepared for.
+    """
+
+    host: str
+    port: int
+    host_id: str
+    local: str = ""
+    communicator: str = ""
+
+    def to_json(self) -> str:
+        """This member as one line, for a barrier's ``allGather``."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Member:
+        """The counterpart of :meth:`to_json`.
+
+        Raises:
+            ProtocolError: The text is not a member.
+
+        >>> Member.from_json(Member('10.0.0.1', 4711, 'a').to_json()).port
+        4711
+        """
+        try:
+            fields = json.loads(text)
+            member = cls(**fields)
+        except (ValueError, TypeError) as error:
+            raise ProtocolError(
+                "this text is no member of the world",
+                expected="the JSON text of Member.to_json()",
+                received=repr(text[:200]),
+            ) from error
+        texts = (member.host, member.host_id, member.local, member.communicator)
+        if not all(isinstance(t, str) for t in texts) or not isinstance(member.port, int):
+            raise ProtocolError(
+                "this text is no member of the world",
+                expected="texts, and a whole number as port",
+                received=repr(text[:200]),
+            )
+        return member
 
 
 class ReduceHandle(Protocol):
@@ -55,7 +95,7 @@ class Communicator(Protocol):
 
     Every rank calls the same operations in the same order, with arrays of equal shape and dtype
     (``all_gather`` and ``all_to_all`` take different shapes). What all ranks get is the same bits.
-    Arrays of any shape; dtypes: ``sparkdl.collective.arguments.DTYPES``. One operation runs at a
+    Arrays of any shape; dtypes: ``sparkdl.collective.arithmetic.DTYPES``. One operation runs at a
     time, in the order of the calls. A wait that passes the communicator's limit raises
     WaitTimeoutError, which names the missing ranks; a rank that is gone raises TransportError on
     all others within seconds. After either the communicator has failed for good.
@@ -220,7 +260,7 @@ COMMUNICATORS = {
     "auto": "sparkdl.collective.horovod_connector:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
     "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
-    "solo": "sparkdl.collective.solo:SoloConnector",
+    "solo": "sparkdl.collective.current:SoloConnector",
 }
 
 

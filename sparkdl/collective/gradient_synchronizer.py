@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.codecs.halves import to_summable
+from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator, ReduceHandle
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
@@ -296,7 +296,6 @@ class AllReduceGradientSynchronizer:
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self.communicator.size
 
     def agree_on_terms(self, mine: int) -> int:

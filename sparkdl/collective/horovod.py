@@ -29,11 +29,16 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arguments import OPS, dtype_name
-from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
-from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import OrderedCommunicator
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.arithmetic import (
+    OPS,
+    Array,
+    dtype_name,
+    put_scaled,
+    reduction_factors,
+    shard_edges,
+)
+from sparkdl.collective.communicator import Member
+from sparkdl.collective.ordered import OrderedCommunicator, name_ranks
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,

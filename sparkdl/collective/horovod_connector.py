@@ -14,6 +14,7 @@ from sparkdl.collective.communicator import (
     BuiltinOptions,
     Connector,
     HorovodOptions,
+    Member,
     make_communicator,
 )
 from sparkdl.collective.horovod import (
@@ -23,9 +24,7 @@ from sparkdl.collective.horovod import (
     reduces_on_gpus,
     unavailable,
 )
-from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator, name_ranks
 from sparkdl.errors import ConfigError, ResourceError
 
 _LOG = logging.getLogger(__name__)

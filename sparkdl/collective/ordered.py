@@ -15,12 +15,13 @@ import collections
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arguments import (
+from sparkdl.collective.arithmetic import (
+    Array,
     check_array,
     check_gathered,
     check_group,
@@ -28,13 +29,75 @@ from sparkdl.collective.arguments import (
     check_out,
     check_parts,
     check_root,
+    shard_edges,
 )
-from sparkdl.collective.arithmetic import Array, shard_edges
-from sparkdl.collective.pending import Pending
-from sparkdl.errors import ConfigError, TransportError
+from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
 from sparkdl.process.closing import Closing
 
 T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """An operation that runs in the background, or has ended.
+
+    Any thread may wait for it, any number of times. The caller must not touch the operation's
+    arrays until :meth:`wait` has returned.
+    """
+
+    def __init__(self, work: Callable[[], T], missing: Callable[[], list[int]], what: str) -> None:
+        self._work = work
+        self._missing = missing
+        self._what = what
+        self._done = threading.Event()
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+
+    def run(self, guard: Callable[[Callable[[], T]], T]) -> None:
+        """Does the work under ``guard`` and keeps its result or error; never raises."""
+        try:
+            self._result.append(guard(self._work))
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.set()
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return (or raise) at once."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> T:
+        """The result, once it is there.
+
+        Args:
+            timeout_s: How long to wait at most; None: as long as the communicator's own limit.
+
+        Raises:
+            WaitTimeoutError: Not done in time; it goes on, and can be waited for again.
+            SparkDLError: What the operation itself raised.
+        """
+        if not self._done.wait(timeout_s):
+            missing = self._missing()
+            raise WaitTimeoutError(
+                f"{self._what} is not done; missing {name_ranks(missing)}",
+                expected=f"an end within {timeout_s:g} s",
+                received="it still runs",
+                hint="wait again, or close the communicator",
+            )
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as words for an error message.
+
+    >>> name_ranks([3]), name_ranks([1, 2]), name_ranks([])
+    ('rank 3', 'ranks 1, 2', 'no rank')
+    """
+    if not ranks:
+        return "no rank"
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(r) for r in ranks)
+
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -112,7 +175,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_reduce`."""
         return self._call(self._reduce_work(array, op, weight, out))
 
     def all_reduce_async(
@@ -122,7 +184,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Pending[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_reduce_async`."""
         return self._submit(self._reduce_work(array, op, weight, out), "all_reduce")
 
     def reduce_scatter(
@@ -132,7 +193,6 @@ class OrderedCommunicator(Closing):
         weight: float = 1.0,
         out: Array | None = None,
     ) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.reduce_scatter`."""
         source = check_array(array, "reduce_scatter")
         weight = check_op(source, op, weight, "reduce_scatter")
         edges = shard_edges(source.size, self._size)
@@ -148,18 +208,15 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def all_gather(self, array: npt.ArrayLike) -> list[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_gather`."""
         source = check_array(array, "all_gather")
         check_gathered(source)
         return self._call(lambda: self._all_gather(source))
 
     def all_to_all(self, parts: Sequence[npt.ArrayLike]) -> list[Array]:
-        """See :meth:`sparkdl.collective.communicator.Communicator.all_to_all`."""
         sources = check_parts(parts, self._size)
         return self._call(lambda: self._all_to_all(sources))
 
     def broadcast(self, array: npt.ArrayLike, root: int = 0, out: Array | None = None) -> Array:
-        """See :meth:`sparkdl.collective.communicator.Communicator.broadcast`."""
         source = check_array(array, "broadcast")
         check_root(root, self._size)
         target = np.empty_like(source) if out is None else out
@@ -175,11 +232,9 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def barrier(self) -> None:
-        """See :meth:`sparkdl.collective.communicator.Communicator.barrier`."""
         self._call(self._barrier)
 
     def group(self, ranks: Sequence[int]) -> OrderedCommunicator:
-        """See :meth:`sparkdl.collective.communicator.Communicator.group`."""
         members = check_group(ranks, self._rank, self._size)
 
         def work() -> OrderedCommunicator:
@@ -190,7 +245,6 @@ class OrderedCommunicator(Closing):
         return self._call(work)
 
     def explain(self, error: BaseException) -> BaseException:
-        """See :meth:`sparkdl.collective.communicator.Communicator.explain`."""
         return error if self._failure is None else self._failure
 
     def close(self) -> None:

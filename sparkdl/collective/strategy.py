@@ -12,14 +12,14 @@ from sparkdl.collective.communicator import (
     Communicator,
     Connector,
     ConnectorOptions,
+    Member,
     make_communicator,
 )
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
-from sparkdl.collective.tables.steps import TableSteps
+from sparkdl.collective.tables.exchange import TableSteps
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.tables.checkpoints import TableCheckpoints

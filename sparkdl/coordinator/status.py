@@ -108,7 +108,6 @@ class Status:
 
     @property
     def commits(self) -> int:
-        """Commits of all ranks."""
         return sum(worker.commits for worker in self.workers.values())
 
     def to_wire(self) -> tuple[dict[str, Any], ByteArray]:

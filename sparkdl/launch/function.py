@@ -25,13 +25,18 @@ from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
 from sparkdl.failures import Failure, RankFailure
-from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.feeds.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
-from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
-from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
-from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.peers import (
+    DriverUnreachableError,
+    LineSender,
+    Peers,
+    call_until_others_end,
+    open_rank_session,
+    peer_environment,
+)
+from sparkdl.launch.results import Capture, Result, of_kind
 from sparkdl.launch.task import AloneGathering, RaisingTask, RankContext
 from sparkdl.process import payload
 from sparkdl.process.log_lines import Sink, log_through, show

@@ -108,7 +108,6 @@ class ServedEmbedding(TableLayer):
         self._start = RowStart(self.table, dim, initializer, self.seed)
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``."""
         rule, rate = self.rule_and_rate(optimizer)
         start = self._start.settings
         store = RowStore(
@@ -165,17 +164,14 @@ class ServedEmbedding(TableLayer):
         self._service.put(self, given.astype(np.int64), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
-        """See :class:`TableLayer`."""
         return self._start.rows(ids)
 
     def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
-        """See :class:`sparkdl.tables.service.LooksUpRows`."""
         return _unique(ids, self.pad_id)[0]
 
     # -- Keras -------------------------------------------------------------------------------------
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """See the class."""
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.dim)
 
@@ -193,7 +189,6 @@ class ServedEmbedding(TableLayer):
         return super().__call__(ids, *args, **kwargs)
 
     def call(self, ids: Any, training: Any = None) -> Any:
-        """The rows of ``ids``."""
         self.find_service()
         call = _Call(self, bool(training))
         anchor = ops.convert_to_tensor(self._anchor)
@@ -256,17 +251,16 @@ class _Call:
         assert self._layer.service is not None
         return self._layer.service
 
-    def pull(self, ids: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostRows`."""
+    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
         unique, present, inverse = _unique(np.asarray(ids), self._pad)
-        rows, number = self._service.pull(self._table, unique, training=self._training)
+        training = self._layer.may_learn(self._training, differentiated)
+        rows, number = self._service.pull(self._table, unique, training=training)
         self._pulled = number, present, inverse.astype(np.int64)
         found = np.zeros((present.size, self._dim), np.float32)
         found[present] = rows[inverse]
         return found.reshape(*np.shape(ids), self._dim)
 
     def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
-        """See :class:`sparkdl.layers.backends.HostRows`."""
         assert self._pulled is not None
         number, present, inverse = self._pulled
         own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]

@@ -173,7 +173,6 @@ class ShardedClassifier(TableLayer):
         return ClassAccuracy(self.table)
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """See :class:`TableLayer`."""
         rule, rate = self.rule_and_rate(optimizer)
         start = RowStart(self.table, self.dim, self.initializer, self.seed).settings
         store = RowStore(self.dim, rule, start, name=self.table, seed=self.seed)
@@ -194,7 +193,6 @@ class ShardedClassifier(TableLayer):
         return self.rows(np.asarray(classes, np.int64))
 
     def start_rows(self, ids: IdArray) -> FloatArray:
-        """See :class:`TableLayer`."""
         return RowStart(self.table, self.dim, self.initializer, self.seed).rows(ids)
 
     def top_classes(self, features: Any, k: int = 5) -> tuple[IdArray, FloatArray]:
@@ -226,7 +224,6 @@ class ShardedClassifier(TableLayer):
     # -- Keras -------------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
-        """See :class:`TableLayer`."""
         shape = tuple(input_shape)
         if len(shape) != 2 or shape[1] is None:
             raise ModelError(
@@ -239,7 +236,6 @@ class ShardedClassifier(TableLayer):
         super().build(input_shape)
 
     def call(self, features: Any, training: Any = None) -> Any:
-        """The features."""
         model = self._get_call_context().entry_layer
         if isinstance(model, keras.Model):
             self.require_trainable_in(model)
@@ -318,7 +314,6 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
         return _called.find(self.table).losses_of(ops.convert_to_tensor(y_true), y_pred)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class."""
         return {**super().get_config(), "table": self.table, "num_classes": self.num_classes}
 
 
@@ -347,7 +342,6 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
         return super().update_state(after(lambda: layer.hits, y_pred), sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class."""
         return {**super().get_config(), "table": self.table}
 
 
@@ -358,19 +352,18 @@ class _Call:
         self._layer, self._training = layer, training
         self._number = -1
 
-    def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostClasses`."""
+    def measure(self, features: FloatArray, labels: Ids, differentiated: bool) -> FloatArray:
         layer = self._layer
         assert layer.service is not None
         own = checked_labels(labels, len(features), layer.num_classes, layer.name)
         softmax, self._number = layer.service.measure(
-            layer.table, layer.classes, features, own, training=self._training
-        )
+            layer.table, layer.classes, features, own,
+            training=layer.may_learn(self._training, differentiated),
+        )  # fmt: skip
         layer.hits = softmax.hits
         return softmax.losses
 
     def learn(self, upstream: FloatArray) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostClasses`."""
         assert self._layer.service is not None
         return self._layer.service.learn(
             self._number, np.asarray(upstream, np.float32), trying=self._layer.trying

@@ -182,6 +182,12 @@ def has_own(model: Any, *methods: str) -> bool:
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
 
 
+def preprocessor_of(model: Any) -> Any:
+    """The layer or function that makes a model's inputs of its rows, as KerasHub's tasks have one;
+    None: there is none."""
+    return getattr(model, "preprocessor", None)
+
+
 def gives_otherwise(model: Any) -> bool:
     """Whether ``predict`` may give other outputs than the model's layers: with a step or a call of
     the user's own."""

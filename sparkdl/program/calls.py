@@ -38,7 +38,6 @@ class Deadlines:
         self._ended: threading.Event | None = None
 
     def add(self, number: int) -> None:
-        """Watches a call from now on."""
         with self._lock:
             self._until[number] = time.monotonic() + self._limit_s
             if self._ended is None:

@@ -12,24 +12,7 @@ from typing import Literal, Protocol
 from sparkdl.errors import DataError
 from sparkdl.process.host_load import HostLoad, LoadMeter
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.progress.events import (
-    EpochBegan,
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    LinesLogged,
-    Metrics,
-    MetricValue,
-    RunDescription,
-    Sink,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    WorkersAwaited,
-    WorkersJoined,
-    WorkersProgressed,
-    WorkerTraced,
-)
+from sparkdl.progress import events
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import Spans
@@ -119,7 +102,7 @@ WORKERS_INTERVAL_S = 0.5
 """Least time between two events that tell of each worker."""
 
 
-class Steering(Sink, Protocol):
+class Steering(events.Sink, Protocol):
     """A sink that also decides how the training goes on: the user's Keras callbacks.
 
     What it says is read after each event that it has handled.
@@ -169,24 +152,26 @@ class FitMonitor:
     def __init__(
         self,
         steering: Steering,
-        sinks: Iterable[Sink],
-        metric_values: Callable[[MetricState], Metrics],
+        sinks: Iterable[events.Sink],
+        metric_values: Callable[[MetricState], events.Metrics],
         *,
         epochs: int,
         first_epoch: int,
-        run: RunDescription | None = None,
+        run: events.RunDescription | None = None,
         validates: Literal["must", "split", "may"] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run = RunDescription() if run is None else run
+        self._run = events.RunDescription() if run is None else run
         self._validates = validates
         self._steering = steering
-        self._sinks: tuple[Sink, ...] = (*sinks, steering)
+        self._sinks: tuple[events.Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
         self._epochs, self._epoch, self._first_epoch = epochs, first_epoch, first_epoch
         self._clock = clock
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
+        self.loads = self.has_callbacks
+        """Whether the model has the weights of each epoch's end."""
         self._training = self._in_epoch = self._stopped = self._stopped_inside = False
         self._ending = False
         self._batches = self._workers = 0
@@ -236,9 +221,14 @@ class FitMonitor:
 
     # -- what callers tell ---------------------------------------------------------------------
 
-    def watch(self, load_weights: Callable[[], None]) -> None:
-        """From now on ``load_weights`` loads the workers' present weights into the model."""
-        self._load_weights = load_weights
+    def watch(self, load_weights: Callable[[], None], *, waits: bool = False) -> None:
+        """From now on ``load_weights`` loads the workers' present weights into the model.
+
+        Args:
+            load_weights: Called at an epoch's end, before the workers hear of what comes next.
+            waits: Whether they wait for that, so that it is called without callbacks, too.
+        """
+        self._load_weights, self.loads = load_weights, waits or self.has_callbacks
         self._steering.model_sent()
 
     def loaded_again(self, epoch: int) -> None:
@@ -258,7 +248,7 @@ class FitMonitor:
             return
         self._training = True
         self._learning_rate = self._steering.learning_rate
-        self._tell(TrainingBegan(self._first_epoch, self._epochs, self._run))
+        self._tell(events.TrainingBegan(self._first_epoch, self._epochs, self._run))
         self._begin_epoch()
 
     def update(self, progress: RunProgress) -> Command | None:
@@ -269,10 +259,10 @@ class FitMonitor:
         self._recent.look(now, progress.rows)
         if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
             self._workers = progress.joined
-            self._tell(WorkersJoined(self._epoch, progress.joined))
+            self._tell(events.WorkersJoined(self._epoch, progress.joined))
         if progress.awaited != self._awaited and self._epoch < self._epochs:
             self._awaited = progress.awaited
-            self._tell(WorkersAwaited(self._epoch, progress.awaited))
+            self._tell(events.WorkersAwaited(self._epoch, progress.awaited))
         if now >= self._workers_due and progress.workers and self._wants_progress:
             self._workers_due = now + WORKERS_INTERVAL_S
             self._tell_workers(progress)
@@ -305,7 +295,7 @@ class FitMonitor:
         """Takes in ``(rank, line)`` of what the ranks have said."""
         told = tuple(lines)
         if told:
-            self._tell(LinesLogged(told))
+            self._tell(events.LinesLogged(told))
 
     def end_epochs(self, progress: RunProgress, epochs: int) -> None:
         """Ends the first ``epochs`` epochs with what was reported of them.
@@ -334,22 +324,22 @@ class FitMonitor:
         if progress.workers and self._wants_progress:
             self._tell_workers(progress)
         for rank, traced in sorted(spans.items()):
-            self._tell(WorkerTraced(rank, traced))
+            self._tell(events.WorkerTraced(rank, traced))
 
     def end(self) -> None:
         """Says that training ended well."""
-        self._tell(TrainingEnded(self._epoch, self._stopped))
+        self._tell(events.TrainingEnded(self._epoch, self._stopped))
 
     def fail(self, error: BaseException) -> None:
         """Says that training ended with ``error``; nothing if it has not begun."""
         if self._training:
             first_line = str(error).partition("\n")[0]
             name = type(error).__name__
-            self._tell(TrainingFailed(f"{name}: {first_line}" if first_line else name))
+            self._tell(events.TrainingFailed(f"{name}: {first_line}" if first_line else name))
 
     # -- parts of them -------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         for sink in self._sinks:
             sink.handle(event)
 
@@ -360,7 +350,7 @@ class FitMonitor:
     def _tell_workers(self, progress: RunProgress) -> None:
         self._driver_load = self._meter.look() or self._driver_load
         self._tell(
-            WorkersProgressed(
+            events.WorkersProgressed(
                 progress.workers,
                 progress.bytes_in,
                 progress.bytes_out,
@@ -372,7 +362,7 @@ class FitMonitor:
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:
             self._in_epoch, self._batches = True, 0
-            self._tell(EpochBegan(self._epoch))
+            self._tell(events.EpochBegan(self._epoch))
 
     def _ended(self, progress: RunProgress) -> list[EpochProgress]:
         """The epochs that have ended since the last look, in order."""
@@ -398,7 +388,7 @@ class FitMonitor:
         self._batches = epoch.batches
         if self._wants_progress:
             self._tell(
-                EpochProgressed(
+                events.EpochProgressed(
                     self._epoch,
                     min(epoch.batches, progress.batches_per_epoch),
                     progress.batches_per_epoch,
@@ -418,7 +408,7 @@ class FitMonitor:
         if epoch.val_metrics.size:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
-        if self.has_callbacks and not self._stopped_inside:
+        if self.loads and not self._stopped_inside:
             with self._steering.loading():
                 self._load_weights()
         if epoch.seconds:
@@ -426,7 +416,9 @@ class FitMonitor:
         target = progress.batches_per_epoch
         batches = min(epoch.batches, target) if self._stopped_inside else target
         self._tell(
-            EpochEnded(self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness)
+            events.EpochEnded(
+                self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness
+            )
         )
         self._in_epoch = False
         self._rate_between = self._steering.learning_rate
@@ -477,6 +469,6 @@ class FitMonitor:
         return Command(self._stopped, rate if changed else None, released, written)
 
 
-def _no_value(value: MetricValue) -> MetricValue:
+def _no_value(value: events.MetricValue) -> events.MetricValue:
     """NaN for each number of a metric's value."""
     return [_no_value(v) for v in value] if isinstance(value, list) else float("nan")

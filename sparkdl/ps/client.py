@@ -185,7 +185,6 @@ class Client(Closing):
 
     @property
     def encodes(self) -> bool:
-        """Whether what is pushed is encoded."""
         return self._coder is not None
 
     @property
@@ -215,7 +214,6 @@ class Client(Closing):
         self.session.finish()
 
     def close(self) -> None:
-        """Closes the session."""
         self.session.close()
 
     # -- the verbs -------------------------------------------------------------------------------

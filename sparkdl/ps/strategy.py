@@ -314,7 +314,6 @@ class ServerSynchronizer:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of the frames that it received."""
         return self._session.bytes_received
 
     @property

@@ -7,15 +7,11 @@ Every rule is a frozen object of pure functions on flat float32 vectors (see :cl
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.rules.averaging import Averaging, Ensemble, SingleWorker
-from sparkdl.rules.bsp import BSP
-from sparkdl.rules.compensated import DCASGD, GapAware
+from sparkdl.rules.bsp import BSP, SSP, Averaging, Ensemble, SingleWorker
+from sparkdl.rules.compensated import DCASGD, DynSGD, Experimental, GapAware, StalenessAware
 from sparkdl.rules.diloco import AsyncDiLoCo, DiLoCo
-from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad
-from sparkdl.rules.dynsgd import DynSGD, Experimental, StalenessAware
+from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad, GeoSGD, Hogwild
 from sparkdl.rules.elastic import AEASGD, EAMSGD
-from sparkdl.rules.geo import GeoSGD
-from sparkdl.rules.hogwild import Hogwild
 from sparkdl.rules.optimizer import (
     SGD,
     Adagrad,
@@ -25,7 +21,6 @@ from sparkdl.rules.optimizer import (
     from_keras_config,
 )
 from sparkdl.rules.rule import Commit, Peer, Rule, State, adapt
-from sparkdl.rules.ssp import SSP
 from sparkdl.settings.registry import Registry
 
 __all__ = [

@@ -13,10 +13,10 @@ from sparkdl.config import LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
+from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, call_here
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
-from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import NETWORK_OF_RANKS, Network
 from sparkdl.settings.values import (

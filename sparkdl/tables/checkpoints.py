@@ -117,7 +117,6 @@ class TableCheckpoints:
 
     def write(self, reference: TableReference, stores: Mapping[str, RowStore], rank: int,
               ranks: int) -> None:  # fmt: skip
-        """Writes the rows of one rank."""
         for name, store in stores.items():
             write_part(store, reference.folder_of(name), rank, ranks)
 

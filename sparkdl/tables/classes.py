@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.tables.hashing import Ids
-from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import owner
+from sparkdl.tables.index import Slots, owner
 from sparkdl.tables.store import RowStore
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray

@@ -22,8 +22,7 @@ from sparkdl.tables.entry import (
 )
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
-from sparkdl.tables.index import RowIndex, Slots, grown
-from sparkdl.tables.routing import in_order
+from sparkdl.tables.index import RowIndex, Slots, grown, in_order
 from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
 from sparkdl.tables.starts import RowStart
 from sparkdl.training.finite import is_finite
@@ -316,7 +315,7 @@ class RowStore:
 
     def slots(self, since: int | None = None) -> tuple[Slots, Hashes]:
         """The places of the rows of :meth:`blocks`, and the hashes of their ids, for
-        :func:`sparkdl.tables.routing.in_order`."""
+        :func:`sparkdl.tables.index.in_order`."""
         slots = self._index.live()
         if since is not None:
             self._require_tracking("rows that changed since a step of the clock")

@@ -49,7 +49,6 @@ class HyperParameters:
         return self._trial.suggest_categorical(name, [False, True])
 
     def Fixed(self, name: str, value: T) -> T:
-        """Always this value."""
         return self._trial.suggest_categorical(name, [value])
 
     def get(self, name: str) -> Value:

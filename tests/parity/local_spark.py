@@ -42,8 +42,7 @@ from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import ROLE, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.versions import spark_schema_of
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.address import Endpoint, Listeners
 from sparkdl.transport.server import Server
 
 HERE = Path(__file__).parent

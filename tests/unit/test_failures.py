@@ -25,7 +25,7 @@ from sparkdl.failures import (
     cause_of,
     failure_in,
 )
-from sparkdl.launch.rank_session import DriverUnreachableError
+from sparkdl.launch.peers import DriverUnreachableError
 from sparkdl.training.finite import NotFiniteError
 from sparkdl.transport.frames import error_from_meta, error_to_meta
 

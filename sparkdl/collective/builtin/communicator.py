@@ -21,17 +21,19 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arguments import DTYPES, MAX_DIMENSIONS, OPS, dtype_name
 from sparkdl.collective.arithmetic import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    OPS,
     Array,
+    dtype_name,
     put_scaled,
     reduce_in_order,
     reduction_factors,
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.builtin.paths import connect_paths
-from sparkdl.collective.builtin.places import Places
+from sparkdl.collective.builtin.paths import Places, connect_paths
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
     KINDS,
@@ -45,7 +47,7 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.member import Member
+from sparkdl.collective.communicator import Member
 from sparkdl.collective.ordered import OrderedCommunicator
 from sparkdl.errors import ProtocolError
 from sparkdl.wire.tls import Certificate

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from sparkdl.collective.builtin.communicator import BuiltinCommunicator
 from sparkdl.collective.builtin.rendezvous import Listener
-from sparkdl.collective.member import Member
+from sparkdl.collective.communicator import Member
 from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S
 from sparkdl.errors import ConfigError
 from sparkdl.settings.network import PortSpec

@@ -82,7 +82,6 @@ class Ring:
             shut_down(connection)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._next.close()
         self._previous.close()
 

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.ordered import name_ranks
 from sparkdl.errors import TransportError, WaitTimeoutError
 
 SPIN_S = 100e-6

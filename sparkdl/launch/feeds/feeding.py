@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparkdl.collective.communicator import Communicator
 from sparkdl.data.feed import Columns, FedRows, Feed, RowFeed, RowSpool, Uneven, equal_rows
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.launch.threads import ThreadCall
 
 _LOOK_S = 0.1
 

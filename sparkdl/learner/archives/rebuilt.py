@@ -129,8 +129,10 @@ def _require_same_structure(model: Any, copy: Any) -> None:
     """Refuses a model whose loaded copy has other layers or variables."""
     mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
     if mine != its:
+        place = next(i for i in range(len(mine) + 1) if mine[i : i + 1] != its[i : i + 1])
+        wrong = [_name(kinds[place : place + 1]) for kinds in (its, mine)]
         raise _refusal(
-            model, "the same layers", f"layers {_names(its)} in place of {_names(mine)}",
+            model, "the same layers", f"{wrong[0]} in place of {wrong[1]}, layer {place}",
             "layers that were added after the model was made belong into its constructor, or "
             "into get_config and from_config",
         )  # fmt: skip
@@ -160,8 +162,8 @@ def _shapes(variables: Sequence[Any]) -> list[str]:
     ]
 
 
-def _names(kinds: Sequence[str]) -> str:
-    return f"[{', '.join(kind.rpartition('.')[2] for kind in kinds)}]"
+def _name(kinds: Sequence[str]) -> str:
+    return kinds[0].rpartition(".")[2] if kinds else "none"
 
 
 def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:

@@ -110,6 +110,5 @@ class ShardsDriver(Closing):
                 pass
 
     def close(self) -> None:
-        """Closes all connections."""
         for connection in self._connections:
             connection.close()

@@ -21,7 +21,7 @@ from sparkdl.ps.shards.pushes import (
     row_bytes,
     unpack_reply,
 )
-from sparkdl.tables.routing import by_owner
+from sparkdl.tables.index import by_owner
 from sparkdl.tables.service import IdArray
 from sparkdl.transport.connection import Connection
 from sparkdl.transport.frames import Flag, FrameLimits, Message
@@ -247,7 +247,6 @@ class RowLink(Closing):
             connection.give_up()
 
     def close(self) -> None:
-        """Closes the connections."""
         self.give_up()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for connection in self._connections:

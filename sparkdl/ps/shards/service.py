@@ -10,11 +10,10 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, ROWS, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, ROWS, Decision, Member, StoreKind, limits_of
 from sparkdl.ps.shards.cut import Range
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store.center import Center
@@ -157,7 +156,6 @@ class ShardService:
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         with self._lock:
             staged = sum(len(commits) for commits in self._staged.values())
             workers = self._workers.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.codecs import Compression, Sections
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.training.slices import Slices, join_slices, pack

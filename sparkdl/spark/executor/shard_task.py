@@ -16,7 +16,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.settings.network import RankListening
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.frames import Message

@@ -30,11 +30,11 @@ from sparkdl.settings.network import require_encryptable
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
 from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import Layout
 
 CONNECT_TIMEOUT_S = 20.0

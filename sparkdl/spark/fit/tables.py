@@ -15,7 +15,7 @@ from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.tables.checkpoints import TableCheckpoints
 

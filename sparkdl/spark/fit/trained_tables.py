@@ -16,15 +16,14 @@ from sparkdl.failures import Failure
 from sparkdl.settings.values import require_int
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import session_of
+from sparkdl.spark.session.running import context_of, session_of, this_interpreter
 from sparkdl.spark.session.versions import frame_of_table
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
 from sparkdl.tables.hashing import signed
+from sparkdl.tables.index import owner
 from sparkdl.tables.reading import TableReader
-from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 

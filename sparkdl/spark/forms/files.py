@@ -37,8 +37,7 @@ from sparkdl.spark.forms.arrow_files import (
     read_arrow,
 )
 from sparkdl.spark.forms.wire import ONES
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import is_connect
+from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
 from sparkdl.spark.session.versions import (
     arrow_fields_of,
     arrow_schema_of,

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 
 _READ_ON_S = 5.0

@@ -13,7 +13,7 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.storage import exists, read_start, sizes_of_files
 from sparkdl.process.closing import Closing
 from sparkdl.progress.events import Event, Json, SearchBegan, TrainingBegan, as_json
-from sparkdl.tracking.json_lines import ENDING
+from sparkdl.tracking.event_files import ENDING
 from sparkdl.training.phases import PHASES
 
 Record = dict[str, Json]
@@ -255,7 +255,6 @@ class RunBook:
         return listener
 
     def end_listeners(self) -> None:
-        """Ends all of them."""
         with self._lock:
             for listener in self._listeners:
                 listener.end()

@@ -322,7 +322,7 @@ def found_table(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     return "\n".join(lines)
 
 
-GUIDE = ROOT / "docs" / "guide.md"
+GUIDE = ROOT / "docs" / "guide" / "paths.md"
 PLACE = re.compile(r"(<!-- types of files: made by [^\n]*-->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 

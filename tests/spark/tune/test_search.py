@@ -21,9 +21,9 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.ml import KerasClassifier
 from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochEnded
 from sparkdl.spark import search as search_module
-from sparkdl.spark.trial_recipes import StageStudy
 from sparkdl.tracking.notebook import NotebookTrials
 from sparkdl.tracking.sinks import add_standing, remove_standing
+from sparkdl.tune.trial_recipes import StageStudy
 
 
 def build(trial: tune.Trial) -> Any:

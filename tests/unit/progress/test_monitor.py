@@ -127,11 +127,13 @@ def test_validation_metrics_are_told_apart() -> None:
     assert sink.of(EpochEnded)[0].metrics == {"loss": 1.0, "val_loss": 3.0}
 
 
-def test_weights_are_loaded_before_callbacks_see_the_end_of_an_epoch() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_weights_are_loaded_before_callbacks_see_the_end_of_an_epoch(waits: bool) -> None:
+    """Without callbacks, too, where the workers wait for it: before they are released."""
     order: list[str] = []
-    sink = Recorder(has_callbacks=True, on_event=lambda _, e: order.append(type(e).__name__))
+    sink = Recorder(has_callbacks=not waits, on_event=lambda _, e: order.append(type(e).__name__))
     monitor = make_monitor(sink)
-    monitor.watch(lambda: order.append("weights"))
+    monitor.watch(lambda: order.append("weights"), waits=waits)
     monitor.begin()
     monitor.update(report(epoch(1000)))
     assert order[-3:] == ["weights", "EpochEnded", "EpochBegan"]

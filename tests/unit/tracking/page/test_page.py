@@ -41,8 +41,14 @@ from sparkdl.progress.events import (
 from sparkdl.tracking import JsonLines
 from sparkdl.tracking.page import book as book_module
 from sparkdl.tracking.page.book import MOST_LINES, WORKER_FIELDS, RunBook
-from sparkdl.tracking.page.dashboard import Dashboard, dashboard
-from sparkdl.tracking.page.server import MOST_STREAMS, REFUSAL, make_app, page_html
+from sparkdl.tracking.page.dashboard import (
+    MOST_STREAMS,
+    REFUSAL,
+    Dashboard,
+    dashboard,
+    make_app,
+    page_html,
+)
 from sparkdl.tracking.sinks import sinks_of
 from sparkdl.training.phases import memory_bytes
 
