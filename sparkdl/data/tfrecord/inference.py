@@ -64,6 +64,14 @@ class SchemaInference:
                 features, _ = reader.children(reader.named(entries, name), 1)
                 self._note(reader, name, features, 2)
 
+    def look(self, blocks: Iterable[Block], rows: int) -> None:
+        """Takes note of the first ``rows`` records, see :meth:`add`."""
+        for block in blocks:
+            self.add(block.slice(0, rows))
+            rows -= len(block)
+            if rows <= 0:
+                return
+
     def schema(self) -> pa.Schema:
         """The schema of all records so far."""
         if self.record_type == "ByteArray":
@@ -131,10 +139,6 @@ def infer_schema(
     binary_features: Collection[str] = (),
 ) -> pa.Schema:
     """The schema of the first ``rows`` records, see :class:`SchemaInference`."""
-    inference, left = SchemaInference(record_type, binary_features), rows
-    for block in blocks:
-        inference.add(block.slice(0, left))
-        left -= len(block)
-        if left <= 0:
-            break
+    inference = SchemaInference(record_type, binary_features)
+    inference.look(blocks, rows)
     return inference.schema()
