@@ -93,7 +93,7 @@ NEW_TYPES = {
 
 def shown(frame: Any, name: str) -> Any:
     texts = {"geometry": f"hex(ST_AsBinary({name}))", "geography": f"hex(ST_AsBinary({name}))"}
-    return frame.selectExpr(texts.get(name, f"to_json(struct({name}))")).collect()[0][0]
+    return frame.selectExpr(texts.get(name, f"CAST({name} AS STRING)")).collect()[0][0]
 
 
 @needs_spark(4, 1, "older ones pass all columns through Python")
@@ -106,7 +106,7 @@ def test_columns_of_new_types_pass_predict_unchanged(spark: Any, tmp_path: Any) 
         for name, expression in NEW_TYPES.items():
             try:
                 more = frame.selectExpr("*", f"{expression} AS {name}")
-                more.collect()
+                more.write.format("noop").mode("overwrite").save()
             except PySparkException:
                 continue
             frame = more
@@ -117,9 +117,7 @@ def test_columns_of_new_types_pass_predict_unchanged(spark: Any, tmp_path: Any) 
         assert passed.schema.fields[: len(frame.columns)] == frame.schema.fields
         assert passed.select("c", "v").collect() == [("ab   ", "cd")]
         for name in there:
-            if name != "twins":
-                assert shown(passed, name) == shown(frame, name)
-        assert passed.select("twins").collect() == frame.select("twins").collect()
+            assert shown(passed, name) == shown(frame, name)
     finally:
         spark.sql("DROP TABLE fixed")
 
