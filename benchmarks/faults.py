@@ -1,4 +1,4 @@
-"""The fault matrix: what becomes of a fit when a part of it dies, stops or lies.
+"""The fault matrix: what happens to a fit when a part of it dies, stops or lies.
 
 Each cell is a driver process of its own with two real executor processes, one fault in one fit
 (``fault_cell.py``), and a look at what it left behind: processes, temporary files, shared memory.

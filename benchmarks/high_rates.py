@@ -4,7 +4,7 @@
                                     [--rows 60000] [--epochs 3] [--window 1] [--bound]
 
 Each problem is trained by one process and by asynchronous workers with the automatic window, with
-and without the damping of ``sparkdl.ps.damping``. The figure is the mean loss of the last epoch
+and without the damping of ``sparkdl.rules.damping``. The figure is the mean loss of the last epoch
 over that of one process with the same seed (of data, weights and row order): mean over the seeds
 and, in parentheses, the lowest and the highest. The loss at the end says little at high rates: for
 one process alone it differs by a factor of two between seeds.

@@ -11,6 +11,7 @@ SCRIPTS = [
     ("barrier_start.py",),
     ("exchange.py", "--repeats", "5"),
     ("inference.py", "--rows", "1000000"),
+    ("generate.py",),
     ("large_embeddings.py",),
     ("readers.py",),
     ("out_of_core.py",),

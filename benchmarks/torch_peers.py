@@ -75,8 +75,8 @@ WAYS = {
 
 
 def user_lines(names: tuple[str, ...]) -> int:
-    """Lines of code in the bodies of these functions: no docstrings, comments or empty lines, and
-    none that only the benchmark needs."""
+    """Lines of code in the bodies of these functions: without docstrings, comments, empty lines,
+    and lines for the benchmark alone."""
     count = 0
     for name in names:
         module, _, function = name.partition(".")

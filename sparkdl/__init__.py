@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from sparkdl import tune as tune
     from sparkdl.collective.current import current as communicator
     from sparkdl.config import Limits as Limits
+    from sparkdl.diagnosis.examination import doctor as doctor
+    from sparkdl.diagnosis.examination import environment as environment
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.images.deep_image import DeepImagePredictor as DeepImagePredictor
@@ -55,8 +57,7 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.process.log_lines import log_to_driver as log_to_driver
     from sparkdl.settings.network import Network as Network
-    from sparkdl.spark.doctor.examination import doctor as doctor
-    from sparkdl.spark.doctor.examination import environment as environment
+    from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
@@ -85,6 +86,7 @@ _HOMES = {
     "KerasImageFileTransformer": "sparkdl.images.image_file",
     "registerKerasImageUDF": "sparkdl.images.image_file",
     "predict": "sparkdl.spark.predict",
+    "generate": "sparkdl.spark.generate",
     "predict_udf": "sparkdl.spark.predict",
     "register_udf": "sparkdl.spark.predict",
     "run": "sparkdl.spark.run",
@@ -95,8 +97,8 @@ _HOMES = {
     "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
     "describe": "sparkdl.learner.description",
-    "doctor": "sparkdl.spark.doctor.examination",
-    "environment": "sparkdl.spark.doctor.examination",
+    "doctor": "sparkdl.diagnosis.examination",
+    "environment": "sparkdl.diagnosis.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.process.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed.optimizer",
@@ -132,6 +134,7 @@ __all__ = [
     "describe",
     "doctor",
     "environment",
+    "generate",
     "inference",
     "load_spark_model",
     "log_to_driver",

@@ -117,7 +117,7 @@ class Failure:
         """A failure as it came over the network; what is missing or of another type is left out.
 
         Args:
-            fields: Of :meth:`to_wire`.
+            fields: Fields of :meth:`to_wire`.
             rank: The rank that sent them, which they cannot change; None to take theirs.
         """
         given, beats = fields.get("rank"), fields.get("beats")
@@ -207,7 +207,7 @@ def carried(function: _Function) -> _Function:
 
 
 def failure_in(error: BaseException) -> Failure | None:
-    """The failure that the text of an exception holds; None if it holds none that is whole."""
+    """The failure that the text of an exception holds; None if it holds no whole one."""
     text = str(error)
     start = text.find(_MARK)
     end = text.find(_END, start)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl.ps.damping import Damping
+from sparkdl.rules.damping import Damping
 from sparkdl.weights import FloatArray
 
 SHAPES = [(784, 128), (128, 128), (128, 10)]

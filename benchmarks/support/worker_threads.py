@@ -146,7 +146,7 @@ def run_with_server(
         mark: Rows between two points of the curve.
         codec: One of ``sparkdl.codecs``, or None.
         pauses: For each worker, a function that gives how many seconds longer its next batch takes.
-        stop_after_s: Asks all workers to stop after so long.
+        stop_after_s: Seconds after which all workers are asked to stop.
     """
     count = len(parts)
     rule = rule.bind(count)

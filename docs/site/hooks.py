@@ -27,7 +27,9 @@ FENCE = re.compile(r"(?ms)^```.*?^```$|``[^`]*``|`[^`\n]*`")
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 REFERENCE = {
     "Training": ["sparkdl.SparkModel", "sparkdl.load_spark_model", "sparkdl.describe"],
-    "Predictions": ["sparkdl.predict", "sparkdl.predict_udf", "sparkdl.register_udf"],
+    "Predictions": [
+        "sparkdl.predict", "sparkdl.generate", "sparkdl.predict_udf", "sparkdl.register_udf",
+    ],
     "Your own loop": [
         "sparkdl.run", "sparkdl.Feeding", "sparkdl.inference", "sparkdl.HorovodRunner",
         "sparkdl.communicator",
@@ -146,29 +148,27 @@ def make_reference(pages: Pages) -> None:
 
 
 def list_decisions(pages: Pages) -> None:
-    """All decisions, the newest first, with what their pages say of later ones."""
-    rows = []
+    """All decisions, the newest first; those that no longer hold in a line each at the end."""
+    rows, gone = [], []
     for path in sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"), reverse=True):
         text = path.read_text()
         number, title = re.findall(r"\A# (\d+):? (.+)", text)[0]
         later = re.findall(
             r"(?m)^\*\*(Replaced by|Changed by|Later)\b[^\[]*\[(\d+)\]\(([^)]+)\)", text
         )
-        state = "holds"
+        after = ", ".join(f"[{n}]({link})" for _, n, link in later)
         if any(kind == "Replaced by" for kind, *_ in later):
-            state = "**replaced** by " + ", ".join(
-                f"[{n}]({link})" for kind, n, link in later if kind == "Replaced by"
-            )
-        elif later:
-            state = "holds, changed by " + ", ".join(f"[{n}]({link})" for _, n, link in later)
-        rows.append(f"| [{number}]({path.name}) | {title} | {state} |")
-    replaced = sum("**replaced**" in row for row in rows)
+            gone.append(f"- [{number}]({path.name}) {title}: replaced by {after}")
+        else:
+            state = f"changed by {after}" if later else ""
+            rows.append(f"| [{number}]({path.name}) | {title} | {state} |")
     head = (
         f"# Decisions\n\n{len(rows)} choices that others would ask about, each with its reason and "
-        f"its measurement; {len(rows) - replaced} hold. A page is a record: its numbers stay "
-        "as they were.\n\n| | decision | |\n|---|---|---|\n"
+        "its measurement. A page is a record: its numbers stay as they were.\n\n"
+        "| | decision | |\n|---|---|---|\n"
     )
-    pages.add("adr/index.md", head + "\n".join(rows) + "\n", "docs/adr/index.md")
+    end = ["", "", "## No longer hold", "", *gone, ""]
+    pages.add("adr/index.md", head + "\n".join(rows + end), "docs/adr/index.md")
 
 
 PAGES = Pages()
@@ -190,14 +190,14 @@ def on_config(config: Any) -> Any:
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
             {"Elsewhere": [
-                "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md", "clusters.md",
-                "elephas.md",
+                "hub.md", "generate.md", "tables.md", "sparse.md", "pipelines.md", "shell.md",
+                "yarn.md", "clusters.md", "elephas.md",
             ]},
         ]},
         {"Rules": "rules.md"},
         {"Reference": ["reference/index.md", *({t: u} for t, u in PAGES.reference)]},
         {"How it behaves": [
-            "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
+            "tools.md", "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
         ]},
         {"How it is made": ["architecture.md", "contributing.md", "changelog.md"]},
         {"Decisions": "adr/index.md"},

@@ -37,7 +37,7 @@ __all__ = [
 CODECS: Registry[Codec] = Registry(
     "codec", Codec, (Raw, FP16, BF16, Int8, Int4, OneBit, TopK, DGC, RandomK, Dithering)
 )
-"""A new codec is a new module here, imported above and named in this list."""
+"""Every codec. A new one is a new module here, imported above and named in this list."""
 
 SUM_DTYPES = {codec.name: codec.sum_dtype for codec in CODECS.classes() if codec.sum_dtype}
 """Codecs whose messages an all-reduce can add up, and the dtype as which it does."""

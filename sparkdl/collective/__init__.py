@@ -1,6 +1,6 @@
 """All-reduce: ranks that talk to each other, without a server.
 
-``communicator``, ``ordered``: what a communicator is, and what all of them share.
+``communicator``: what a communicator is, and what all of them share.
 ``builtin``, ``horovod``, ``horovod_connector``: the communicators. ``current``: a run's.
 ``arithmetic``: reductions and their checks.
 ``rules``: how the ranks' gradients or weights become one. ``tables``: rows spread over the ranks.

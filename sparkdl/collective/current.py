@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors
-from sparkdl.collective.communicator import Communicator, Member
-from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member
 from sparkdl.errors import ConfigError
 
 
-class SoloCommunicator(OrderedCommunicator):
+class SoloCommunicator(Communicator):
     """The world of one: every operation as with many ranks, and no one to talk to.
 
     >>> SoloCommunicator().all_reduce([1.0, 3.0], 'weighted', weight=5.0)
@@ -43,7 +42,7 @@ class SoloCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         return
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         return SoloCommunicator(timeout_s=self._timeout_s)
 
 
@@ -51,18 +50,18 @@ class SoloConnector:
     """Makes a :class:`SoloCommunicator`; refuses more than one member."""
 
     def __init__(self, rank: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._rank, self._timeout_s = rank, timeout_s
+        self.rank, self._timeout_s = rank, timeout_s
 
     def prepare(self) -> Member:
         """A member with no address: nobody connects."""
         return Member("", 0, "solo", communicator="solo")
 
     def connect(self, members: Sequence[Member], token: bytes) -> SoloCommunicator:
-        if len(members) != 1 or self._rank != 0:
+        if len(members) != 1 or self.rank != 0:
             raise ConfigError(
                 "cannot connect the solo communicator",
                 expected="one member, rank 0",
-                received=f"{len(members)} members, rank {self._rank}",
+                received=f"{len(members)} members, rank {self.rank}",
                 hint="communicator='builtin' connects any number of ranks",
             )
         return SoloCommunicator(timeout_s=self._timeout_s)

@@ -213,10 +213,10 @@ def sum_states(states: list[MetricState]) -> MetricState:
 MAX_LINES_BYTES = 1 << 20
 """Bytes of lines in one frame; a rank that has more sends several frames."""
 MAX_LINE_CHARS = MAX_LINES_BYTES // 8
-"""The rest of a longer line is not sent."""
+"""Characters of a line that are sent; the rest of a longer one is not."""
 KEPT_LINES = 20_000
 KEPT_CHARS = 16 << 20
-"""The oldest lines are dropped where the driver does not fetch them."""
+"""Characters of lines that are kept if the driver does not fetch them; the oldest are dropped."""
 
 
 def pack_lines(lines: list[str]) -> ByteArray:

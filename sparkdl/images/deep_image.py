@@ -39,8 +39,8 @@ class Part:
     """The parts of a stage that are no Params.
 
     Args:
-        name: Of the constructor's argument, and in files.
-        attribute: Of the stage.
+        name: Name of the constructor's argument, and in files.
+        attribute: Attribute of the stage.
         code: It is a function, so that only a reader that is told to trust the file loads it.
     """
 
@@ -129,8 +129,8 @@ class ImageReader:
     """Makes a model's input of an image struct: RGB pixels, resized and preprocessed.
 
     Args:
-        height: Of the model's input.
-        width: Of the model's input.
+        height: Height of the model's input.
+        width: Width of the model's input.
         scale_hint: A key of :data:`SCALE_HINTS`.
         preprocess: Makes the input of float32 RGB pixels ``(height, width, 3)`` in [0, 255];
             None: they are the input.
@@ -361,7 +361,7 @@ class DeepImageFeaturizer(_DeepImage):
 
     Args:
         inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
-        outputCol: Of vectors: the model's output, one after the other.
+        outputCol: Column of vectors: the model's output, one after the other.
         modelName: ``InceptionV3``, ``Xception``, ``ResNet50``, ``VGG16`` or ``VGG19``: how pixels
             are preprocessed, and the size of images where the model leaves it free. Without
             ``model`` Keras downloads the weights.

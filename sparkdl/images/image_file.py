@@ -93,7 +93,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
     Args:
         inputCol: A column of strings, which ``imageLoader`` takes one by one, or of bytes
             (``content`` of ``spark.read.format('binaryFile')``, which reaches any file system).
-        outputCol: Of vectors, or of nested arrays with ``outputMode='image'``.
+        outputCol: Column of vectors, or of nested arrays with ``outputMode='image'``.
         modelFile: See :func:`sparkdl.predict`.
         imageLoader: From one value to one array of the model's input shape; runs on executors.
         outputMode: ``'vector'`` (the output, one number after the other) or ``'image'`` (the
@@ -282,7 +282,7 @@ def registerKerasImageUDF(
         spark.sql('SELECT image.origin, classes(image) FROM pictures')
 
     Args:
-        udf_name: Of the function.
+        udf_name: Name of the function.
         keras_model_or_file_path: See :func:`sparkdl.predict`.
         preprocessor: Makes the model's input of uint8 RGB pixels ``(height, width, 3)``; None:
             pixels are resized to the model's input (float32 in [0, 255]).

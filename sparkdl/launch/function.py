@@ -57,7 +57,7 @@ class FunctionTask(RaisingTask):
         all_results: Whether other ranks than 0 return their result.
         capture: Whether lines that the rank's process prints go to the driver; else only those
             of :func:`sparkdl.log_to_driver` do.
-        endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
+        endpoint: The coordinator, where the ranks meet and which takes their lines; None where
             there is none: they meet by the launcher, and lines come with the result.
         peers: What a framework that connects the ranks itself finds in its environment; None:
             nothing.

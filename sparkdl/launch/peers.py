@@ -28,7 +28,7 @@ from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.listening import listen
 
 KEPT_BYTES = 1 << 20
-"""The most lines that a rank keeps to be sent: the latest."""
+"""Most bytes of lines that a rank keeps to be sent: the latest."""
 
 
 class LineSender:
@@ -127,7 +127,7 @@ def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:
 
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")
-"""In the order of ranks."""
+"""Roles in the order of ranks."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from sparkdl.process.log_lines import LineSplitter, Sink
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 """The columns of a row, as Spark writes them."""
 CHUNK_BYTES = 2 << 20
-"""A row's content has at most this size (Spark Connect bounds an Arrow batch at 4 MiB)."""
+"""Most bytes of a row's content (Spark Connect bounds an Arrow batch at 4 MiB)."""
 
 
 class Row(Protocol):

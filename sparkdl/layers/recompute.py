@@ -193,7 +193,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
 
     Args:
         block: The layers, as a functional model.
-        **kwargs: Those of ``keras.layers.Layer``.
+        **kwargs: Arguments of ``keras.layers.Layer``.
     """
 
     def __init__(self, block: Any, **kwargs: Any) -> None:

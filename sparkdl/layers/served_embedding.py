@@ -50,7 +50,7 @@ class ServedEmbedding(TableLayer):
         initializer: The start value of rows: ``'uniform'`` (-.05 to .05, as Keras' ``Embedding``),
             ``'normal'`` (deviation .05), ``'zeros'``, or a dict with the name and its constants.
             It depends on the seed, the table's name and the id only.
-        optimizer: Of the table: a Keras optimizer or its name. SGD without momentum, Adagrad, Adam
+        optimizer: The table's: a Keras optimizer or its name. SGD without momentum, Adagrad, Adam
             (each row has its own steps: a row that a batch does not touch stands still) and FTRL
             work. None: the class, constants and learning rate that the model is compiled with.
         entry: Which ids get a row: ``CountFilter(10)``, those that were seen ten times, or
@@ -63,9 +63,9 @@ class ServedEmbedding(TableLayer):
         tracks: Whether each row knows how often and when its id was seen (8 bytes a row):
             ``spark_model.tables[...]`` then shrinks, and tells the rows that changed since a step.
             With ``max_rows`` and ``expire_after`` it always does.
-        seed: Of the start values; None: drawn when the layer is made
+        seed: Seed of the start values; None: drawn when the layer is made
             (``keras.utils.set_random_seed`` fixes it).
-        **kwargs: Those of ``keras.layers.Layer``.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Input shape:
         Integers of any shape; ``(batch, n)`` at least with a combiner.
@@ -139,7 +139,7 @@ class ServedEmbedding(TableLayer):
 
         Args:
             ids: Integers of shape ``(n,)``, each once.
-            rows: Of shape ``(n, dim)``.
+            rows: Rows of shape ``(n, dim)``.
 
         Raises:
             DataError: The shapes are others, an id is there twice, or a number is not finite.
@@ -273,7 +273,7 @@ class _Call:
 def _unique(
     ids: npt.NDArray[Any], pad: int | None
 ) -> tuple[IdArray, npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-    """Each id once and in order, which are no padding, and the place of each of these."""
+    """The sorted unique ids, a mask of entries that are no padding, and their ids' positions."""
     flat = ids.reshape(-1).astype(np.int64)
     present = np.ones(flat.size, bool) if pad is None else flat != pad
     unique, inverse = np.unique(flat[present], return_inverse=True)

@@ -96,13 +96,13 @@ class ShardedClassifier(TableLayer):
         sample: Share of its classes that a worker takes in a training step: those of the batch's
             labels always, others at random (Partial FC). The centers of others stand still.
         table: Name of the table that keeps the centers. None: the layer's.
-        optimizer: Of the centers: a Keras optimizer or its name. SGD (with momentum, weight decay),
+        optimizer: The centers': a Keras optimizer or its name. SGD (with momentum, weight decay),
             Adagrad, Adam and FTRL work. None: that of the model, with its learning rate.
         initializer: The start value of centers, see ``ServedEmbedding``. It depends on the seed,
             the table's name and the class only.
         chunk: Classes whose logits are held at a time.
-        seed: Of the start values and samples; None: drawn when the layer is made.
-        **kwargs: Those of ``keras.layers.Layer``.
+        seed: Seed of the start values and samples; None: drawn when the layer is made.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Input shape:
         Floats, ``(batch, dim)``.
@@ -289,9 +289,9 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
-        num_classes: Of the classifier.
+        num_classes: How many classes the classifier has.
         reduction: As of every Keras loss.
-        name: Of the loss.
+        name: Name of the loss.
         dtype: As of every Keras loss.
     """
 
@@ -325,7 +325,7 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
-        name: Of the metric.
+        name: Name of the metric.
         dtype: As of every Keras metric.
     """
 

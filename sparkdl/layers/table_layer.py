@@ -25,9 +25,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     Args:
         table: Name of the table. None: the layer's.
-        optimizer: Of the table: a Keras optimizer or its name. None: that of the model.
-        seed: Of the start values; None: drawn.
-        **kwargs: Those of ``keras.layers.Layer``.
+        optimizer: Optimizer of the table: a Keras optimizer or its name. None: that of the model.
+        seed: Seed of the start values; None: drawn.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Raises:
         ModelError: The layer is made in a ``keras.RematScope``.
@@ -131,7 +131,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         """The rows of some ids; start values where an id has none.
 
         Args:
-            ids: Of shape ``(n,)``.
+            ids: Ids of shape ``(n,)``.
 
         Returns:
             Of shape ``(n, dim)``.

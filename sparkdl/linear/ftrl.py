@@ -77,7 +77,7 @@ class Ftrl(UserSettings):
             z: It is changed, as ``n`` is.
             n: See ``z``.
             w: What :meth:`weights` gives for them.
-            gradients: Of the same shape.
+            gradients: Gradients of the same shape.
         """
         more = n + gradients * gradients
         moved = np.sqrt(more)

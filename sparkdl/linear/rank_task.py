@@ -89,7 +89,7 @@ class LinearModel:
         size: Indices are below it: the largest size of the vectors that it was trained on.
         ids: Indices whose weight is not 0, ascending: int64.
         weights: Theirs: float64.
-        intercept: Of all rows.
+        intercept: The weight that all rows have.
     """
 
     size: int

@@ -31,8 +31,8 @@ class SparseVectors:
     Args:
         starts: The place of each vector's first entry, and the number of all entries: int64, of
             shape (rows + 1).
-        indices: Of all entries, from 0 on: int32, of shape (entries).
-        values: Of all entries: float64, of shape (entries). None: all are 1.
+        indices: Indices of all entries, from 0 on: int32, of shape (entries).
+        values: Values of all entries: float64, of shape (entries). None: all are 1.
         size: The largest size that a vector says it has.
     """
 
@@ -139,7 +139,7 @@ class SparseVectors:
         """The product of each vector with weights, one for each entry.
 
         Args:
-            weights: Of shape (entries); it is changed.
+            weights: Weights of shape (entries); it is changed.
         """
         if self.values is not None:
             weights *= self.values
@@ -171,7 +171,7 @@ class SparseRows:
     Args:
         vectors: The features.
         labels: 0 or 1: float64, of shape (rows).
-        weights: Of the rows, at least 0: float64, of shape (rows). None: all are 1.
+        weights: Weights of the rows, at least 0: float64, of shape (rows). None: all are 1.
     """
 
     vectors: SparseVectors

@@ -23,9 +23,10 @@ from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots, by_owner
 
 _LARGEST = 500.0
-"""Margins beyond this are as certain as a float64 can say."""
+"""Margin beyond which a float64 cannot be more certain."""
 _FEW = 4
-"""Entries of a batch by the ids that there may be, up to which ids are marked and not sorted."""
+"""If the range of ids is at most this many times the number of entries, unique ids are found with a
+bitmap, else by sorting."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class LinearSettings:
         batch_size: Rows of a step, on all ranks together.
         epochs: How often a rank goes over its rows.
         fit_intercept: Whether the model has an intercept, which is not regularized.
-        seed: Of the order of the rows.
+        seed: Seed of the order of the rows.
     """
 
     rule: Ftrl = field(default_factory=Ftrl)
@@ -52,7 +53,7 @@ class LinearPart:
     """The part of a trained model that one rank owns.
 
     Args:
-        ids: Of the weights that are not 0, ascending: int64.
+        ids: Ids of the weights that are not 0, ascending: int64.
         weights: These: float64.
         intercept: The same on all ranks.
         size: The largest size that a vector on any rank had.

@@ -298,7 +298,7 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         maxIter: Epochs.
         numWorkers: Ranks, the tasks of a barrier stage; None: as many as Spark has cores.
         fitIntercept: Whether there is an intercept, which is not regularized.
-        seed: Of the order of the rows.
+        seed: Seed of the order of the rows.
         threshold: Class 1 is what has a greater probability.
         **Params: ``explainParams()`` lists them.
 

@@ -56,7 +56,7 @@ def take_nesterov_step(
     it is what workers have trained.
 
     Args:
-        change: Of the same length; stays as it is.
+        change: Change of the same length; stays as it is.
         decayed: ``momentum · m``, which takes one pass less than ``m`` itself; changed in place.
         momentum: In (0, 1).
         total: What the momentum takes in, where that is not ``change``.
@@ -489,7 +489,7 @@ def optimizer_from_config(
         config: ``{'class_name': 'Adam', 'config': {...}}``, as ``keras.optimizers.serialize`` and
             ``{'class_name': type(o).__name__, 'config': o.get_config()}`` give it. A learning rate
             schedule becomes None: the caller's current learning rate.
-        classes: Those to choose from, by the Keras class that each takes the steps of. Keras' Adam
+        classes: Classes to choose from, by the Keras class whose steps each takes. Keras' Adam
             with weight decay becomes AdamW.
         beside: Options that the caller sees to.
 

@@ -104,7 +104,7 @@ class CallAddress:
 
     Args:
         host_id: Equal to the caller's if both are on one host.
-        local_port: Of an encrypted run: the port on 127.0.0.1 for callers of the same host, who
+        local_port: In an encrypted run: the port on 127.0.0.1 for callers of the same host, who
             need no encryption; 0 if there is none.
     """
 

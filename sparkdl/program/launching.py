@@ -102,8 +102,8 @@ class Surroundings:
 
     Args:
         advertised: Address that nodes connect to; None: the one that is listened on.
-        ports: Of the launching process, see :func:`sparkdl.settings.network.ports_of`.
-        endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
+        ports: Ports of the launching process, see :func:`sparkdl.settings.network.ports_of`.
+        endpoint: Endpoint of the coordinator where the nodes meet; None: they meet by the launcher.
         look: Is called again and again while the nodes run, and once when they have ended.
     """
 

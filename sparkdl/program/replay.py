@@ -56,7 +56,7 @@ class ReplayBuffer:
             waits. None for no limit.
         tolerance: By how many drawn items the ratio may be missed, on either side.
         alpha: Exponent of the priorities.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
 
     def __init__(

@@ -149,7 +149,7 @@ class NodeTask:
     Args:
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
-        endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they
+        endpoint: The coordinator, where the nodes meet and which takes their lines; None: they
             meet by the launcher, which also has their lines.
     """
 

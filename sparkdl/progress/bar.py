@@ -29,14 +29,9 @@ class ProgressBar:
 
     def __init__(self, verbose: int, stream: TextIO | None = None) -> None:
         self._verbose, self._given = verbose, stream
-        self._live = False
+        self.wants_progress = False
         self._epochs = self._length = 0
         self._title = ""
-
-    @property
-    def wants_progress(self) -> bool:
-        """Whether somebody watches."""
-        return self._live
 
     def handle(self, event: events.Event) -> None:
         if not self._verbose:
@@ -44,12 +39,12 @@ class ProgressBar:
         match event:
             case events.TrainingBegan():
                 self._epochs = event.epochs
-                self._live = self._verbose == 1 and is_live(self._stream)
+                self.wants_progress = self._verbose == 1 and is_live(self._stream)
             case events.EpochBegan():
                 self._title = f"Epoch {event.epoch + 1}/{self._epochs}"
-                if self._live:
+                if self.wants_progress:
                     self._write(self._title, "\n")
-            case events.WorkersJoined() if self._live:
+            case events.WorkersJoined() if self.wants_progress:
                 s = "" if event.workers == 1 else "s"
                 self._write(f"{event.workers} worker{s} joined", "")
             case events.WorkersAwaited() if event.ranks:
@@ -58,9 +53,9 @@ class ProgressBar:
                 again = "it is" if not s else "they are"
                 line = f"worker{s} {ranks} {was} lost; the others wait until {again} started again"
                 self._write(line, "\n")
-            case events.EpochProgressed() if self._live:
+            case events.EpochProgressed() if self.wants_progress:
                 self._write(self._steps(event), "")
-            case events.EpochEnded() if self._live:
+            case events.EpochEnded() if self.wants_progress:
                 self._write(self._steps(event), "\n")
             case events.EpochEnded():
                 self._write(f"{self._title} - {_figures(event)}", "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -172,7 +173,7 @@ class FitMonitor:
         self._load_weights: Callable[[], None] = lambda: None
         self.loads = self.has_callbacks
         """Whether the model has the weights of each epoch's end."""
-        self._training = self._in_epoch = self._stopped = self._stopped_inside = False
+        self._training = self._in_epoch = self.stopped = self.stopped_inside = False
         self._ending = False
         self._batches = self._workers = 0
         self._awaited: tuple[int, ...] = ()
@@ -194,16 +195,6 @@ class FitMonitor:
     def epochs_done(self) -> int:
         """Epochs that have ended, counted from 0."""
         return self._epoch
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a callback has stopped the training."""
-        return self._stopped
-
-    @property
-    def stopped_inside(self) -> bool:
-        """Whether a callback stopped the training in the middle of an epoch."""
-        return self._stopped_inside
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -253,7 +244,7 @@ class FitMonitor:
 
     def update(self, progress: RunProgress) -> Command | None:
         """Takes in what the workers report now; returns what to tell them, if there is anything."""
-        if self._stopped:  # what the workers still did is no part of the History
+        if self.stopped:  # what the workers still did is no part of the History
             return None
         now = self._clock()
         self._recent.look(now, progress.rows)
@@ -272,13 +263,13 @@ class FitMonitor:
         for epoch in ended:
             released = self._epoch
             self._end_epoch(epoch, progress, speed)
-            if self._stopped:
+            if self.stopped:
                 break
         present = progress.epochs.get(self._epoch)
-        if not self._stopped and self._epoch < self._epochs:
+        if not self.stopped and self._epoch < self._epochs:
             self._show(now, present, progress)
             if present is not None and self._steering.stop_wanted:
-                self._stopped_inside = True
+                self.stopped_inside = True
                 released = self._epoch
                 self._end_epoch(present, progress, self._recent.rows_per_s)
         return self._command(released)
@@ -328,7 +319,7 @@ class FitMonitor:
 
     def end(self) -> None:
         """Says that training ended well."""
-        self._tell(events.TrainingEnded(self._epoch, self._stopped))
+        self._tell(events.TrainingEnded(self._epoch, self.stopped))
 
     def fail(self, error: BaseException) -> None:
         """Says that training ended with ``error``; nothing if it has not begun."""
@@ -351,13 +342,10 @@ class FitMonitor:
         self._driver_load = self._meter.look() or self._driver_load
         self._tell(
             events.WorkersProgressed(
-                progress.workers,
-                progress.bytes_in,
-                progress.bytes_out,
-                self._driver_load,
-                progress.servers,
+                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
+                progress.servers, socket.gethostname(),
             )
-        )
+        )  # fmt: skip
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:
@@ -400,7 +388,7 @@ class FitMonitor:
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         self._ending = True
-        if self._validates and epoch.metrics.size and not self._stopped_inside:
+        if self._validates and epoch.metrics.size and not self.stopped_inside:
             self._look_for_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
         if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
@@ -408,13 +396,13 @@ class FitMonitor:
         if epoch.val_metrics.size:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
-        if self.loads and not self._stopped_inside:
+        if self.loads and not self.stopped_inside:
             with self._steering.loading():
                 self._load_weights()
         if epoch.seconds:
             speed = epoch.rows / epoch.seconds
         target = progress.batches_per_epoch
-        batches = min(epoch.batches, target) if self._stopped_inside else target
+        batches = min(epoch.batches, target) if self.stopped_inside else target
         self._tell(
             events.EpochEnded(
                 self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness
@@ -422,13 +410,13 @@ class FitMonitor:
         )
         self._in_epoch = False
         self._rate_between = self._steering.learning_rate
-        if not self._stopped_inside:
+        if not self.stopped_inside:
             self._epoch += 1
             loss = metrics.get("loss")
             if isinstance(loss, float):
                 self._losses.append(loss)
         if self._steering.stop_wanted:
-            self._stopped = True
+            self.stopped = True
         else:
             self._begin_epoch()
         self._ending = False
@@ -461,12 +449,12 @@ class FitMonitor:
         rate = self._steering.learning_rate
         changed = rate is not None and rate != self._learning_rate
         # Where the training stops, what callbacks write (the best weights) is for the driver alone.
-        written = None if self._stopped else self._steering.take_changes() or None
-        if not (changed or self._stopped or released is not None or written is not None):
+        written = None if self.stopped else self._steering.take_changes() or None
+        if not (changed or self.stopped or released is not None or written is not None):
             return None
         if changed:
             self._learning_rate = rate
-        return Command(self._stopped, rate if changed else None, released, written)
+        return Command(self.stopped, rate if changed else None, released, written)
 
 
 def _no_value(value: events.MetricValue) -> events.MetricValue:

@@ -3,7 +3,6 @@
 ``store``: the weights, rounds and replies on the server. ``server``: its process.
 ``shards``: a center on several servers.
 ``way``: how a worker and its server exchange.
-``damping``: how much of a change counts where those of several workers are added.
 ``client``: a worker's pushes and pulls, encoded where they are to be.
 ``strategy``, ``synchronizer``, ``round_synchronizer``: what the training loop sees of it.
 ``kinds``: the frames of a store, and what several servers are told to do.

@@ -12,7 +12,7 @@ from sparkdl.transport.frames import Body, FrameKind, FrameLimits, kinds_of
 from sparkdl.weights import Layout
 
 WITHOUT_GRADIENT = "without_gradient"
-"""In the meta of a commit to a round, and of its reply: numbers of the variables that have none."""
+"""Key in the meta of a commit to a round and of its reply: variables without a gradient."""
 
 
 class StoreKind(FrameKind):
@@ -55,7 +55,7 @@ ROWS = frozenset(
 """The requests about rows of tables."""
 ENCODABLE = COMMITS | {StoreKind.STAGE}
 DECISION = "decision"
-"""In the meta of a coordinator's replies, and of requests to shards: see :class:`Decision`."""
+"""Key in the meta of a coordinator's replies, and of requests to shards: see :class:`Decision`."""
 
 
 def limits_of(layout: Layout, compression: Compression | None = None) -> FrameLimits:

@@ -35,7 +35,7 @@ class RoundSynchronizer(Way):
 
     Args:
         client: Connected; has said HELLO.
-        layout: Of the flat buffer ``[gradient | statistics]``.
+        layout: Layout of the flat buffer ``[gradient | statistics]``.
         check: Looks at the gradients before they are sent; None: nobody does.
         takes_slices: Whether gradients of embeddings may travel as slices.
         with_tables: Whether layers of the model have rows in tables on the servers.

@@ -17,11 +17,11 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
-from sparkdl.ps.damping import Damping
 from sparkdl.ps.shards.ahead import Wanted
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.rows import RowsOfWorker
 from sparkdl.ps.way import Unwrapping, Way
+from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError, finite_state
@@ -62,9 +62,9 @@ class TableBatches:
 
 
 OVERLAP_FROM = 0.25
-"""Part of a worker's time that its exchanges take from which on they run beside the training."""
+"""Share of a worker's time in exchanges from which on these run beside the training."""
 _UNTIMED = 2
-"""First windows that are not timed: they compile."""
+"""Windows at the start that are not timed: they compile."""
 
 
 class _Peer:

@@ -29,7 +29,7 @@ class Way(abc.ABC):
 
     @property
     def counted(self) -> float:
-        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
+        """The part of this worker's changes that counted; see :mod:`sparkdl.rules.damping`."""
         return 1.0
 
     @abc.abstractmethod

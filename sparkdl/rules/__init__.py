@@ -1,7 +1,8 @@
 """Update rules: how a commit changes the center, and what a worker takes back.
 
 Every rule is a frozen object of pure functions on flat float32 vectors (see :class:`Rule`);
-:func:`make_rule` makes one from a name.
+:func:`make_rule` makes one from a name. :mod:`sparkdl.rules.damping`: how much of a change counts
+where those of several workers are added.
 """
 
 from collections.abc import Mapping
@@ -76,7 +77,7 @@ RULES: Registry[Rule] = Registry(
     accepted="an object with update(center, delta, state, commit, out), or a Keras optimizer as "
     "{'class_name': ..., 'config': {...}}",
 )
-"""A new rule is a new module here, imported above and named in this list."""
+"""Every rule. A new one is a new module here, imported above and named in this list."""
 
 
 def rule_names() -> list[str]:

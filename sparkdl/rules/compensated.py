@@ -171,7 +171,7 @@ class GapAware(BackupRule):
 
     Args:
         scale: How many typical steps of gap halve a step.
-        decay: Of the running mean of squared gradients, in [0, 1).
+        decay: Decay of the running mean of squared gradients, in [0, 1).
         epsilon: Keeps C above 0.
         payload: What the worker sends; ``'delta'`` supposes plain SGD on the worker.
 

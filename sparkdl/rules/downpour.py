@@ -25,7 +25,7 @@ class Downpour(Rule):
     (``benchmarks/rules.py``).
 
     At a high learning rate even two changes add up to too much: workers see that and scale theirs
-    down (:mod:`sparkdl.ps.damping`).
+    down (:mod:`sparkdl.rules.damping`).
 
     Args:
         damping: Whether they do; False is the paper's rule.
@@ -126,13 +126,13 @@ class Hogwild(Rule):
     coordinate within nanoseconds one can be lost; to make that rare, each worker begins at another
     place of the center.
 
-    With ``scale='mean'`` a worker adds only ``delta_j / workers``: for windows so long that the
-    workers' changes would take the center too far together.
+    With ``scale='mean'`` a worker adds only ``delta_j / workers``: for long windows, in which
+    the workers' changes would together take the center too far.
 
     Args:
         scale: ``'sum'`` or ``'mean'``.
         damping: Whether workers scale their changes down where they add up to too much
-            (:mod:`sparkdl.ps.damping`); only with ``'sum'``.
+            (:mod:`sparkdl.rules.damping`); only with ``'sum'``.
 
     Thread-safe: ``update`` may run in many threads (or, on shared memory, processes) on one center.
 

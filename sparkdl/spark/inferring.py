@@ -102,7 +102,7 @@ def infer_partition(
     Args:
         batches: The partition.
         content: The pickled function and its arguments.
-        names: Of the partition's columns.
+        names: Names of the partition's columns.
         added: The schema of the results, as JSON.
         batch_size: Rows that the function gets at a time.
 

@@ -75,7 +75,7 @@ class ModelSettings:
         exchange: What workers send each other and when.
         model: A compiled ``keras.Model``.
         custom_objects: Name -> class or function.
-        decoder: Of binary and image values.
+        decoder: Decoder of binary and image values.
     """
 
     def __init__(
@@ -236,12 +236,8 @@ class ModelInference(ModelSettings):
             batch_size: Rows per forward pass; None for the constructor's.
             features: See :meth:`SparkModel.fit`; None for those of the last ``fit`` on a DataFrame.
             output_column: Name of the prediction column of a DataFrame.
-            outputs: See :func:`sparkdl.predict`, as for the arguments after it.
-            probability_column: See there.
-            class_column: See there.
-            layers: See there.
-            dtype: See there.
-            handle_invalid: See there.
+            outputs, probability_column, class_column, layers, dtype, handle_invalid: See
+                :func:`sparkdl.predict`.
 
         Returns:
             For a DataFrame one of Spark: the same rows in the same order, all columns kept, with a

@@ -143,7 +143,8 @@ def predict_data(
         )
     signature = source.signature
     if isinstance(form, ArraysForm):
-        return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
+        x = form.data if signature.preprocessing else input_arrays(form.data, signature.inputs)
+        return _predict_arrays(source, x, batch_size)
     if debug_limits()[1] is not None:
         raise ConfigError(
             "predict gives every row of a DataFrame or RDD a prediction",
@@ -225,8 +226,7 @@ def predict_udf(
         dtype: See :func:`sparkdl.predict`; classes are integers.
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: See :func:`sparkdl.predict`.
         use_gpu: See :class:`sparkdl.SparkModel`.

@@ -124,7 +124,7 @@ def run(
             ``MASTER_ADDR``, ``RANK`` and the others that ``torch.distributed.init_process_group``
             reads. ``'jax'``: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
             ``JAX_PROCESS_ID``. The function then runs in a process of its own, which ends with it.
-        roles: Of the ranks, for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
+        roles: Roles for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
             'evaluator': 1}``, ranks in this order. A ``'ps'`` is ended when the other ranks have
             returned, and so is a worker beside it and a chief, which sends it its work; with
             ``data`` no worker is, but an evaluator. The result of such a rank is None unless it has

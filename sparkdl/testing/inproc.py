@@ -16,7 +16,7 @@ from sparkdl.collective.arithmetic import (
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.ordered import OrderedCommunicator, name_ranks
+from sparkdl.collective.communicator import Communicator, name_ranks
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import (
@@ -58,15 +58,11 @@ class InprocChannel:
     def __init__(self, dispatcher: Dispatcher, limits: FrameLimits, raw: ByteArray | None) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
-        self._raw = raw
+        self.raw = raw
         self._aborted = threading.Event()
         self._number = dispatcher.open()
         if raw is not None:
             dispatcher.service.attach(self._number, raw)
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         received = _carried(message, self._dispatcher.limits)
@@ -76,8 +72,8 @@ class InprocChannel:
         if reply is None:
             raise ConnectionResetError("the server ended")
         reply = _carried(reply, self._limits)
-        if reply.body_bytes and self._raw is not None:
-            deliver_body(reply, self._raw)
+        if reply.body_bytes and self.raw is not None:
+            deliver_body(reply, self.raw)
         return reply
 
     def abort(self) -> None:
@@ -177,7 +173,7 @@ class _Table:
             return self.groups.setdefault((ranks, count), _Table(len(ranks)))
 
 
-class ThreadCommunicator(OrderedCommunicator):
+class ThreadCommunicator(Communicator):
     """One thread's rank; made by :func:`connect_threads`."""
 
     name = "threads"
@@ -195,14 +191,14 @@ class ThreadCommunicator(OrderedCommunicator):
         number, self._round = self._round, self._round + 1
         table = self._table
         with table.changed:
-            table.rounds.setdefault(number, {})[self._rank] = (label, item)
+            table.rounds.setdefault(number, {})[self.rank] = (label, item)
             table.changed.notify_all()
         self._wait(lambda: set(range(table.size)) - set(table.rounds[number]))
         contributed = [table.rounds[number][r] for r in range(table.size)]
         for rank, (other, _) in enumerate(contributed):
             if other != label:
                 raise ProtocolError(
-                    f"the ranks disagree about the operation on rank {self._rank}",
+                    f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"{label} on all ranks",
                     received=f"{other} on rank {rank}",
                 )
@@ -219,13 +215,13 @@ class ThreadCommunicator(OrderedCommunicator):
                     raise TransportError(
                         f"{name_ranks(sorted(closed))} closed the threads communicator",
                         expected="all ranks to call the operation",
-                        received=f"rank {self._rank} waits for them",
+                        received=f"rank {self.rank} waits for them",
                     )
                 rest = deadline - time.monotonic()
                 if rest <= 0:
                     absent_ranks = name_ranks(sorted(missing))
                     raise WaitTimeoutError(
-                        f"rank {self._rank} has waited too long; missing {absent_ranks}",
+                        f"rank {self.rank} has waited too long; missing {absent_ranks}",
                         expected=f"all ranks within {self._timeout_s:g} s",
                         received=f"nothing from {absent_ranks}",
                     )
@@ -253,8 +249,8 @@ class ThreadCommunicator(OrderedCommunicator):
     def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
         whole = np.empty_like(source)
         self._all_reduce(source, whole, op, weight)
-        edges = shard_edges(source.size, self._size)
-        np.copyto(target, whole[edges[self._rank] : edges[self._rank + 1]])
+        edges = shard_edges(source.size, self.size)
+        np.copyto(target, whole[edges[self.rank] : edges[self.rank + 1]])
 
     def _all_gather(self, source: Array) -> list[Array]:
         result: list[Array] = []
@@ -270,7 +266,7 @@ class ThreadCommunicator(OrderedCommunicator):
         result: list[Array] = []
 
         def read(entries: list[list[Array]]) -> None:
-            result.extend(np.array(theirs[self._rank]) for theirs in entries)
+            result.extend(np.array(theirs[self.rank]) for theirs in entries)
 
         self._meet(("all_to_all", parts[0].dtype.name), parts, read)
         self._meet(("read",), None, lambda _: None)
@@ -278,7 +274,7 @@ class ThreadCommunicator(OrderedCommunicator):
 
     def _broadcast(self, target: Array, root: int) -> None:
         def read(entries: list[Array]) -> None:
-            if self._rank != root:
+            if self.rank != root:
                 np.copyto(target, entries[root])
 
         self._meet(("broadcast", root, target.dtype.name, target.size), target, read)
@@ -287,15 +283,15 @@ class ThreadCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._meet(("barrier",), None, lambda _: None)
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         key = tuple(ranks)
         count = self._made[key] = self._made.get(key, 0) + 1
         table = self._table.group(key, count)
-        return ThreadCommunicator(ranks.index(self._rank), table, self._timeout_s)
+        return ThreadCommunicator(ranks.index(self.rank), table, self._timeout_s)
 
     def _abort(self) -> None:
         with self._table.changed:
-            self._table.closed.add(self._rank)
+            self._table.closed.add(self.rank)
             self._table.changed.notify_all()
 
     def _release(self) -> None:

@@ -6,7 +6,7 @@
 
     spark_model.fit(df, epochs=5, sinks=[TensorBoard('logs'), JsonLines('runs'), print])
 
-``sinks``: what ``fit(sinks=...)`` takes, and what becomes of a sink that raises. ``event_files``,
+``sinks``: what ``fit(sinks=...)`` takes, and what happens to a sink that raises. ``event_files``,
 ``tensorboard``, ``mlflow_sink``, ``notebook``: the sinks. ``profile``: where a
 step's time went. ``page``: the live page. No Spark; no framework of its own.
 """

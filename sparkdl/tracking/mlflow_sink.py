@@ -173,7 +173,7 @@ class MLflow:
         log_system_metrics: Log each worker's processor use and memory, and the memory and GPUs of
             its host under MLflow's names, every 10 s.
         registered_model_name: Register the model under this name.
-        run_name: Of a new run; None for the model's name.
+        run_name: Run name of a new run; None for the model's name.
 
     Raises:
         ConfigError: MLflow is not installed.

@@ -25,7 +25,7 @@ class Address:
         http: ``http://host:port`` of the Flask app: always there, for /health and /metrics.
         port: Its port; 0 for none.
         uds: Path of the Unix socket; empty for none.
-        host_id: Of the server's host, so that workers know whether they share it.
+        host_id: Id of the server's host, so that workers know whether they share it.
     """
 
     http: str

@@ -45,16 +45,12 @@ class SocketChannel:
         timeout_s: float,
     ) -> None:
         self._limits = limits
-        self._raw = raw
+        self.raw = raw
         self._socket = connect_stream(endpoint, limits, timeout_s)
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(self._socket, message, self._limits, lambda: require_raw(self._raw))
+        return exchange(self._socket, message, self._limits, lambda: require_raw(self.raw))
 
     def abort(self) -> None:
         shut_down(self._socket)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.tune.keras_tuner import from_keras_tuner
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -27,7 +26,7 @@ from sparkdl.tune.searchers import (
 )
 from sparkdl.tune.searchers.searcher import Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import OptunaSampler, Sampler, Trial
+from sparkdl.tune.suggestions import OptunaSampler, Sampler, Trial, from_keras_tuner
 
 if TYPE_CHECKING:
     from sparkdl.tune.spark_search import search as search

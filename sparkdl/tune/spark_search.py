@@ -226,10 +226,10 @@ def search(
         metric: A name in the History, such as ``'val_accuracy'``.
         mode: ``'min'``, ``'max'``, or ``'auto'`` as the metric of the model says (an error asks
             where it does not).
-        searcher: Of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
+        searcher: Searcher of :mod:`sparkdl.tune`; None for ``AdaptiveAsha()``.
         max_concurrent: Trials side by side; ``'auto'`` for as many as there are slots.
         slots_per_trial: Workers of a trial; each is a task slot.
-        seed: Of the hyper-parameters, the models' initial weights and the row order.
+        seed: Seed of the hyper-parameters, the models' initial weights and the row order.
         checkpoint_dir: A path or URI for the trials' checkpoints and the journal; None for a
             temporary folder, which ``study.close()`` deletes.
         resume: Go on with the search that ``checkpoint_dir`` holds; no segment is trained twice.

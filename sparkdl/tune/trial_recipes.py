@@ -49,9 +49,9 @@ class BuildRecipe:
 
     Args:
         build: The user's function.
-        seed: Of the search; with the trial's number that of its initial weights.
-        settings: Of every ``SparkModel``.
-        arguments: Of every ``fit``; ``callbacks`` is a function that makes them.
+        seed: Seed of the search; with the trial's number that of its initial weights.
+        settings: Settings of every ``SparkModel``.
+        arguments: Arguments of every ``fit``; ``callbacks`` is a function that makes them.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class StageRecipe:
     """An estimator's model, settings and columns, with the trial's Params.
 
     Args:
-        estimator: Of :mod:`sparkdl.ml`; each trial has a copy.
+        estimator: Estimator of :mod:`sparkdl.ml`; each trial has a copy.
         params: Trial -> Params.
-        schema: Of the data.
-        seed: Of the search; with the trial's number that of its initial weights.
+        schema: Schema of the data.
+        seed: Seed of the search; with the trial's number that of its initial weights.
         slots: Workers of a trial. With one, what the estimator says of exchanges has no effect.
 
     Raises:

@@ -22,7 +22,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sparkdl.collective.ordered import name_ranks
+from sparkdl.collective.communicator import name_ranks
 from sparkdl.errors import AuthenticationError, WaitTimeoutError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire.listening import listen
@@ -128,9 +128,9 @@ def _is_for(rank: int, hello: bytes) -> bool:
 
 
 _UNKNOWN_TIMEOUT_S = 5.0
-"""The longest time that a process that connects may take to prove that it belongs to the run."""
+"""Seconds within which a process that connects must prove that it belongs to the run."""
 _MAX_UNKNOWN = 256
-"""Beyond that a newcomer ends the oldest: a rank, which answers at once, is not among these."""
+"""Connections without a proof, at most: a newcomer ends the oldest. Ranks prove at once."""
 _ACCEPTED_AT_ONCE = 64
 _RETRY_S = 0.05
 

@@ -100,7 +100,7 @@ EXCHANGE_RULES: Registry[ExchangeRule] = Registry(
     adapt=_adapt,
     hint="; other rules of sparkdl.rules work in the modes with a server",
 )
-"""A new rule is a new module here, imported above and named in this list."""
+"""Every rule. A new one is a new module here, imported above and named in this list."""
 
 
 def rule_names() -> list[str]:

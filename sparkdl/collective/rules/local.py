@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from sparkdl.collective.communicator import Communicator, ReduceHandle
+from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, OuterExchange, WeightsExchange
 from sparkdl.errors import ConfigError
 from sparkdl.rules.diloco import DiLoCo
@@ -324,7 +324,7 @@ class _Fragment:
         self.buffer = np.zeros(count + 1, np.float32)
         self.rows = 0
         self.due = 0
-        self.handle: ReduceHandle | None = None
+        self.handle: Pending[FloatArray] | None = None
 
 
 class StreamingExchange(OuterExchange):

@@ -36,7 +36,7 @@ class SignCode:
     The methods work on a range of the vector that begins and ends where pieces do. Not thread-safe.
 
     Args:
-        size: Of the vector.
+        size: Size of the vector.
         starts: Where its pieces begin: increasing, from 0.
         active: Coordinates that count; the others must be 0 when encoded, and decode to 0.
     """

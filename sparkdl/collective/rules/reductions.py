@@ -143,7 +143,7 @@ class PowerSGD(ExchangeRule):
 
     Args:
         rank: Columns of the factors.
-        seed: Of the first ``Q``, equal on all ranks.
+        seed: Seed of the first ``Q``, equal on all ranks.
 
     References:
         Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, 2019.

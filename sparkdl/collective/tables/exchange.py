@@ -153,8 +153,8 @@ class TableExchange:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
-            rows: Of this rank's batch. 0 on all ranks: no step, since a scaled loss has overflowed.
-            learning_rate: Of the model's optimizer in this step, the same on all ranks.
+            rows: Rows of this rank's batch. 0 on all ranks: no step, a scaled loss has overflowed.
+            learning_rate: The rate of the model's optimizer in this step, the same on all ranks.
             loss_scale: The factor that the loss had, by which gradients are divided.
         """
         for pull in self._pulls if loss_scale != 1.0 else ():
@@ -363,7 +363,7 @@ class TableSteps:
 
     Args:
         dense: The steps of the model's variables.
-        communicator: That of ``dense``; the tables use a group of their own.
+        communicator: The communicator of ``dense``; the tables use a group of their own.
         checkpoints: Where the rows are kept from epoch to epoch.
         state: What :meth:`save_state` returned in an earlier run; empty for none.
         ignores_nan: Gradients of rows that are not finite are taken; else they are an error.

@@ -48,7 +48,7 @@ class Trainer:
         loss: Name of a loss, or a loss.
         worker_optimizer: Name of an optimizer, or an optimizer.
         metrics: Names of metrics, or metrics; None for accuracy.
-        loss_weights: Of a model with several outputs.
+        loss_weights: Loss weights of a model with several outputs.
     """
 
     features_column: Any

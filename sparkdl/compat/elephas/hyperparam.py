@@ -57,7 +57,7 @@ class HyperParamModel:
     Args:
         sc: The SparkContext.
         num_workers: Tasks side by side, each with ``max_evals`` trials, as in Elephas.
-        seed: Of the hyper-parameters, the initial weights and the order of the rows.
+        seed: Seed of the hyper-parameters, the initial weights and the order of the rows.
     """
 
     def __init__(self, sc: Any, num_workers: int = 4, *, seed: int = 0) -> None:

@@ -21,7 +21,7 @@ class Offer:
     """A micro-batch that the ranks have received.
 
     Args:
-        number: Of the offer, from 0 in each run.
+        number: Number of the offer, from 0 in each run.
         batch_id: Spark's number of the micro-batch.
         rows: Rank -> rows that it gives to its function.
         attempts: Rank -> the attempt of the task that sent them.

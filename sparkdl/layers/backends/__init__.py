@@ -34,7 +34,7 @@ class HostRows(Protocol):
         """The rows of ``ids``, of shape ``(*ids.shape, dim)``.
 
         Args:
-            ids: Of any shape.
+            ids: Ids of any shape.
             differentiated: Whether the framework keeps this call for a gradient.
         """
 

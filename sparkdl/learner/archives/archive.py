@@ -134,8 +134,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        settings = compile_settings(model)
-        with making_models, named_functions(model) as functions, _present_settings(model, settings):
+        given = compile_settings(model)
+        with making_models, named_functions(model) as functions, _present_settings(model, given):
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
@@ -379,7 +379,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             delattr(cls, name)
 
 
-def _compiles_itself(cls: type) -> bool:
+def _compiles_itself(cls: Any) -> bool:
     """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
     import keras
 

@@ -108,7 +108,7 @@ class TablesOfRun:
     """The tables of a model in a run with servers.
 
     Args:
-        folder: Of their files; servers and driver share it.
+        folder: Folder of their files; servers and driver share it.
         reference: A :class:`sparkdl.tables.checkpoints.TableReference` of the rows to begin with;
             empty: there are none.
         ignores_nan: Gradients of rows that are not finite are taken; else they are an error.
@@ -125,7 +125,7 @@ class ShardConfig(ServerConfig):
     """A :class:`ServerConfig` whose layout is that of one range of the model.
 
     Args:
-        place: Of the range, in the flat buffer of the model.
+        place: Place of the range, in the flat buffer of the model.
     """
 
     place: slice = field(default_factory=lambda: slice(0))

@@ -35,7 +35,7 @@ class ShardClient(Closing):
     Args:
         range_: Which values it holds.
         values: The part of the worker's flat buffer that a push sends and a pull fills.
-        compression: Of the run, for this range.
+        compression: Compression of the run, for this range.
     """
 
     def __init__(

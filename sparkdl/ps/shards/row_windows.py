@@ -149,11 +149,11 @@ class _Copies:
         """Takes the rows that others have changed; the next window begins.
 
         Args:
-            ids: Of the rows that were sent.
+            ids: Ids of the rows that were sent.
             sent: Their changes.
             places: Among them, those that came back.
             center: Their values on the shards.
-            clocks: Of the shards, after the changes.
+            clocks: Clocks of the shards, after the changes.
         """
         slots = self._store.slots_of(ids)
         self._old[slots] += sent

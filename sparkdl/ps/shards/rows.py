@@ -25,8 +25,8 @@ class Pull:
 
     Args:
         ids: Each once.
-        clocks: Of the table on each shard, when the rows left it.
-        gradients: Of the rows; None while there are none.
+        clocks: Clocks of the table on each shard, when the rows left it.
+        gradients: Gradients of the rows; None while there are none.
         counts: How often the batch has each id.
     """
 
@@ -43,9 +43,9 @@ class StepOfTable:
 
     Args:
         ids: Each once, in order.
-        gradients: Of their rows, those of all calls summed.
+        gradients: Gradients of their rows, those of all calls summed.
         counts: How often the batch has each id.
-        clocks: Of the table on each shard, when the first of the rows left it.
+        clocks: Clocks of the table on each shard, when the first of the rows left it.
     """
 
     table: str

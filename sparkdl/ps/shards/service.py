@@ -27,7 +27,7 @@ from sparkdl.transport.service import Metric, Replies
 from sparkdl.weights import FloatArray
 
 MAX_CHANGES_BYTES = 1 << 34
-"""Bound of what a callback may write to the weights at a time."""
+"""Most bytes that a callback may write to the weights at a time."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class ShardService:
         range_: Which values it holds.
         center: These values; taken over, not copied.
         rule: How commits change them; it works element by element.
-        compression: Of the run, for this range; None refuses encoded commits.
+        compression: Compression of the run, for this range; None refuses encoded commits.
         tables: The rows of the model's tables that this shard holds; None for a model without.
     """
 

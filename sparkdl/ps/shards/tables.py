@@ -33,7 +33,7 @@ from sparkdl.transport.service import Metric
 
 _STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
-"""Frames in which a worker's part of a round may come."""
+"""Most frames in which a worker's part of a round may come."""
 
 
 class _Guarded:
@@ -41,8 +41,8 @@ class _Guarded:
 
     Args:
         store: The rows.
-        lock: Of the table; held where the rows are read.
-        clock: That is written: all shards write the same.
+        lock: Lock of the table; held where the rows are read.
+        clock: The clock that is written: all shards write the same.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class _StagedRows:
     Args:
         position: After the round.
         count: Pieces in which it comes.
-        pieces: Those that are here.
+        pieces: The pieces that are here.
     """
 
     position: tuple[int, int]

@@ -15,8 +15,8 @@ from sparkdl.weights import FloatArray, Layout
 class FirstPulls:
     """Holds the first pulls back until all workers that were let in together have asked.
 
-    Otherwise one that is slow to pull would begin with a center that holds what the others trained
-    meanwhile: with short epochs, all of it.
+    Without this, a worker that pulls late would start from weights that the others have already
+    trained; with short epochs, trained to the end.
     """
 
     def __init__(self, group: Group) -> None:

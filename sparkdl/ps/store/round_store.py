@@ -22,7 +22,7 @@ from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
-"""A lost rank's own attempt has this long to come before a live rank leaves its slot to it."""
+"""Seconds that a lost rank's own attempt has to come before a live rank leaves its slot to it."""
 
 
 class RoundStore(ParameterStore):

@@ -237,7 +237,7 @@ class StateTransfer:
 
 
 MAX_BYTES = 1 << 30
-"""Bound of one rank's commit with slices."""
+"""Most bytes of one rank's commit with slices."""
 
 
 class SlicedCommits:

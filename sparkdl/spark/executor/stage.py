@@ -20,8 +20,8 @@ from sparkdl.spark.forms.shared_rows import batches_of, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
-"""From when a rank has left an exchange until all have; Spark 4.3 ends the executor of a task that
-waits there when its stage is ended."""
+"""Seconds that ranks are given to leave an exchange after the first has left it. If the stage ended
+earlier, Spark 4.3 would end the executors of those that still wait."""
 _ALL_COME_S = 10.0
 """Seconds after which a failure is told also where ranks are still to come."""
 
@@ -105,7 +105,7 @@ class TaskBroadcast:
 
     Args:
         pieces: Spark's broadcasts.
-        size_bytes: Of the task.
+        size_bytes: Bytes of the task.
     """
 
     pieces: tuple[PieceBroadcast, ...]
@@ -135,7 +135,7 @@ class TaskFile:
     """A pickled task in a file of the session's, where there are no broadcasts (Spark Connect).
 
     Args:
-        name: Of the file, as ``SparkFiles`` knows it on the executors.
+        name: Name of the file, as ``SparkFiles`` knows it on the executors.
     """
 
     name: str

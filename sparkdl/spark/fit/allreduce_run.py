@@ -62,8 +62,8 @@ def start_all_reduce(
     Args:
         config: Ports, addresses and time limits.
         exchange: What the workers exchange, and when.
-        rule: That of ``exchange``, bound to the number of workers and the model's optimizer.
-        layout: Of the model's variables.
+        rule: The rule of ``exchange``, bound to the number of workers and the model's optimizer.
+        layout: Layout of the model's variables.
         rule_state: What the rule kept in an earlier run.
         num_workers: Workers of the run.
         spark: The session.

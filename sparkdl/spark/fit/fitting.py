@@ -102,7 +102,7 @@ class FitCall:
     Args:
         callbacks: Keras callbacks.
         profile: Whether the profile is printed.
-        sinks: Those of the user.
+        sinks: The sinks of the user.
         timeline: A file to write what every rank did when; None for none.
         began_at: The time of the call, in seconds since 1970.
         arguments: All others.

@@ -52,7 +52,7 @@ class ServerRun(CoordinatedRun):
         num_workers: Workers of the run.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
-        tables: Those of the model, on the shards; None: it has none.
+        tables: The tables of the model, on the shards; None: it has none.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class ServerRun(CoordinatedRun):
         Args:
             config: Ports, addresses and time limits.
             exchange: The rule that the server applies.
-            layout: Of the center.
+            layout: Layout of the center.
             center: The weights to begin with.
             num_workers: Workers of the run.
             at_once: How many of them begin together (0: unknown).
             spark: The session.
             waits: Whether the workers wait for the driver at an epoch's end.
-            tables: Those of the model; None: it has none.
+            tables: The tables of the model; None: it has none.
         """
         network = config.network
         bind, advertised = listening_address(spark, network)
@@ -233,7 +233,7 @@ class ServerRun(CoordinatedRun):
         """Has the servers write the rows of tables, if there were pushes since they did last.
 
         Args:
-            commits: That the rows are to have at least.
+            commits: The commits that the rows are to have at least.
 
         Returns:
             Where they are; empty for a model without tables.

@@ -105,8 +105,8 @@ def tables_of_run(
     Rows that the model's layers have themselves are written to files, from which servers load them.
 
     Args:
-        folder: Of the tables' files.
-        reference: Of what an earlier fit has written; empty: none has.
+        folder: Folder of the tables' files.
+        reference: Reference of what an earlier fit has written; empty: none has.
         on_nan: See :class:`FitConfig`.
     """
     if folder is None:

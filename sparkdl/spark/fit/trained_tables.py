@@ -94,7 +94,7 @@ class TrainedTable(TableReader):
         Args:
             data: A DataFrame with the columns ``id`` (integers) and ``row`` (arrays of ``dim``
                 numbers), or the ids, of shape ``(n,)``.
-            rows: Of the ids, of shape ``(n, dim)``; None with a DataFrame.
+            rows: Rows of the ids, of shape ``(n, dim)``; None with a DataFrame.
 
         Raises:
             DataError: The columns or shapes are others; an id is there twice, or has no row; a
@@ -135,8 +135,8 @@ class TrainedTable(TableReader):
         """Removes rows; the table is written anew, as by :meth:`load`.
 
         Args:
-            unseen: Those that had no gradient for more steps than that.
-            below: Those whose ids were seen fewer times.
+            unseen: Rows without a gradient for more steps than that go.
+            below: Rows whose ids were seen fewer times go.
 
         Returns:
             How many rows left.
@@ -213,7 +213,7 @@ class TrainedTable(TableReader):
                 as in NumPy; or a function of a module that is installed on all hosts. It gets the
                 ids of some rows, of shape ``(n,)``, and the rows, ``(n, dim)``, and returns new
                 rows.
-            *numbers: Of a change by name: one, for ``'clip'`` two.
+            *numbers: Numbers of a change by name: one, for ``'clip'`` two.
 
         Returns:
             How many rows the table has. The optimizer's state of the rows stays.

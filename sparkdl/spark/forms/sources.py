@@ -75,7 +75,7 @@ class Source:
         origin: The user's own frame, if ``frame`` has its partitions.
         files: From which the workers read the rows by themselves; then nobody reads ``frame``.
         split: Share of the files' rows to validate on.
-        seed: Of the choice of these rows.
+        seed: Seed of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
             ``validation_split``), or may be (where a column chooses
@@ -210,7 +210,7 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
     before it deals them), in which order they arrive there by chance.
 
     Args:
-        frame: Of the rows.
+        frame: Frame of the rows.
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
     """

@@ -87,7 +87,7 @@ class PredictorTask(ForwardTask):
 
 Mask = npt.NDArray[np.bool_]
 HandleInvalid = Literal["error", "skip", "keep"]
-"""What becomes of rows that no model can take; see :func:`sparkdl.predict`."""
+"""What happens to rows that no model can take; see :func:`sparkdl.predict`."""
 HANDLE_INVALID = ("error", "skip", "keep")
 _DECODED_BYTES = 2 << 20
 """Bytes of plain numbers that are decoded at a time, and cut into forward passes as arrays."""
@@ -120,7 +120,7 @@ class ForwardPass(Closing):
         batch_size: Rows per forward pass.
         outputs: The output columns.
         archive: What is known about the model.
-        handle_invalid: What becomes of rows that no model can take.
+        handle_invalid: What happens to rows that no model can take.
         open_predictor: Brings the model up in this process.
     """
 

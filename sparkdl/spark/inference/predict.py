@@ -289,7 +289,7 @@ class PredictTask(PredictorTask):
 
     Args:
         outputs: The columns of predictions.
-        handle_invalid: What becomes of rows that no model can take.
+        handle_invalid: What happens to rows that no model can take.
     """
 
     outputs: tuple[OutputColumn, ...]

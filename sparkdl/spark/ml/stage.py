@@ -334,7 +334,7 @@ FEATURE_PARAMS = (
 
 SCORING_PARAMS = (
     ParamSpec("inferenceBatchSize", "rows per forward pass", taking(whole(1)), 256),
-    ParamSpec("handleInvalid", "what becomes of rows that no model can take (nulls): error, skip "
+    ParamSpec("handleInvalid", "what happens to rows that no model can take (nulls): error, skip "
               "(left out) or keep (with nulls as predictions)",
               taking(one_of(("error", "skip", "keep")), "handleInvalid"), "error"),
     param(FitConfig, "pad"), param(FitConfig, "use_gpu"),

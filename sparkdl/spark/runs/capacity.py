@@ -386,7 +386,7 @@ class SlotPool:
         Args:
             slots: How many; all of them if there are fewer.
             capacity: Slots of the application now.
-            name: Of who takes them, for the errors of others.
+            name: Who takes them, for the errors of others.
             timeout_s: Longest wait.
 
         Raises:

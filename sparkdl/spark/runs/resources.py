@@ -30,7 +30,7 @@ def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> Resou
     them.
 
     Args:
-        resources: Of one task: ``'cpus'``, ``'gpu'`` or another resource -> amount.
+        resources: Resources of one task: ``'cpus'``, ``'gpu'`` or another resource -> amount.
         spark: The session.
 
     Raises:
@@ -88,7 +88,7 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
     Args:
         tasks: Tasks that an executor runs at the same time.
-        memory_budget_mb: Of each.
+        memory_budget_mb: The memory budget of each.
     """
     return tasks * (WORKER_MB + memory_budget_mb)
 

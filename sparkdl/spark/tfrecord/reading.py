@@ -32,7 +32,7 @@ def files_of(options: Options) -> list[FoundFile]:
     """All files to read.
 
     Raises:
-        ResourceError: There are none at a path, or none that the options leave.
+        ResourceError: There are none at a path, or the options leave none.
     """
     deep = options.recursive
     found = [file for path in options.paths for file in find_files(path, recursive=deep)]

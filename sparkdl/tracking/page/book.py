@@ -87,11 +87,14 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
 def _hosts(event: dict[str, Any]) -> Json:
     """``[host, processors, memory, [GPU, ...], [GPU memory, ...]]`` in percent, the driver first.
 
-    Of several workers on a host the first says it: they see the same. Event files of earlier
-    versions have none.
+    Of several workers on a host the first says it: they see the same, and more than a driver
+    there. Event files of earlier versions have none.
     """
     loads = {w["host"]: w.get("load") for w in reversed(event["workers"]) if w.get("load")}
-    told = [("the driver's host", event.get("driver_load")), *sorted(loads.items())]
+    driver = event.get("driver_host", "")
+    load = loads.pop(driver, None) or event.get("driver_load")
+    told = [(f"{driver} (the driver's)" if driver else "the driver's host", load)]
+    told += sorted(loads.items())
     return [
         [host, load["cpu_percent"], load["memory_percent"], load["gpu_percents"],
          load["gpu_memory_percents"]]

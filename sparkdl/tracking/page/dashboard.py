@@ -241,7 +241,7 @@ def page_html(nonce: str = "") -> str:
     """The page with its scripts and styles inside: nothing else is loaded.
 
     Args:
-        nonce: Of the scripts, as the content security policy names it.
+        nonce: Nonce of the scripts, as the content security policy names it.
     """
     static = files("sparkdl.tracking.page").joinpath("static")
 

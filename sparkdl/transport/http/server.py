@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MAX_HEADER_BYTES = 16 << 10
-"""The longest head of a request of a connection that has shown the token."""
+"""Most bytes of a request's head over a connection that has shown the token."""
 
 
 class _Clients:

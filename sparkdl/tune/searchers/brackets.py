@@ -224,7 +224,7 @@ class PopulationBasedTraining(Searcher):
         interval: Epochs between two comparisons.
         quantile: Share of the population that counts as best, and as worst.
         resample_probability: How often a value is drawn anew instead of perturbed.
-        seed: Of the copies and the perturbations.
+        seed: Seed of the copies and the perturbations.
     """
 
     @lists_its_arguments

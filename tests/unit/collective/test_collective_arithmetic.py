@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from sparkdl.codecs.quantized import to_summable
-from sparkdl.collective import arithmetic, communicator, current, horovod, ordered
+from sparkdl.collective import arithmetic, communicator, current, horovod
 from sparkdl.collective.builtin import paths, shared
 from sparkdl.collective.builtin.paths import Places
 
 
 def test_examples_in_docstrings():
-    for module in (arithmetic, communicator, current, horovod, ordered, paths, shared):
+    for module in (arithmetic, communicator, current, horovod, paths, shared):
         failed, tried = doctest.testmod(module)
         assert tried
         assert not failed

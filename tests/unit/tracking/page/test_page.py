@@ -155,6 +155,19 @@ def test_a_long_fit_of_64_workers_stays_small_and_has_its_beginning_and_its_end(
     assert set(gaps) == {8}  # evenly spread
 
 
+def test_the_drivers_machine_is_shown_once_by_the_name_that_its_workers_have() -> None:
+    book = RunBook()
+    sink = book.sink()
+    for event in busy_fit(3):
+        changes = {"driver_host": "node1"} if isinstance(event, WorkersProgressed) else {}
+        sink.handle(replace(event, **changes))
+    looked = next(r for r in json.loads(book.records(RUN.run_id) or "") if r["kind"] == "workers")
+    assert looked["hosts"] == [
+        ["node1 (the driver's)", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+        ["node0", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+    ]
+
+
 def test_a_run_has_the_load_of_its_machines_and_its_log_lines(tmp_path: Path) -> None:
     book = told(busy_fit(3))
     found = json.loads(book.records(RUN.run_id) or "")

@@ -40,9 +40,9 @@ from sparkdl.weights import FloatArray
 
 GAIN = 10.0
 CAUTION = 0.5
-"""Two workers, momentum, longer windows: d is this part of the difference of the cosines."""
+"""Part of the difference of the cosines that d is with two workers, momentum and longer windows."""
 LONG_WINDOW = 4
-"""Batches of a longer window, at least."""
+"""Least batches of a longer window."""
 MEMORY = 0.9
 """Weight of what was seen before in the mean of d, at each exchange."""
 LOOK_EVERY = 4

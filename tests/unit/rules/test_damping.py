@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.ps.damping import LONG_WINDOW, LOOK_EVERY, MOST_VALUES, Damping
+from sparkdl.rules.damping import LONG_WINDOW, LOOK_EVERY, MOST_VALUES, Damping
 from sparkdl.weights import FloatArray
 
 SIZE = 400

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparkdl.config import FitConfig
+from sparkdl.diagnosis.network import Answer, Link
+from sparkdl.diagnosis.report import Check
 from sparkdl.errors import ResourceError
-from sparkdl.spark.doctor.network import Answer, Link
-from sparkdl.spark.doctor.report import Check
 from sparkdl.spark.runs.resources import (
     WORKER_MB,
     Setting,
@@ -257,7 +257,7 @@ def check_gpus(
         broken = [name for name, count in seen.items() if not count]
         if broken:
             return Check(
-                "gpus", "error", f"Spark gives GPUs, and {broken[0]} has none that work",
+                "gpus", "error", f"Spark gives GPUs, and {broken[0]} has no working one",
                 "NVIDIA's driver where Spark gives GPUs", "run nvidia-smi there",
             )  # fmt: skip
         blind = [a for a in answers if a.seen_gpus is not None and a.seen_gpus < len(a.gpus)]
