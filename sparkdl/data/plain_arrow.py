@@ -32,7 +32,7 @@ class FileColumns:
     exact: bool = True
 
     def found_in(self, path: str, there: pa.Schema) -> list[str]:
-        """What the columns are called in a file.
+        """The names of the columns in a file.
 
         Raises:
             DataError: It lacks a column, or has one of another type.
