@@ -105,7 +105,7 @@ def _without_size(tensor: Any, axis: int) -> Any:
 
 
 def _shapes(arrays: Arrays) -> Hashable:
-    return tuple((name, array.shape, array.dtype) for name, array in arrays.items())
+    return tuple((array.shape, array.dtype) for array in arrays.values())
 
 
 def in_main_thread() -> bool:
