@@ -100,9 +100,9 @@ $(VENV)/.horovod: $(STAMP) docker/build_horovod.sh
 	elif PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh; then touch $@; \
 	else echo "Horovod is not installed (the reason is above): its tests will skip"; fi
 
-# Only the tests need PyTorch, which is large on some machines.
+# Only the tests need PyTorch, which is large on some machines, and KerasHub.
 $(VENV)/.torch: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,hub]'
 	@touch $@
 
 # The classes that Spark loads, as JVMs read them fastest. Without it tests start more slowly.

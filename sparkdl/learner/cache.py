@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
 from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
+from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.training.learning import Predictor
@@ -63,7 +64,7 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
 
     Args:
         archive: The model.
-        form: Of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
+        form: Form of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
             tracing finds out about the loss, depend on it.
     """
     kept = _kept.pop((archive.key, form), None)
@@ -138,6 +139,8 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
     model = decode_model(wanted.archive, compiled=False)
+    if wanted.generation is not None:
+        return _KeptPredictor(key, digest, None, TextGenerator(model, wanted.generation), None)
     own = OwnAttributes.of(model)
     changes = bool(own) or len(model.variables) > len(model.weights)
     return _KeptPredictor(key, digest, model, make_predictor(model), own, changes)

@@ -97,16 +97,43 @@ def _is_nameless(target: Any) -> bool:
 
 
 def compile_settings(model: Any) -> dict[str, Any]:
-    """The arguments that the model was compiled with; none for a ``compile`` of the user's own."""
+    """The arguments that the model was compiled with, as far as they are known: those of Keras, and
+    of a ``compile`` of its own those that the model keeps as attributes of the same name."""
     compiled = getattr(model, "_compile_config", None)
-    return {} if compiled is None else dict(compiled.config)
+    if compiled is None:
+        return {}
+    found, _ = own_compile_settings(model)
+    return {**compiled.config, **found}
+
+
+def own_compile_settings(model: Any) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of a ``compile`` of a model's own that are none of ``keras.Model.compile``.
+
+    Returns:
+        Those that the model keeps as attributes, with their values (``sampler`` of a causal
+        language model of KerasHub), and the names of all others. Optimizers are among the others:
+        a model has one.
+    """
+    known = set(inspect.signature(keras.Model.compile).parameters)
+    found: dict[str, Any] = {}
+    others: list[str] = []
+    for kind in type(model).__mro__:
+        method = None if comes_with_keras(kind) else vars(kind).get("compile")
+        for name, one in inspect.signature(method).parameters.items() if method else ():
+            if name in known or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                continue
+            known.add(name)
+            held = next((n for n in (name, f"_{name}") if n in vars(model)), None)
+            if held is None or isinstance(vars(model)[held], keras.optimizers.Optimizer):
+                others.append(name)
+            else:
+                found[name] = vars(model)[held]
+    return found, others
 
 
 def _compiled(model: Any) -> list[Any]:
     """The compile settings that may hold classes and functions."""
-    settings = compile_settings(model)
-    parts = [settings.get(name) for name in ("loss", "metrics", "weighted_metrics")]
-    return [getattr(model, "optimizer", None), *parts]
+    return [getattr(model, "optimizer", None), *compile_settings(model).values()]
 
 
 def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:

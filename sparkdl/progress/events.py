@@ -84,7 +84,7 @@ class WorkersAwaited:
 
     Args:
         epoch: Counted from 0.
-        ranks: Of those that were lost; empty when all are back.
+        ranks: The ranks that were lost; empty when all are back.
     """
 
     epoch: int
@@ -99,8 +99,8 @@ class EpochProgressed:
         epoch: Counted from 0.
         batches: Steps of all workers that are done in it.
         batches_per_epoch: Steps of all workers in one epoch.
-        metrics: Of the rows trained so far in this epoch.
-        rows_per_s: Of all workers together, over the last seconds; None while it is not known.
+        metrics: Metrics of the rows trained so far in this epoch.
+        rows_per_s: Rows a second of all workers, over the last seconds; None while not known.
         staleness: Mean commits between a pull and the commit that followed it.
     """
 
@@ -153,6 +153,7 @@ class WorkersProgressed:
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
         driver_load: How busy the driver's host is, without its GPUs; None where no kernel tells it.
         servers: Where several hold the weights or rows of tables: the work of each so far.
+        driver_host: As its workers are called if it has some.
     """
 
     workers: tuple[WorkerView, ...]
@@ -160,6 +161,7 @@ class WorkersProgressed:
     bytes_out: int = 0
     driver_load: HostLoad | None = None
     servers: tuple[ServerUsage, ...] = ()
+    driver_host: str = ""
 
 
 @dataclass(frozen=True)
@@ -190,7 +192,7 @@ class EpochEnded:
         batches: Steps of all workers that were done in it.
         batches_per_epoch: Steps of all workers in one epoch.
         rows: Rows that were trained in it.
-        metrics: Of all its rows, validation metrics included.
+        metrics: Metrics of all its rows, validation metrics included.
         rows_per_s: Its rows over its time; None where the time is not known.
         staleness: Mean commits between a pull and the commit that followed it.
     """

@@ -25,7 +25,7 @@ import pyarrow as pa
 from case import Arrays, Case, cut
 from keras import layers
 from keras.src.backend.common import global_state
-from local_spark import TASK_S, LocalSession, LocalSparkModel, Workers, _stream
+from local_spark import TASK_S, WORKERS, LocalSession, LocalSparkModel, Workers, _stream
 from pyspark.sql import types as T
 from referee import (
     GlobalBatches,
@@ -223,6 +223,8 @@ LOSSES = (
     "mse", "bce", "huber", "by_global", "by_helpers", "by_table", "by_default", "by_module",
     "closure", "lambda", "OwnLoss",
 )  # fmt: skip
+# Not "mape": with labels of 0 SGD makes weights of 1e7, where the next float32 is 1 to 4 away, and
+# the sums of two workers are 1 to 4 off; with Adam or clipped the same fits are 6e-8 off.
 METRICS = ("mae", "own_metric", "OwnMetric", "auc")
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05),
@@ -324,6 +326,11 @@ class Place:
     def kill(self, number: int) -> None:
         """Kills a worker that does nothing."""
         self._workers.replace(number)
+
+    def restart(self) -> None:
+        """Ends the session of Spark with its workers, and begins another one."""
+        for number in range(WORKERS):
+            self._workers.replace(number)
 
 
 # -- the session -----------------------------------------------------------------------------------
@@ -444,10 +451,13 @@ class Session:
                     layer.enable_lora(2)
         self._compile(optimizer="sgd")
 
-    def _quantize(self) -> None:
+    def _quantize(self, compiles: bool = True) -> None:
+        """Quantizes both; where they are not compiled again, the optimizer goes on."""
         for model in (self.ref, self.model):
             model.quantize("int8")
-        self._compile(optimizer="sgd")
+        if compiles:
+            self._compile(optimizer="sgd")
+        self.ref.run_eagerly = True
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -487,6 +497,11 @@ class Session:
 
     def _kill(self, number: int) -> None:
         self._place.kill(number)
+
+    def _restart(self) -> None:
+        """Ends the session of Spark, with all functions of SQL that were made in it."""
+        self._functions.clear()
+        self._place.restart()
 
     # -- training --------------------------------------------------------------------------------
 

@@ -125,6 +125,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
     from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.custom_objects import (
+        compile_settings,
         find_custom_objects,
         functions_in_configs,
         named_functions,
@@ -135,7 +136,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        with making_models, named_functions(model) as functions, _present_optimizer(model):
+        settings = compile_settings(model)
+        with making_models, named_functions(model) as functions, _present_settings(model, settings):
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
@@ -144,7 +146,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     archive = archive_of_bytes(content, objects)
 
     def load(with_values: bool) -> Any:
-        if not with_values and not has_own(model, "compile", "compile_from_config"):
+        if not with_values and not has_own(model, "compile_from_config"):
             with contextlib.suppress(Exception):  # a layer that wants values when it is made
                 return _without_values(json.loads(read_config(content)), objects)
         with _model_file(content) as path:
@@ -203,22 +205,23 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _present_optimizer(model: Any) -> Iterator[None]:
-    """Within, Keras saves the optimizer that the model has now, as it is now.
+def _present_settings(model: Any, settings: dict[str, Any]) -> Iterator[None]:
+    """Within, Keras saves the optimizer that the model has now, as it is now, and the arguments of
+    a ``compile`` of the model's own.
 
-    What it saves otherwise is what was given to ``compile``: a name such as ``'adam'``, or the
-    optimizer before ``compile`` has wrapped it.
+    What it saves otherwise is what was given to ``keras.Model.compile``: a name such as ``'adam'``,
+    or the optimizer before ``compile`` has wrapped it.
     """
     compiled: Any = getattr(model, "_compile_config", None)
-    given = None if compiled is None else compiled.config.get("optimizer")
-    if given is None or given is model.optimizer:
+    given = {} if compiled is None else compiled.config
+    if given.get("optimizer") is None:
         yield
         return
-    compiled.config["optimizer"] = model.optimizer
+    compiled.config = settings | {"optimizer": model.optimizer}
     try:
         yield
     finally:
-        compiled.config["optimizer"] = given
+        compiled.config = given
 
 
 def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
@@ -312,14 +315,43 @@ def load_model_file(
 
     objects = custom_objects or {}
     with making_models, lenient_constructors(objects):
-        return keras.models.load_model(
+        model = keras.models.load_model(
             path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
         )
+    if not compiled and _compiles_itself(type(model)) and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as file:
+            settings = json.loads(file.read("config.json")).get("compile_config")
+        if settings:  # the constructor may have compiled it, with an optimizer
+            with keras.saving.custom_object_scope(objects):
+                compile_by_settings(model, settings, trains=False)
+    return model
+
+
+def compile_by_settings(model: Any, settings: dict[str, Any], *, trains: bool = True) -> None:
+    """Compiles a loaded model whose class has a ``compile`` of its own, by saved settings.
+
+    Args:
+        model: Built.
+        settings: What :func:`compile_settings` returned, as Keras serializes it.
+        trains: False leaves the optimizer out.
+    """
+    import keras
+
+    given = settings if trains else settings | {"optimizer": None}
+    arguments = keras.saving.deserialize_keras_object(given, safe_mode=False)
+    parameters = inspect.signature(model.compile).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names = {p.name for p in parameters}
+        arguments = {name: value for name, value in arguments.items() if name in names}
+    model.compile(**arguments)
+    if trains and model.built and model.optimizer is not None:
+        model.optimizer.build(model.trainable_variables)
 
 
 @contextlib.contextmanager
 def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
-    """Within, classes of Keras' kinds among ``objects`` drop arguments that they do not take."""
+    """Within, classes of Keras' kinds among ``objects`` drop arguments that they do not take, and
+    models with a ``compile`` of their own are compiled by what was saved, as all others are."""
     import keras
 
     kinds = (keras.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
@@ -333,20 +365,34 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value
 
-    patched: list[Any] = []
+    patched: list[tuple[Any, str]] = []
     for cls in {id(c): c for c in objects.values()}.values():
         if not (isinstance(cls, type) and issubclass(cls, kinds)):
             continue
+        if _compiles_itself(cls):
+            cls.compile_from_config = compile_by_settings  # type: ignore[attr-defined]
+            patched.append((cls, "compile_from_config"))
         parameters = inspect.signature(cls).parameters.values()
         if any(p.kind is p.VAR_KEYWORD for p in parameters) or _has_own_from_config(cls):
             continue
         cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
-        patched.append(cls)
+        patched.append((cls, "from_config"))
     try:
         yield
     finally:
-        for cls in patched:
-            del cls.from_config
+        for cls, name in patched:
+            delattr(cls, name)
+
+
+def _compiles_itself(cls: type) -> bool:
+    """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
+    import keras
+
+    return (
+        issubclass(cls, keras.Model)
+        and cls.compile is not keras.Model.compile
+        and cls.compile_from_config is keras.Model.compile_from_config
+    )
 
 
 def _has_own_from_config(cls: type) -> bool:

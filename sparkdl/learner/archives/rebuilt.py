@@ -72,7 +72,7 @@ def compared_with_rebuilt(
 
     Args:
         model: Built, compiled or not.
-        key: Of its architecture and compile settings.
+        key: Key of its architecture and compile settings.
         load: Loads the file here, with values or without.
         custom_objects: Name -> class or function of the user's own.
 
@@ -89,7 +89,7 @@ def compared_with_rebuilt(
         with _nothing_drawn(), settings.globals.set():
             with_values = _size_bytes(model) <= LARGE_BYTES
             made = load(with_values)
-            reordered = settings.put_in_order(made)
+            adapted, reordered = settings.give_adapters(made), settings.put_in_order(made)
             _require_same_structure(model, made)
             lossy = frozenset[str]()
             if reordered:  # what a file numbers by their order goes to another variable
@@ -97,6 +97,8 @@ def compared_with_rebuilt(
             elif with_values:
                 settings.apply(made, custom_objects)
                 lossy = _lossy(model, made)
+            elif adapted:  # the optimizer that was loaded has none of their variables
+                lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
             known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy)
     _known[key] = known
     while len(_known) > _CAPACITY:
@@ -129,8 +131,10 @@ def _require_same_structure(model: Any, copy: Any) -> None:
     """Refuses a model whose loaded copy has other layers or variables."""
     mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
     if mine != its:
+        place = next(i for i in range(len(mine) + 1) if mine[i : i + 1] != its[i : i + 1])
+        wrong = [_name(kinds[place : place + 1]) for kinds in (its, mine)]
         raise _refusal(
-            model, "the same layers", f"layers {_names(its)} in place of {_names(mine)}",
+            model, "the same layers", f"{wrong[0]} in place of {wrong[1]}, layer {place}",
             "layers that were added after the model was made belong into its constructor, or "
             "into get_config and from_config",
         )  # fmt: skip
@@ -160,8 +164,8 @@ def _shapes(variables: Sequence[Any]) -> list[str]:
     ]
 
 
-def _names(kinds: Sequence[str]) -> str:
-    return f"[{', '.join(kind.rpartition('.')[2] for kind in kinds)}]"
+def _name(kinds: Sequence[str]) -> str:
+    return kinds[0].rpartition(".")[2] if kinds else "none"
 
 
 def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
@@ -252,7 +256,7 @@ class SharedLayers:
         """Numbers calls of layers in a saved configuration as those of loaded layers.
 
         Args:
-            config: Of the model; changed in place.
+            config: Config of the model; changed in place.
             load: Makes the model of a configuration, which it may change.
 
         Raises:

@@ -31,6 +31,7 @@ from sparkdl.learner.archives.value_forms import (
     with_numbers,
 )
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
+from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.process import payload
@@ -104,6 +105,8 @@ class UnsavedSettings:
         globals: Of Keras.
         policies: The dtype policy of each layer, in the order of ``_flatten_layers``.
         remat: What each layer recomputes in the backward pass; None for nothing.
+        adapters: What :func:`_adapters` says of each layer.
+        learns: Whether each layer is trainable, which it uses in its call, too.
         trainable: Of each variable.
         regularizers: Number of a variable -> its regularizer, as Keras serializes it.
         constraints: Number of a variable -> its constraint.
@@ -118,6 +121,8 @@ class UnsavedSettings:
     globals: GlobalSettings
     policies: list[Any]
     remat: list[tuple[Any, ...] | None]
+    adapters: list[tuple[int, Any] | None]
+    learns: list[bool]
     trainable: list[bool]
     regularizers: dict[int, Any]
     constraints: dict[int, Any]
@@ -136,6 +141,8 @@ class UnsavedSettings:
             GlobalSettings.now(),
             [keras.dtype_policies.serialize(p) if p else None for p in _policies(model)],
             [_remat(layer) for layer in parts_of(model)],
+            [_adapters(layer) for layer in parts_of(model)],
+            [bool(layer._trainable) for layer in parts_of(model)],
             [bool(v.trainable) for v in variables],
             {
                 i: keras.regularizers.serialize(v.regularizer)
@@ -156,6 +163,16 @@ class UnsavedSettings:
         """Bytes that equal settings share."""
         return payload.dump(self)
 
+    def give_adapters(self, model: Any) -> bool:
+        """Gives a loaded model the adapters that its file lacks; False if it has them."""
+        changed = False
+        for layer, wanted in zip(parts_of(model), self.adapters, strict=False):
+            if wanted is not None and _adapters(layer) is None and hasattr(layer, "enable_lora"):
+                rank, alpha = wanted
+                layer.enable_lora(rank, **({} if alpha is None else {"lora_alpha": alpha}))
+                changed = True
+        return changed
+
     def put_in_order(self, model: Any) -> bool:
         """Puts the variables of a loaded model in order; False if they are."""
         changed = False
@@ -168,7 +185,10 @@ class UnsavedSettings:
 
     def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives a model that was just loaded these settings."""
+        self.give_adapters(model)
         self.put_in_order(model)
+        for layer, learns in zip(parts_of(model), self.learns, strict=True):
+            layer._trainable = learns  # alone: its setter changes the layers within, too
         for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
                 layer.dtype_policy = keras.dtype_policies.get(policy)
@@ -209,9 +229,24 @@ class UnsavedSettings:
 
 
 def parts_of(model: Any) -> list[Any]:
-    """The model and its layers, in an order that an equal model has, too."""
+    """The model and the layers that compute its outputs, in an order that an equal model has, too.
+
+    Left out are input layers, which a model that was loaded may have more often, and what makes
+    rows of texts, which makes layers of its own when it is called first.
+    """
     layers = model._flatten_layers(include_self=True, recursive=True)
-    return [layer for layer in layers if not isinstance(layer, keras.metrics.Metric)]
+    before = preprocessor_of(model)
+    own = before._flatten_layers() if isinstance(before, keras.Layer) else ()
+    dropped = {id(layer) for layer in own}
+    kinds = (keras.metrics.Metric, keras.layers.InputLayer)
+    return [p for p in layers if not isinstance(p, kinds) and id(p) not in dropped]
+
+
+def _adapters(layer: Any) -> tuple[int, Any] | None:
+    """The rank and the factor of a layer's LoRA; None for a layer without."""
+    if not getattr(layer, "lora_enabled", False):
+        return None
+    return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
 
 
 def _own_variables(model: Any) -> Iterator[list[Any]]:

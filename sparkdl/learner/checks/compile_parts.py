@@ -11,7 +11,12 @@ import numpy as np
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import lenient_constructors, making_models
-from sparkdl.learner.custom_objects import compiled_objects, find_custom_objects, named_functions
+from sparkdl.learner.custom_objects import (
+    compiled_objects,
+    find_custom_objects,
+    named_functions,
+    own_compile_settings,
+)
 from sparkdl.learner.signature import has_own
 
 _PLAIN = (bool, int, float, str, np.ndarray, np.generic, type(None))
@@ -107,11 +112,13 @@ def _refusal(model: Any, part: Any, arguments: list[str], received: str) -> Mode
 
 def require_loadable(model: Any) -> None:
     """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
-    if has_own(model, "compile") and not has_own(model, "compile_from_config"):
+    _, lost = own_compile_settings(model)
+    if lost and not has_own(model, "compile_from_config"):
         raise ModelError(
             f"model {model.name!r} cannot be compiled again on the workers",
-            expected="get_compile_config and compile_from_config beside a compile of its own",
-            received=f"{type(model).__name__}.compile without them",
+            expected="arguments of a compile of its own that the model keeps as attributes, or "
+            "get_compile_config and compile_from_config",
+            received=f"{type(model).__name__}.compile with {', '.join(lost)}",
             hint="get_compile_config(self) returns the arguments of compile as a dict (optimizers "
             "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
             "self.compile with them",

@@ -3,5 +3,6 @@
 - ``model_source``, ``archive_source``, ``saved_model``: where such models come from, and the part
   of one that a prediction needs. ``predictor_archive``: what the driver sends. ``predictor``: what
   runs. ``class_scores``: what the numbers of a classifier's output mean.
-  ``ensemble``: the mean of several. ``export``: other formats.
+  ``generation``: what writes texts on. ``ensemble``: the mean of several.
+  ``export``: other formats.
 """

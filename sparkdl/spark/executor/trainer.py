@@ -73,8 +73,8 @@ def lent(key: Key | None, partition: Partition) -> Iterator[None]:
 
 
 _FIRST_ROWS_S = 1.0
-"""Seconds that the import of the framework waits for the first rows: most data that do not fit are
-found there, at no cost. Where the rows take longer to come, it begins without them."""
+"""Seconds that a task waits for its first rows before it imports the framework. Rows of a wrong
+kind are then refused before the import."""
 
 
 @dataclass(frozen=True)
@@ -227,13 +227,14 @@ class TrainTask:
                         seed=settings.seed, rank=rank.rank,
                         steps=settings.steps_of(len(partition.train)),
                         repeat=True, class_weight=settings.class_weight,
-                        by_content=settings.shuffle,
+                        by_content=settings.shuffle, prepare=learner.prepare,
                     )  # fmt: skip
                     held_out = None
                     if self.validate:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
                             steps=settings.held_out_steps, by_content=settings.shuffle,
+                            prepare=learner.prepare,
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)

@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.data.arrays import as_numbers
 from sparkdl.data.conform import matches
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, SparkDLError, fold
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.settings.call_arguments import shows_signature
 from sparkdl.settings.values import shown
@@ -91,7 +91,8 @@ class ArraysForm(Form):
         return self
 
     def _are_arrays(self, signature: Signature) -> bool:
-        return are_arrays(self.data, needs_labels=signature.needs_labels)
+        needed = signature.needs_labels and signature.preprocessing is None
+        return are_arrays(self.data, needs_labels=needed)
 
 
 def unknown_data(data: Any) -> ConfigError:
@@ -350,7 +351,10 @@ def takes_labels_apart(method: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         joined, options = join_labels(method.__name__, args[1:], kwargs)
         together: Callable[..., R] = method
-        return together(args[0], *joined, **options)
+        try:
+            return together(args[0], *joined, **options)
+        except SparkDLError as error:
+            raise fold(error) from error.__cause__
 
     return shows_signature(call, method)
 

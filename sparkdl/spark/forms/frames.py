@@ -43,17 +43,18 @@ class FrameForm(Form):
 
     def open(self, signature: Signature, columns: Columns) -> Source:
         frame = self.frame()
-        if columns.label is None and signature.needs_labels:
+        spec = make_spec(
+            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
+            columns.decoder, pad=columns.pad,
+        )  # fmt: skip
+        makes = signature.preprocessing
+        if signature.needs_labels and not spec.labels and not (makes and makes.example(spec, 2).y):
             raise DataError(
                 "label names no column",
                 expected="a column for the loss that the model was compiled with",
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
-        spec = make_spec(
-            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
-            columns.decoder, pad=columns.pad,
-        )  # fmt: skip
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)

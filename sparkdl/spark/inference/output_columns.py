@@ -45,11 +45,11 @@ class OutputColumn:
     """A column of predictions.
 
     Args:
-        name: Of the column.
-        output: Of the output in the predictor's signature; ``'layer <name>'`` for a layer.
-        form: What becomes of the output. All but ``'values'`` need an output with
+        name: Name of the column.
+        output: Name of the output in the predictor's signature; ``'layer <name>'`` for a layer.
+        form: What is made of the output. All but ``'values'`` need an output with
             ``PredictorArchive.scores``, ``'class'`` one with exclusive or two classes.
-        dtype: Of the values in the column; None: the output's own, see :meth:`typed`.
+        dtype: Dtype of the values in the column; None: the output's own, see :meth:`typed`.
         thresholds: For ``'class'``: see :meth:`ClassScores.classes`.
         vector: An array of numbers per row becomes an ML vector, whose numbers are float64.
     """
@@ -93,7 +93,9 @@ class OutputColumn:
             DataError: An integer that the column's dtype does not hold.
         """
         if self.dtype == "string":
-            texts = [v.decode() if isinstance(v, bytes) else str(v) for v in output.ravel()]
+            texts = [
+                v.decode() if isinstance(v, bytes) else v and str(v) for v in output.ravel()
+            ]  # None is a row without a text
             return np.array(texts, object).reshape(output.shape)
         if self.form == "values" or scores is None:
             return self._exact(output)
@@ -207,7 +209,8 @@ def _to_arrow(rows: Stored, lists: bool) -> pa.Array:
             pa.array(rows.starts.astype(np.int32)), _nested(rows.values)
         )
     if not lists and is_number(rows.shape[1:]):
-        return pa.array(np.ascontiguousarray(rows.reshape(-1)))
+        texts = pa.string() if rows.dtype == object else None  # also where all are null
+        return pa.array(np.ascontiguousarray(rows.reshape(-1)), texts)
     return _nested(rows.reshape(len(rows), 1) if rows.ndim == 1 else rows)
 
 
