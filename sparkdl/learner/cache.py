@@ -14,6 +14,7 @@ from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.prediction.shared_weights import SharedWeights, can_share, executor_folder
 from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:
@@ -49,6 +50,22 @@ class _KeptPredictor:
     changes: bool = False
     """Whether to predict changes it: seeds go on, or code of the user's own sets attributes."""
     users: int = 0
+    shared: SharedWeights | None = None
+    """This process' part in the file of the weights, where they are large."""
+
+    def share(self) -> None:
+        """Lets the weights lie where those of other processes with the same model do."""
+        self.close()
+        folder = executor_folder()
+        if folder is not None and self.model is not None and can_share(self.model):
+            with contextlib.suppress(OSError):  # no room on the disk: each process has its own
+                self.shared = SharedWeights(self.model, folder, self.digest)
+
+    def close(self) -> None:
+        """Leaves the file of the weights."""
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
 
 
 _predictors: OrderedDict[str, _KeptPredictor] = OrderedDict()
@@ -128,7 +145,7 @@ def cached_predictor(wanted: PredictorArchive) -> Iterator[Predictor]:
         kept.users -= 1
         idle = [digest for digest, other in _predictors.items() if not other.users]
         for digest in idle[:-_CAPACITY]:
-            del _predictors[digest]
+            _predictors.pop(digest).close()
 
 
 def _opened(wanted: PredictorArchive) -> _KeptPredictor:
@@ -139,11 +156,15 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
     model = decode_model(wanted.archive, compiled=False)
-    if wanted.generation is not None:
-        return _KeptPredictor(key, digest, None, TextGenerator(model, wanted.generation), None)
-    own = OwnAttributes.of(model)
+    own = None if wanted.generation is not None else OwnAttributes.of(model)
     changes = bool(own) or len(model.variables) > len(model.weights)
-    return _KeptPredictor(key, digest, model, make_predictor(model), own, changes)
+    kept = _KeptPredictor(key, digest, model, None, own, changes)
+    kept.share()
+    if wanted.generation is not None:
+        kept.predictor = TextGenerator(model, wanted.generation)
+    else:
+        kept.predictor = make_predictor(model)
+    return kept
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
@@ -161,5 +182,6 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
     assert kept.own is not None
     kept.own.give_back(kept.model)
     restore_state(kept.model, wanted.archive)
-    kept.predictor.reload()
     kept.digest = wanted.digest
+    kept.share()
+    kept.predictor.reload()

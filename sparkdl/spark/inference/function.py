@@ -381,7 +381,9 @@ def run_arguments(
             arrays = given if isinstance(given, tuple) else (given,)
             yield pa.RecordBatch.from_arrays(list(arrays), names=wire_names(len(arrays)))
 
-    for batch in run_task(input_of(batches()), content):
+    predicted = run_task(input_of(batches()), content)
+    del content  # as large as the model
+    for batch in predicted:
         yield batch.column(0)
 
 
@@ -396,9 +398,9 @@ def run_series(
         arguments: The columns of a batch of rows: one, or one for each argument.
         content: The pickled :class:`ColumnTask`.
     """
-
-    for predicted in run_arguments(_typed(arguments), content):
-        yield to_series(predicted)
+    predicted = run_arguments(_typed(arguments), content)
+    del content
+    yield from map(to_series, predicted)
 
 
 def _typed(arguments: Iterable[Series | tuple[Series, ...]]) -> Iterator[tuple[pa.Array, ...]]:
