@@ -1,7 +1,7 @@
 """Memory of four workers of one executor that predict with a large model, summed (PSS).
 
     python benchmarks/memory.py [--mib 400] [--backends tensorflow jax torch] [--trees DIR ...]
-                                [--udf]
+                                [--udf] [--idle]
 
 Four task slots of one executor predict with a network of ``--mib`` MiB of weights over eight
 partitions, twice; while the second goes on the proportional set sizes (``Pss`` of
@@ -124,13 +124,15 @@ def main() -> None:
     parser.add_argument("--backends", nargs="*", default=["tensorflow", "jax", "torch"])
     parser.add_argument("--trees", nargs="*", default=[])
     parser.add_argument("--udf", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--one", action="store_true")
     given = parser.parse_args()
     if given.one:
         measure(given.mib, given.udf)
         return
     here = os.path.dirname(HERE)
-    ways = [("sparkdl", here, [str(given.mib)]), ("idle", here, ["0"])]
+    ways = [("sparkdl", here, [str(given.mib)])]
+    ways += [("idle", here, ["0"])] if given.idle else []
     ways += [(os.path.basename(tree), tree, [str(given.mib)]) for tree in given.trees]
     ways += [("batch udf", here, [str(given.mib), "--udf"])] if given.udf else []
     print("| backend | build | MiB while predicting | MiB at most |\n|---|---|---|---|", flush=True)

@@ -2,9 +2,9 @@
 
 They lie in a file that every process maps; what the processes share are the pages of that file. The
 mapping is private and writable: what writes into a variable gets a copy of the page, and nobody
-else sees it. Which arrays alias the mapping (ADR 0202): PyTorch's ``from_numpy``, JAX' ``asarray``
-of memory that begins at a multiple of 64, and TensorFlow's variables after ``assign`` of a tensor
-that DLPack has made of such memory.
+else sees it. Which arrays alias the mapping (ADR 0202): PyTorch's ``from_numpy``, and what
+DLPack makes of memory that begins at a multiple of 64: arrays of JAX (whose ``asarray`` copies),
+and TensorFlow's variables to which such a tensor is assigned.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import fcntl
+import gc
 import mmap
 import os
 import shutil
@@ -60,6 +61,7 @@ class SharedWeights(Closing):
             count = int(np.prod(shape))
             _alias(variable, np.frombuffer(mapped, kind, count, start).reshape(shape))
             start += _padded(count * kind.itemsize)
+        gc.collect()  # the file that was read, which HDF5's reader holds in a cycle
         with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
             ctypes.CDLL(None).malloc_trim(0)  # what the values took before
 
@@ -154,6 +156,8 @@ def _write(path: str, variables: list[Any]) -> None:
 def _alias(variable: Any, array: npt.NDArray[Any]) -> None:
     """Gives a variable the memory of an array, which has its value."""
     backend = keras.backend.backend()
+    if not array.size:
+        return
     if backend == "torch":
         import torch
 
@@ -161,8 +165,8 @@ def _alias(variable: Any, array: npt.NDArray[Any]) -> None:
     elif backend == "jax":
         import jax
 
-        variable.assign(jax.numpy.asarray(array))
-    elif array.size:
+        variable.assign(jax.dlpack.from_dlpack(array))
+    else:
         import tensorflow as tf
 
         variable.assign(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
