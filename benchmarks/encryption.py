@@ -20,22 +20,40 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import numpy as np
 from all_reduce import Contender, be_rank, join_ranks
-from limited_network import LimitedNetwork
-from transport import NoRule, timed
+from support.limited_hosts import LimitedNetwork
 
 from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.weights import Layout
+from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.weights import FloatArray, Layout
 from sparkdl.wire.tls import Certificate
 
 WANTED = 0.8
 AS_FAST = 0.95
 """Of the plain rate: the noise between two runs over the same link."""
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)
+
+
+class NoRule(Rule):
+    """Leaves the center alone."""
+
+    name = "none"
+
+    def update(
+        self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray
+    ) -> None:
+        pass
+
+
+def timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
 
 
 def server_actions(

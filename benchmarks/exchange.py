@@ -43,7 +43,7 @@ from sparkdl.rules import BSP, Downpour, Rule
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.training.phases import PhaseClock, recording
 from sparkdl.training.syncing import Strategy
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import Layout
 
 STACK = 16

@@ -1,4 +1,4 @@
-"""The fault matrix: what becomes of a fit when a part of it dies, stops or lies.
+"""The fault matrix: what happens to a fit when a part of it dies, stops or lies.
 
 Each cell is a driver process of its own with two real executor processes, one fault in one fit
 (``fault_cell.py``), and a look at what it left behind: processes, temporary files, shared memory.
@@ -34,7 +34,7 @@ from typing import Any
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 SERVED = MODES[:3]
 MOMENTS = ("start", "exchange", "mid", "end")
-PROGRAM = Path(__file__).with_name("fault_cell.py")
+PROGRAM = Path(__file__).parent / "support" / "fault_cell.py"
 ERROR_WITHIN_S = 15.0
 GONE_WITHIN_S = 15.0
 DRIVER_S = 280.0

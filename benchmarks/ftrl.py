@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import datasets
 import numpy as np
+import workload
 from workload import median, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,7 +56,7 @@ def install() -> str:
 
 def a9a() -> tuple[Rows, Rows, int]:
     """26,000 rows to train on and the others, in a random order; 123 features."""
-    where = datasets.folder()
+    where = workload.folder()
     assert where is not None
     with gzip.open(where / "a9a.libsvm.gz", "rt") as file:
         lines = [line.split() for line in file]
@@ -112,9 +112,9 @@ def text_of(rows: Rows) -> str:
 def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tuple[float, Any]:
     import pyarrow as pa
 
-    from sparkdl.collective.solo import SoloCommunicator
-    from sparkdl.collective.tables.linear import LinearSettings, LinearTraining
-    from sparkdl.data.sparse_rows import SparseRows
+    from sparkdl.collective.current import SoloCommunicator
+    from sparkdl.linear.sparse_rows import SparseRows
+    from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 
     settings = LinearSettings(batch_size=batch, epochs=epochs)
     start = time.perf_counter()
@@ -124,12 +124,13 @@ def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tupl
 
 
 def compare_core(repeats: int, count: int) -> None:
-    from sparkdl.data.sparse_rows import SparseVectors
-    from sparkdl.spark.executor.linear_task import LinearModel, probabilities
+    from sparkdl.linear.rank_task import LinearModel, probabilities
+    from sparkdl.linear.sparse_rows import SparseVectors
 
     core = min(os.sched_getaffinity(0))
+    script = str(ROOT / "benchmarks" / "support" / "peer_vw.py")
     peer = subprocess.Popen(
-        ["taskset", "-c", str(core), install(), str(ROOT / "benchmarks" / "peer_vw.py")],
+        ["taskset", "-c", str(core), install(), script],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert peer.stdin is not None
@@ -291,7 +292,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few rows, once")
     options = parser.parse_args()
     repeats, count = (1, 5_000) if options.quick else (options.repeats, 200_000)
-    if datasets.folder() is None:
+    if workload.folder() is None:
         print("The data are not here; set SPARKDL_DATA.")
         return
     if "core" in options.part:

@@ -4,7 +4,7 @@
                                     [--rows 60000] [--epochs 3] [--window 1] [--bound]
 
 Each problem is trained by one process and by asynchronous workers with the automatic window, with
-and without the damping of ``sparkdl.ps.damping``. The figure is the mean loss of the last epoch
+and without the damping of ``sparkdl.rules.damping``. The figure is the mean loss of the last epoch
 over that of one process with the same seed (of data, weights and row order): mean over the seeds
 and, in parentheses, the lowest and the highest. The loss at the end says little at high rates: for
 one process alone it differs by a factor of two between seeds.
@@ -12,8 +12,8 @@ one process alone it differs by a factor of two between seeds.
 "Counted" is the mean part of the workers' changes that the damping let through
 (``spark_model.summary.counted``).
 
-Without ``--real`` the workers are simulated (``simulated_training``: exact, one core, no Keras).
-With it Keras trains, by threads over a real server (``worker_threads``).
+Without ``--real`` the workers are simulated (``support/simulated_training``: exact, one
+core, no Keras). With it Keras trains, by threads over a real server (``support/worker_threads``).
 
 With ``--bound`` a last column says what one process reaches on the batch of all workers together
 (``batch · p``) at the best of four learning rates, chosen with hindsight, without any exchange.
@@ -33,7 +33,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
 import numpy as np
 import workload
-from simulated_training import Training
+from support.simulated_training import Training
 
 from sparkdl.worker import auto_window
 
@@ -82,7 +82,7 @@ PROBLEMS = {
 
 
 class Simulated:
-    """Runs of ``simulated_training``."""
+    """Runs of ``support/simulated_training``."""
 
     def __init__(self, problem: Problem, rows: int, epochs: int, seed: int) -> None:
         x, y = problem.make(rows, seed)
@@ -126,7 +126,7 @@ class Real:
         return float(history.history["loss"][-1])
 
     def workers(self, count: int, window: int, damping: bool) -> tuple[float, float]:
-        import worker_threads
+        from support import worker_threads
 
         from sparkdl.learner import make_learner
         from sparkdl.rules import Downpour

@@ -111,8 +111,8 @@ def elephas(part: str, rows: int) -> float:
     here = os.path.dirname(os.path.abspath(__file__))
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [os.path.join(PEERS, "bin", "python"), os.path.join(here, "peer_elephas_predict.py"), part,
-         str(rows)],
+        [os.path.join(PEERS, "bin", "python"), os.path.join(here, "support", "peer_elephas.py"),
+         "predict", part, str(rows)],
         env=environment, capture_output=True, text=True, timeout=400, check=False,
     )  # fmt: skip
     for line in done.stdout.splitlines():

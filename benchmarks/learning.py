@@ -20,12 +20,11 @@ from statistics import mean
 from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
-import datasets
 import workload
 
 TASKS: dict[str, Any] = {
-    "mnist": (datasets.mnist, datasets.mnist_model, "accuracy", 8, 32),
-    "a9a": (datasets.a9a, datasets.a9a_model, "auc", 4, 32),
+    "mnist": (workload.mnist, workload.mnist_model, "accuracy", 8, 32),
+    "a9a": (workload.a9a, workload.a9a_model, "auc", 4, 32),
 }
 
 
@@ -39,7 +38,7 @@ def main() -> None:
         default=["asynchronous", "hogwild", "synchronous"],
     )  # fmt: skip
     args = parser.parse_args()
-    if datasets.folder() is None:
+    if workload.folder() is None:
         print("The data are not here; set SPARKDL_DATA.")
         return
     from pyspark.sql import SparkSession

@@ -39,12 +39,10 @@ def install() -> None:
 def elephas(frequency: str, server: str, rows: int, epochs: int, seed: int) -> dict[str, float]:
     install()
     python = os.path.join(PEERS, "bin", "python")
+    script = os.path.join(HERE, "support", "peer_elephas.py")
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     done = subprocess.run(
-        [
-            python, os.path.join(HERE, "peer_elephas.py"), frequency, server, str(rows),
-            str(epochs), str(seed),
-        ],
+        [python, script, "fit", frequency, server, str(rows), str(epochs), str(seed)],
         env={**environment, "SPARK_LOCAL_IP": "127.0.0.1"}, capture_output=True, text=True,
         timeout=550, check=False,
     )  # fmt: skip

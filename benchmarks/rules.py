@@ -4,13 +4,19 @@
                                [--limit-s 450] [--results FILE] [--table] [--summary] [--quick]
 
 Workers are threads of this process with a real server, or with real all-reduce rules, and without
-Spark (see ``worker_threads``). Finished runs are lines of a JSON file, and are not run again;
-``--limit-s`` ends the script early, ``--table`` only prints.
+Spark (see ``support/worker_threads``). Finished runs are lines of a JSON file, and are not run
+again; ``--limit-s`` ends the script early, ``--table`` only prints.
 
 Each rule has its own default window. Rules that add up the workers' changes train Keras' batch on
 each worker; rules that average them, or scale down stale ones, divide it (batch / workers each), so
 that in both cases an epoch moves the model by as many steps as Keras' epoch. Rules that need an
 optimizer of their own are compared with plain Keras with that optimizer.
+
+    python benchmarks/rules.py --many --seeds 5 --workers 2 8 32 [--rows 400000]
+                               [--optimizer adam|sgd]
+
+What asynchronous training learns with many workers, with the automatic window and others: the
+network of ``workload`` and its noisy teacher, one epoch, 20,000 rows held out, beside plain Keras.
 """
 
 from __future__ import annotations
@@ -28,10 +34,11 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
-import datasets
 import numpy as np
-import worker_threads
 import workload
+from support import worker_threads
+
+from sparkdl.config import AUTO_WINDOW
 
 RESULTS = Path(__file__).resolve().parent.parent / "build" / "rules.jsonl"
 MARKS_PER_EPOCH = 8
@@ -50,8 +57,8 @@ class Task:
 
 
 TASKS = {
-    "mnist": Task(datasets.mnist, datasets.mnist_model, "accuracy", 8_000, 5, 32),
-    "a9a": Task(datasets.a9a, datasets.a9a_model, "auc", 26_000, 3, 64),
+    "mnist": Task(workload.mnist, workload.mnist_model, "accuracy", 8_000, 5, 32),
+    "a9a": Task(workload.a9a, workload.a9a_model, "auc", 26_000, 3, 64),
 }
 OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("Adam", {"learning_rate": 1e-3}),
@@ -455,6 +462,81 @@ class Group:
         ]  # fmt: skip
 
 
+# -- many workers ----------------------------------------------------------------------------------
+
+HELD_OUT = 20_000
+MANY = [
+    ("downpour", AUTO_WINDOW),
+    ("downpour", 1),
+    ("downpour", 16),
+    ("staleness_aware", 16),
+    ("dynsgd", 16),
+    ("geo", 16),
+]
+
+
+@dataclass(frozen=True)
+class FixedCase:
+    """As :class:`Case`, with a window and an optimizer of its own."""
+
+    rule: str
+    batches: int
+    optimizer: str
+    family: str = "server"
+
+    def make(self) -> Any:
+        """The rule."""
+        from sparkdl.rules import make_rule
+
+        return make_rule(self.rule)
+
+    def batch(self, task: Task, workers: int) -> int:
+        """Keras' batch on every worker."""
+        return task.batch
+
+
+def many_workers(args: argparse.Namespace) -> None:
+    """Prints what asynchronous training learns with 2 to 32 workers, by rule and window."""
+    from sparkdl.worker import auto_window
+
+    x, y = workload.make_data(args.rows + HELD_OUT)
+    data = x[: args.rows], y[: args.rows], x[args.rows :], y[args.rows :]
+    TASKS["teacher"] = Task(
+        lambda: data, workload.make_model, "accuracy", args.rows, 1, workload.BATCH
+    )
+    bench = Bench("teacher")
+    plain = [bench.plain(args.optimizer, seed, 1) for seed in range(args.seeds)]
+    print(
+        f"Plain Keras, {args.optimizer}, {args.seeds} seeds: accuracy {spread(plain, 'metric')}, "
+        f"loss {spread(plain, 'loss')}\n"
+    )
+    print("| workers | rule | window | accuracy (lowest to highest) | points from Keras | loss |")
+    print("|---|---|---|---|---|---|")
+    for workers in args.workers:
+        for rule, window in MANY:
+            case = FixedCase(rule, window, args.optimizer)
+            lines = [bench.run(case, workers, seed, 1) for seed in range(args.seeds)]
+            chosen = auto_window(args.rows // workers // workload.BATCH, workers)
+            shown = f"automatic: {chosen}" if window == AUTO_WINDOW else str(window)
+            points = 100 * (mean(lines, "metric") - mean(plain, "metric"))
+            print(
+                f"| {workers} | {rule} | {shown} | {spread(lines, 'metric')} | {points:+.1f} | "
+                f"{spread(lines, 'loss')} |",
+                flush=True,
+            )
+
+
+def mean(lines: list[dict[str, Any]], name: str) -> float:
+    """The mean of a figure over the seeds."""
+    return statistics.mean(line[name] for line in lines)
+
+
+def spread(lines: list[dict[str, Any]], name: str) -> str:
+    """The mean of a figure over the seeds, with the lowest and the highest."""
+    found = [line[name] for line in lines]
+    return f"{mean(lines, name):.4f} ({min(found):.4f} to {max(found):.4f})"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
@@ -466,8 +548,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print what is there")
     parser.add_argument("--summary", action="store_true", help="that, a row for each rule")
     parser.add_argument("--quick", action="store_true", help="640 rows, one epoch: does it run?")
+    parser.add_argument("--many", action="store_true", help="many workers; see above")
+    parser.add_argument("--rows", type=int, default=400_000, help="with --many")
+    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"), help="with --many")
     args = parser.parse_args()
-    if datasets.folder() is None:
+    if args.many:
+        many_workers(args)
+        return
+    if workload.folder() is None:
         print("The data are not here; set SPARKDL_DATA.")
         return
     if args.summary:

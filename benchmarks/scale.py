@@ -3,9 +3,9 @@
     python benchmarks/scale.py [--only check predict] [--mbit 400] [--plot FILE.svg] [--quick]
 
 1. *check*: two to four real workers, each on a host with a limited link (network namespaces),
-   train a real model over a real server or ring; the simulation (``simulation.py``) predicts the
-   seconds per step from constants that are measured first, with one worker: computing beside the
-   others, the link's rate, the time of an exchange of very few bytes.
+   train a real model over a real server or ring; the simulation (``support/simulation.py``)
+   predicts the seconds per step from constants that are measured first, with one worker:
+   computing beside the others, the link's rate, the time of an exchange of very few bytes.
 2. *predict*: an exchange of 25 million values after each step, from 2 to 4,096 workers, on links
    of 1, 10 and 100 Gbit/s, with this machine's constants, and with an accelerator that computes
    a step many times as fast.
@@ -16,11 +16,14 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -29,13 +32,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
 import numpy as np
 import workload
-from limited_hosts import LARGE, Hosts, Job
-from simulation import TOPOLOGIES, Machine, ring_seconds, server_seconds
+from support.limited_hosts import LARGE, Hosts, Job
+from support.simulation import TOPOLOGIES, Machine, ring_seconds, server_seconds
 
 MIDDLE = (784, 1024, 1024, 10)
 """1.9 million values (7.5 MB)."""
 TINY = (784, 4, 10)
 GBIT = 125e6
+PORT, SIZE, CHUNK = 7411, 20_000_000, 1 << 18
+"""Of the connection that measures a link."""
 ACCELERATOR = 50.0
 
 
@@ -130,10 +135,9 @@ def check_table(hosts: Hosts, args: argparse.Namespace) -> str:
 
 def duplex_share(hosts: Hosts) -> float:
     """Share of a link's rate that plain sockets get where both directions are busy."""
-    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "link_rate.py")
     network = hosts.network
     assert network is not None
-    command = [sys.executable, script]
+    command = [sys.executable, os.path.abspath(__file__)]
     with subprocess.Popen(
         [*network.command(1), *command, "listen", network.address(1)], stdout=subprocess.PIPE
     ) as listening:
@@ -213,8 +217,7 @@ def loopback_rate(size: int = 100_000_000) -> float:
     from sparkdl.ps.client import Progress, connect
     from sparkdl.ps.server import ServerConfig
     from sparkdl.rules import SingleWorker
-    from sparkdl.transport.address import Endpoint
-    from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.address import Endpoint, Listeners
     from sparkdl.transport.server import Server
     from sparkdl.weights import Layout
 
@@ -287,6 +290,54 @@ def plot(curves: Any, counts: list[int], machine: Machine, path: str) -> None:
     figure.savefig(path, metadata={"Date": None})
 
 
+# -- what TCP carries over a link ------------------------------------------------------------------
+
+
+def send(connection: socket.socket) -> None:
+    connection.sendall(bytes(SIZE))
+
+
+def receive(connection: socket.socket) -> None:
+    left, buffer = SIZE, bytearray(CHUNK)
+    while left:
+        count = connection.recv_into(buffer, min(CHUNK, left))
+        if not count:
+            raise ConnectionError("the other end is gone")
+        left -= count
+
+
+def together(connection: socket.socket, *works: Callable[[socket.socket], None]) -> float:
+    """Bytes per second and direction, measured until both ends have sent and received all."""
+    started = time.perf_counter()
+    with ThreadPoolExecutor(len(works)) as pool:
+        for future in [pool.submit(work, connection) for work in works]:
+            future.result()
+    connection.sendall(b".")
+    connection.recv(1)
+    return SIZE / (time.perf_counter() - started)
+
+
+def measure_link(role: str, address: str) -> None:
+    """One end of a link, ``'listen'`` or ``'connect'``; prints bytes/s: one way, both ways.
+
+    Where both directions are busy, the acknowledgements of what comes in take a part of the rate of
+    what goes out.
+    """
+    if role == "listen":
+        with socket.create_server((address, PORT)) as listener:
+            listener.settimeout(60)
+            print("listening", flush=True)
+            connection = listener.accept()[0]
+    else:
+        connection = socket.create_connection((address, PORT), timeout=60)
+    with connection:
+        connection.settimeout(60)
+        one = together(connection, receive if role == "listen" else send)
+        both = together(connection, receive, send)
+    if role == "connect":
+        print(one, both, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="*", default=["check", "predict"])
@@ -301,4 +352,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] in (["listen"], ["connect"]):
+        measure_link(*sys.argv[1:])
+    else:
+        main()

@@ -28,8 +28,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(__file__))
 import numpy as np
-from limited_hosts import _end, _read_line, _read_object, _send_object
-from limited_network import LimitedNetwork
+from support.limited_hosts import LimitedNetwork, _end, _read_line, _read_object, _send_object
 
 RULES = {"round": "bsp", "asynchronous": "downpour"}
 
@@ -49,7 +48,7 @@ class Times:
 
 def be_server() -> None:
     """Runs a server until its standard input closes; prints its address, at the end its seconds."""
-    from sparkdl.transport.listeners import Listeners
+    from sparkdl.transport.address import Listeners
     from sparkdl.transport.server import Server
 
     config, center = _read_object()
@@ -131,7 +130,7 @@ class Hosts:
         """Exchanges of all workers with so many servers."""
         from sparkdl.coordinator.settings import Settings
         from sparkdl.ps.server import ServerConfig
-        from sparkdl.ps.server.shard import shards_of
+        from sparkdl.ps.server.config import shards_of
         from sparkdl.ps.strategy import ServerStrategy
         from sparkdl.rules import make_rule
         from sparkdl.weights import Layout

@@ -75,12 +75,12 @@ WAYS = {
 
 
 def user_lines(names: tuple[str, ...]) -> int:
-    """Lines of code in the bodies of these functions: no docstrings, comments or empty lines, and
-    none that only the benchmark needs."""
+    """Lines of code in the bodies of these functions: without docstrings, comments, empty lines,
+    and lines for the benchmark alone."""
     count = 0
     for name in names:
         module, _, function = name.partition(".")
-        text = (HERE / f"{module}.py").read_text()
+        text = (HERE / "support" / f"{module}.py").read_text()
         (found,) = (
             node for node in ast.parse(text).body
             if isinstance(node, ast.FunctionDef) and node.name == function
@@ -112,13 +112,14 @@ def run(case: Case, *arguments: str) -> dict[str, Any]:
     python = install_ray() if case.script == "peer_ray.py" else Path(sys.executable)
     environment = {k: v for k, v in os.environ.items() if k != "PYSPARK_PYTHON"}
     environment |= {
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)]), "TF_CPP_MIN_LOG_LEVEL": "3",
-        "SPARK_LOCAL_IP": "127.0.0.1", "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
+        "PYTHONPATH": os.pathsep.join(map(str, (ROOT, HERE, HERE / "support"))),
+        "TF_CPP_MIN_LOG_LEVEL": "3", "SPARK_LOCAL_IP": "127.0.0.1",
+        "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
     }  # fmt: skip
     if case.backend:
         environment["KERAS_BACKEND"] = case.backend
     done = subprocess.run(
-        [python, HERE / case.script, case.case, *arguments],
+        [python, HERE / "support" / case.script, case.case, *arguments],
         env=environment, capture_output=True, text=True, timeout=550, check=False,
     )  # fmt: skip
     for line in done.stdout.splitlines():

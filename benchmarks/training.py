@@ -29,10 +29,9 @@ class Bare:
     """Two independent processes with the same compiled step."""
 
     def __init__(self, workers: int, window: int = 16) -> None:
-        script = os.path.join(os.path.dirname(__file__), "bare_process.py")
         self.processes = [
             subprocess.Popen(
-                [sys.executable, script, str(rank), str(workers), str(window)],
+                [sys.executable, __file__, "bare", str(rank), str(workers), str(window)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
             )
             for rank in range(workers)
@@ -62,9 +61,8 @@ class ByHand:
         self.found = os.path.exists(self.program)
 
     def run(self) -> Run:
-        script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "horovod_by_hand.py")
         done = subprocess.run(
-            [self.program, "--gloo", "-np", str(self.workers), sys.executable, script],
+            [self.program, "--gloo", "-np", str(self.workers), sys.executable, __file__, "by-hand"],
             capture_output=True, text=True, timeout=300, check=False,
         )  # fmt: skip
         said = re.findall(r"RESULT (\S+) (\S+)", done.stdout)
@@ -252,4 +250,93 @@ PARTS: dict[str, Callable[[Bench], None]] = {
     "server": run_server, "allreduce": run_allreduce, "marginal": run_marginal
 }  # fmt: skip
 
-main()
+
+# -- the processes beside sparkdl ------------------------------------------------------------------
+
+
+def one_thread() -> None:
+    """Gives TensorFlow one thread in this process."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+def be_bare() -> None:
+    """sparkdl's own compiled step and batches, without Spark and without an exchange.
+
+    Trains after each line on the standard input, so that all processes train at the same time, and
+    prints the seconds.
+    """
+    one_thread()
+    from sparkdl.data import Batches, rows_from_numpy
+    from sparkdl.learner import make_learner
+
+    rank, workers, window = int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    x, y = make_data()
+    rows = rows_from_numpy(x[rank::workers].copy(), y[rank::workers].copy())
+    learner = make_learner(make_model())
+    batches = Batches(rows, BATCH, rank=rank)
+    for w in batches.stacks(0, window):
+        learner.train(w)
+    print("ready", flush=True)
+    while sys.stdin.readline():
+        started = time.perf_counter()
+        for epoch in range(EPOCHS):
+            learner.reset_metrics()
+            for w in batches.stacks(epoch, window):
+                learner.train(w)
+        seconds = time.perf_counter() - started
+        print(seconds, flush=True)
+
+
+def be_by_hand() -> None:
+    """The network with Horovod alone, as Horovod's documentation has it; ``horovodrun -np N``.
+
+    A compiled step per batch with ``DistributedGradientTape``, fed by ``tf.data``. The first epoch
+    is not counted (tracing, connecting). Each rank prints its rows per second and the trained
+    model's loss on all rows.
+    """
+    one_thread()
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    hvd.init()
+    all_x, all_y = make_data()
+    x, y = all_x[hvd.rank() :: hvd.size()].copy(), all_y[hvd.rank() :: hvd.size()].copy()
+    model = make_model()
+    optimizer, loss_of = model.optimizer, tf.keras.losses.SparseCategoricalCrossentropy()
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=hvd.rank())
+    data = data.batch(BATCH, drop_remainder=True).prefetch(4)  # equal steps on all ranks
+
+    variables = [v.value for v in model.trainable_variables]  # Horovod does not know Keras 3's own
+
+    @tf.function
+    def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(labels, model(images, training=True))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    weights = model.get_weights()
+    for images, labels in data:
+        step(images, labels)
+    model.set_weights(weights)
+    hvd.broadcast_variables([v.value for v in model.variables], root_rank=0)
+    hvd.allreduce(tf.zeros([]), name="together")
+    started = time.perf_counter()
+    for _ in range(EPOCHS):
+        steps = [step(images, labels) for images, labels in data]
+    seconds = time.perf_counter() - started
+    rows = len(steps) * BATCH * EPOCHS
+    loss = float(model.evaluate(all_x, all_y, batch_size=1024, verbose=0)[0])
+    print(f"RESULT {rows / seconds} {loss}", flush=True)
+    hvd.shutdown()
+
+
+PROGRAMS = {"bare": be_bare, "by-hand": be_by_hand}
+
+if __name__ == "__main__":
+    PROGRAMS.get("".join(sys.argv[1:2]), main)()

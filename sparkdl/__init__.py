@@ -41,6 +41,13 @@ if TYPE_CHECKING:
     from sparkdl.collective.current import current as communicator
     from sparkdl.config import Limits as Limits
     from sparkdl.errors import SparkDLError as SparkDLError
+    from sparkdl.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
+    from sparkdl.images.deep_image import DeepImagePredictor as DeepImagePredictor
+    from sparkdl.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
+    from sparkdl.images.image_file import (
+        KerasImageFileTransformer as KerasImageFileTransformer,
+    )
+    from sparkdl.images.image_file import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed.callbacks import BroadcastCallback as BroadcastCallback
     from sparkdl.learner.distributed.callbacks import LogCallback as LogCallback
@@ -51,16 +58,11 @@ if TYPE_CHECKING:
     from sparkdl.spark.doctor.examination import doctor as doctor
     from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.generate import generate as generate
-    from sparkdl.spark.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
-    from sparkdl.spark.images.deep_image import DeepImagePredictor as DeepImagePredictor
-    from sparkdl.spark.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
-    from sparkdl.spark.images.image_file import (
-        KerasImageFileTransformer as KerasImageFileTransformer,
-    )
-    from sparkdl.spark.images.image_udf import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
+    from sparkdl.spark.predict import predict_udf as predict_udf
+    from sparkdl.spark.predict import register_udf as register_udf
     from sparkdl.spark.run import HorovodRunner as HorovodRunner
     from sparkdl.spark.run import run as run
     from sparkdl.spark.runs.feeding import Feeding as Feeding
@@ -68,8 +70,6 @@ if TYPE_CHECKING:
     from sparkdl.spark.tfrecord.functions import read_tfrecords as read_tfrecords
     from sparkdl.spark.tfrecord.functions import register_tfrecord as register_tfrecord
     from sparkdl.spark.tfrecord.functions import write_tfrecords as write_tfrecords
-    from sparkdl.spark.udf import predict_udf as predict_udf
-    from sparkdl.spark.udf import register_udf as register_udf
     from sparkdl.tracking.page.dashboard import dashboard as dashboard
 
 __version__ = "0.1.0"
@@ -80,15 +80,15 @@ _HOMES = {
     "Limits": "sparkdl.config",
     "Feeding": "sparkdl.spark.runs.feeding",
     "load_spark_model": "sparkdl.spark.loading",
-    "DeepImageFeaturizer": "sparkdl.spark.images.deep_image",
-    "DeepImagePredictor": "sparkdl.spark.images.deep_image",
-    "KerasImageFileEstimator": "sparkdl.spark.images.image_file",
-    "KerasImageFileTransformer": "sparkdl.spark.images.image_file",
-    "registerKerasImageUDF": "sparkdl.spark.images.image_udf",
+    "DeepImageFeaturizer": "sparkdl.images.deep_image",
+    "DeepImagePredictor": "sparkdl.images.deep_image",
+    "KerasImageFileEstimator": "sparkdl.images.image_file",
+    "KerasImageFileTransformer": "sparkdl.images.image_file",
+    "registerKerasImageUDF": "sparkdl.images.image_file",
     "predict": "sparkdl.spark.predict",
     "generate": "sparkdl.spark.generate",
-    "predict_udf": "sparkdl.spark.udf",
-    "register_udf": "sparkdl.spark.udf",
+    "predict_udf": "sparkdl.spark.predict",
+    "register_udf": "sparkdl.spark.predict",
     "run": "sparkdl.spark.run",
     "inference": "sparkdl.spark.inferring",
     "read_tfrecords": "sparkdl.spark.tfrecord.functions",
@@ -149,23 +149,13 @@ __all__ = [
 ]
 
 
-_HANDED_IN = {
-    "launch_on_spark": "sparkdl.spark.runs.program_stage:surroundings",
-    "search": "sparkdl.spark.search",
-}
-"""What ``program`` and ``tune``, which must not import Spark's room, are given of it."""
-
-
 def _part(name: str, home: str) -> Any:
     module, _, attribute = home.partition(":")
     return getattr(importlib.import_module(module), attribute or name)
 
 
-def handed_in(name: str) -> Any:
-    """A part of Spark's room for a room below it."""
-    return _part(name, _HANDED_IN[name])
-
-
+_DISTKERAS = "sparkdl.compat.distkeras"
+_TFOS_COMPAT = ("disable_auto_shard", "export_saved_model", "is_gpu_available")
 _ELEPHAS = "sparkdl.compat.elephas.adapters"
 _RDD_UTILS = (
     "encode_label", "from_labeled_point", "lp_to_simple_rdd", "to_labeled_point", "to_simple_rdd",
@@ -186,6 +176,15 @@ _PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sparkdl.estimators.keras_image_file_estimator": ("sparkdl", ("KerasImageFileEstimator",)),
     "sparkdl.udf": ("sparkdl", ()),
     "sparkdl.udf.keras_image_model": ("sparkdl", ("registerKerasImageUDF",)),
+    "sparkdl.compat.distkeras.evaluators": (
+        f"{_DISTKERAS}.transformers",
+        ("AccuracyEvaluator", "Evaluator"),
+    ),
+    "sparkdl.compat.distkeras.predictors": (
+        f"{_DISTKERAS}.trainers",
+        ("ModelPredictor", "Predictor"),
+    ),
+    "sparkdl.compat.tfos.compat": ("sparkdl.compat.tfos.gpu_info", _TFOS_COMPAT),
     "sparkdl.compat.elephas.enums": (_ELEPHAS, ()),
     "sparkdl.compat.elephas.enums.frequency": (_ELEPHAS, ("Frequency",)),
     "sparkdl.compat.elephas.enums.modes": (_ELEPHAS, ("Mode",)),
@@ -197,7 +196,7 @@ _PATHS: dict[str, tuple[str, tuple[str, ...]]] = {
     "sparkdl.compat.elephas.utils.model_utils": (_ELEPHAS, _MODEL_TYPES),
     "sparkdl.compat.elephas.utils.rdd_utils": (_ELEPHAS, _RDD_UTILS),
 }
-"""Module paths of Databricks' and Elephas' libraries: where their names are here, and the names."""
+"""Module paths of other libraries: where their names are here, and the names."""
 
 
 class _Paths(Loader):

@@ -169,7 +169,7 @@ class FitConfig(UserSettings):
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         seed: Seed of the row order and of the validation split.
-        on_nan: What becomes of a worker's update that is not finite.
+        on_nan: What happens to a worker's update that is not finite.
         pad: For arrays of different length: a number, or input name -> number, that each batch is
             padded with to its longest row; None: such arrays are refused.
         resources: What each task of the training stage asks of its executor: resource -> amount,
@@ -292,7 +292,7 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
 
     Args:
         settings: What :meth:`FitConfig.to_file` returned when the file was written.
-        path: Of the file, for the message.
+        path: Path of the file, for the message.
 
     Raises:
         ModelError: Settings that this version does not have, or no mode or rule as it was written.
@@ -334,7 +334,7 @@ def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
 
     Args:
         settings: What was written, with the columns as :data:`COLUMNS`.
-        path: Of the file, for the message.
+        path: Path of the file, for the message.
 
     Raises:
         ModelError: They do not name columns.

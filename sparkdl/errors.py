@@ -26,14 +26,25 @@ Every error survives pickling, so that an executor can raise it and the driver c
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pickle import PicklingError
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeVar
 
 BEATS = ("what", "expected", "received", "hint")
 MAX_BEAT_CHARS = 10_000
 """The longest text that tells of an error over the network."""
+_Error = TypeVar("_Error", bound=BaseException)
+_CHAIN = 8
+"""Exceptions that are looked at, each the cause or the context of the one before."""
+_OWN, _PYTHON = os.path.dirname(__file__) + os.sep, os.path.dirname(os.__file__) + os.sep
+_LIBRARY = re.compile(
+    r"[/\\](?:[a-z]+-packages|\w+\.zip)[/\\]"
+    r"(pyspark|py4j|keras|tensorflow|jax|torch|numpy|pyarrow|cloudpickle)[/\\]"
+)
 
 
 class Cause(StrEnum):
@@ -130,6 +141,34 @@ def _rebuild(cls: type[SparkDLError], what: str, state: dict[str, Any]) -> Spark
     return error
 
 
+def fold(error: _Error) -> _Error:
+    """The exception, in whose traceback, and those of its causes, only users' frames are left."""
+    seen: BaseException | None = error
+    for _ in range(_CHAIN):
+        if seen is None:
+            break
+        frames: list[TracebackType] = []
+        at, own = seen.__traceback__, None
+        while at is not None:
+            frames, at = [*frames, at], at.tb_next
+        for at in reversed(frames):
+            if not package_of(at.tb_frame.f_code.co_filename):
+                own = TracebackType(own, at.tb_frame, at.tb_lasti, at.tb_lineno)
+        seen.__traceback__ = own
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    return error
+
+
+def package_of(path: str) -> str:
+    """The known library that a file of code is of; empty for one of the user's."""
+    if path.startswith(_OWN):
+        return "sparkdl"
+    found = _LIBRARY.search(path)
+    if found:
+        return found[1]
+    return "Python" if path.startswith(("<frozen", _PYTHON)) and "-packages" not in path else ""
+
+
 class ConfigError(SparkDLError, ValueError):
     """An argument that cannot be used, found before any Spark job starts."""
 
@@ -202,6 +241,10 @@ class ProtocolError(SparkDLError, RuntimeError):
     """A frame that the peer should not have sent: malformed, too large, out of order."""
 
 
+class RowsAheadError(ProtocolError):
+    """Rows of tables have steps that the weights lost together with all workers."""
+
+
 class AuthenticationError(ProtocolError, PermissionError):
     """The peer sent no token, or one that is not the run's."""
 
@@ -219,7 +262,7 @@ class WaitTimeoutError(TransportError, TimeoutError):
 
 
 class WorkerError(SparkDLError, RuntimeError):
-    """A worker raised; the message ends with that worker's own traceback.
+    """A worker raised; the message ends with that worker's own traceback, and the hint once more.
 
     Args:
         rank: The worker's rank; below 0 where it is no single worker's failure.
@@ -248,4 +291,5 @@ class WorkerError(SparkDLError, RuntimeError):
         if not self.traceback:
             return text
         of = f"Traceback on worker {self.rank}" if self.rank >= 0 else "What Spark said"
-        return f"{text}\n\n{of}:\n{self.traceback}"
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{text}\n\n{of}:\n{self.traceback.rstrip()}{hint}"

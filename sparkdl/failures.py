@@ -18,6 +18,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from typing import Any, TypeVar
 
 from sparkdl.errors import (
@@ -27,6 +28,7 @@ from sparkdl.errors import (
     SparkDLError,
     WorkerError,
     beats_of,
+    package_of,
     raised_of,
 )
 from sparkdl.training.finite import NotFiniteError
@@ -44,6 +46,11 @@ _CHAIN = 8
 _HOROVOD = ("HorovodInternalError", "Horovod has been shut down")
 """The words of Horovod's own code about a lost rank; a compiled step keeps this text alone."""
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+_FRAME = re.compile(r'(?m)^  File "(.*?)", line .*\n(?:(?:    .*)?\n)*')
+_FRAMES = re.compile(rf"(?m)(?:{_FRAME.pattern.removeprefix('(?m)')})+")
+_NODE = re.compile(r"(?m)^Detected at node (\S+) defined at")
+_LED = 6
+"""Frames that are left of those before a fault within sparkdl."""
 
 
 class RanksLost(WorkerError):
@@ -79,13 +86,13 @@ class Failure:
         if told is not None:
             return told
         carried = failure_in(error)
-        trace = _cut(_without_envelope("".join(traceback.format_exception(error))))
+        trace = _cut(folded(_without_envelope("".join(traceback.format_exception(error)))))
         if carried is not None:  # a framework kept the text alone
             return replace(carried, rank=rank, traceback=trace)
         if isinstance(error, WorkerError):  # it tells of a rank, this one or another
             heard = cls.heard(error)
             return replace(heard, traceback=_cut(heard.traceback))
-        line = _without_envelope(one_line(error))[:_ERROR_CHARS]
+        line = headline(_without_envelope(one_line(error)))[:_ERROR_CHARS]
         beats = beats_of(error)
         return cls(rank, line, trace, cause_of(error), None if beats is None else _texts(beats))
 
@@ -110,7 +117,7 @@ class Failure:
         """A failure as it came over the network; what is missing or of another type is left out.
 
         Args:
-            fields: Of :meth:`to_wire`.
+            fields: Fields of :meth:`to_wire`.
             rank: The rank that sent them, which they cannot change; None to take theirs.
         """
         given, beats = fields.get("rank"), fields.get("beats")
@@ -200,7 +207,7 @@ def carried(function: _Function) -> _Function:
 
 
 def failure_in(error: BaseException) -> Failure | None:
-    """The failure that the text of an exception holds; None if it holds none that is whole."""
+    """The failure that the text of an exception holds; None if it holds no whole one."""
     text = str(error)
     start = text.find(_MARK)
     end = text.find(_END, start)
@@ -244,6 +251,38 @@ def is_secondary(error: BaseException) -> bool:
 def one_line(error: BaseException) -> str:
     """An exception without its traceback, as Python prints it."""
     return "".join(traceback.format_exception_only(error)).strip()
+
+
+def headline(text: str) -> str:
+    """The failure alone, of a text that has frames of its own: that of TensorFlow's graphs."""
+    found = _NODE.search(text)
+    if found is None:
+        return text
+    lines = [line for line in text.splitlines() if line and not line[0].isspace()]
+    told = [line for line in lines if not line.startswith(("Detected at", "Traceback (most"))]
+    return f"{' '.join(dict.fromkeys((told[0], told[-1])))} (at node {found[1]})"
+
+
+def folded(text: str) -> str:
+    """A text with tracebacks in which a line stands for several frames of known libraries.
+
+    The frame that raised stays, and of a fault within sparkdl those that led to it.
+    """
+    return _FRAMES.sub(_folded_frames, text)
+
+
+def _folded_frames(found: re.Match[str]) -> str:
+    frames = [(package_of(one[1]), one[0]) for one in _FRAME.finditer(found[0])]
+    led = len(frames) - (_LED if frames[-1][0] == "sparkdl" else 1)
+    shown = ""
+    for known, group in groupby(frames[: max(led, 0)], lambda frame: bool(frame[0])):
+        some = list(group)
+        if known and len(some) > 1:
+            names = ", ".join(dict.fromkeys(name for name, _ in some))
+            shown += f"  ... {len(some)} frames of {names}\n"
+        else:
+            shown += "".join(lines for _, lines in some)
+    return shown + "".join(lines for _, lines in frames[max(led, 0) :])
 
 
 def _told(error: BaseException) -> Failure | None:

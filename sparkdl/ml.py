@@ -19,10 +19,16 @@
 code in their files.
 """
 
-from sparkdl.spark.ml.classifier import KerasClassificationModel, KerasClassifier
-from sparkdl.spark.ml.estimator import KerasEstimator, KerasModel, KerasTransformer
+from sparkdl.spark.ml.estimator import (
+    KerasClassificationModel,
+    KerasClassifier,
+    KerasEstimator,
+    KerasModel,
+    KerasRegressionModel,
+    KerasRegressor,
+    KerasTransformer,
+)
 from sparkdl.spark.ml.files import trusted
-from sparkdl.spark.ml.regressor import KerasRegressionModel, KerasRegressor
 from sparkdl.spark.ml.trained import TrainingSummary
 
 __all__ = [

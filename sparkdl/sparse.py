@@ -12,6 +12,6 @@
 are spread over the ranks. ``FTRLClassificationModel``: what its ``fit`` returns.
 """
 
-from sparkdl.spark.ml.ftrl import FTRLClassificationModel, FTRLClassifier
+from sparkdl.linear.stages import FTRLClassificationModel, FTRLClassifier
 
 __all__ = ["FTRLClassificationModel", "FTRLClassifier"]

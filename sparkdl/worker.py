@@ -255,7 +255,7 @@ class _Loop(Generic[L]):
         """Finds out whether a batch of the window has NaN or infinity, or the step made it.
 
         Args:
-            report: Of the window.
+            report: Report of the window.
             among: See :class:`sparkdl.training.finite.NotFiniteError`.
         """
         last = report.batches_done

@@ -1,7 +1,7 @@
 """What the site has beside the pages of docs/: made when it is built, from what stands elsewhere.
 
 - the start page from README.md, and the pages of CONTRIBUTING.md and CHANGELOG.md
-- a page per task from guide.md, cut at its headings
+- the list of the guide's pages
 - tutorials from the notebooks, with their stored outputs
 - a reference of the public names, from their docstrings
 - the index of the decisions, with what each says of itself
@@ -70,7 +70,6 @@ class Pages:
         self.texts: dict[str, str] = {}
         self.origins: dict[str, str] = {}
         self.binary: dict[str, bytes] = {}
-        self.anchors: dict[str, str] = {}
         self.guide: list[tuple[str, str]] = []
         self.tutorials: list[tuple[str, str]] = []
         self.reference: list[tuple[str, str]] = []
@@ -84,21 +83,13 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.replace("`", "").lower()).strip().replace(" ", "-")
 
 
-def cut_guide(pages: Pages) -> None:
-    """guide.md as a page per heading; snippets go on from its beginning."""
-    first, *parts = re.split(r"(?m)^## ", (ROOT / "docs" / "guide.md").read_text())
-    pages.add("guide/index.md", first, "docs/guide.md")
-    for part in parts:
-        title, _, text = part.partition("\n")
-        uri = f"guide/{slug(title)}.md"
-        pages.guide.append((title, uri))
-        for heading in [title, *re.findall(r"(?m)^#{3,} (.+)$", text)]:
-            pages.anchors[slug(heading)] = uri
-        text = re.sub(r"(?m)^#(#{2,} )", r"\1", text)
-        note = ""
-        if "```python" in text:
-            note = "*The snippets go on from those of [the guide's first page](guide.md)*\n"
-        pages.add(uri, f"# {title}\n\n{note}{text}", "docs/guide.md")
+def list_guide(pages: Pages) -> None:
+    """The guide's pages in the order of the table on its first one."""
+    folder = ROOT / "docs" / "guide"
+    index = (folder / "index.md").read_text()
+    for name in dict.fromkeys(re.findall(r"\]\((\w+\.md)\)", index)):
+        title = (folder / name).read_text().partition("\n")[0].removeprefix("# ")
+        pages.guide.append((title, f"guide/{name}"))
 
 
 def read_notebooks(pages: Pages) -> None:
@@ -157,29 +148,27 @@ def make_reference(pages: Pages) -> None:
 
 
 def list_decisions(pages: Pages) -> None:
-    """All decisions, the newest first, with what their pages say of later ones."""
-    rows = []
+    """All decisions, the newest first; those that no longer hold in a line each at the end."""
+    rows, gone = [], []
     for path in sorted((ROOT / "docs" / "adr").glob("[0-9]*.md"), reverse=True):
         text = path.read_text()
         number, title = re.findall(r"\A# (\d+):? (.+)", text)[0]
         later = re.findall(
             r"(?m)^\*\*(Replaced by|Changed by|Later)\b[^\[]*\[(\d+)\]\(([^)]+)\)", text
         )
-        state = "holds"
+        after = ", ".join(f"[{n}]({link})" for _, n, link in later)
         if any(kind == "Replaced by" for kind, *_ in later):
-            state = "**replaced** by " + ", ".join(
-                f"[{n}]({link})" for kind, n, link in later if kind == "Replaced by"
-            )
-        elif later:
-            state = "holds, changed by " + ", ".join(f"[{n}]({link})" for _, n, link in later)
-        rows.append(f"| [{number}]({path.name}) | {title} | {state} |")
-    replaced = sum("**replaced**" in row for row in rows)
+            gone.append(f"- [{number}]({path.name}) {title}: replaced by {after}")
+        else:
+            state = f"changed by {after}" if later else ""
+            rows.append(f"| [{number}]({path.name}) | {title} | {state} |")
     head = (
         f"# Decisions\n\n{len(rows)} choices that others would ask about, each with its reason and "
-        f"its measurement; {len(rows) - replaced} hold. A page is a record: its numbers stay "
-        "as they were.\n\n| | decision | |\n|---|---|---|\n"
+        "its measurement. A page is a record: its numbers stay as they were.\n\n"
+        "| | decision | |\n|---|---|---|\n"
     )
-    pages.add("adr/index.md", head + "\n".join(rows) + "\n", "docs/adr/index.md")
+    end = ["", "", "## No longer hold", "", *gone, ""]
+    pages.add("adr/index.md", head + "\n".join(rows + end), "docs/adr/index.md")
 
 
 PAGES = Pages()
@@ -191,7 +180,7 @@ def on_config(config: Any) -> Any:
     PAGES.add("index.md", (ROOT / "README.md").read_text(), "README.md")
     for name in ("CONTRIBUTING.md", "CHANGELOG.md"):
         PAGES.add(name.lower(), (ROOT / name).read_text(), name)
-    cut_guide(PAGES)
+    list_guide(PAGES)
     read_notebooks(PAGES)
     make_reference(PAGES)
     list_decisions(PAGES)
@@ -208,7 +197,7 @@ def on_config(config: Any) -> Any:
         {"Rules": "rules.md"},
         {"Reference": ["reference/index.md", *({t: u} for t, u in PAGES.reference)]},
         {"How it behaves": [
-            "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
+            "tools.md", "keras.md", "reliability.md", "security.md", "benchmarks.md", "scaling.md",
         ]},
         {"How it is made": ["architecture.md", "contributing.md", "changelog.md"]},
         {"Decisions": "adr/index.md"},
@@ -249,9 +238,7 @@ def _link(found: re.Match[str], uri: str, origin: str, files: Files) -> str:
     base = posixpath.dirname(origin)
     target = posixpath.normpath(posixpath.join(base, path)) if path else origin
     made = {source: page for page, source in PAGES.origins.items()}
-    if target == "docs/guide.md":
-        page = PAGES.anchors.get(anchor, "guide/index.md")
-    elif target in ("docs/adr", "docs/adr/index.md"):
+    if target in ("docs/adr", "docs/adr/index.md"):
         page = "adr/index.md"
     elif target == "notebooks":
         page = PAGES.tutorials[0][1]

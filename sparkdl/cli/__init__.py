@@ -2,7 +2,6 @@
 
 ``parser``: the arguments, without any heavy import. ``session``: the Spark session and the data.
 ``models``, ``cluster``: what the commands do. ``packing``: the environment for executors.
-``kubernetes``: what an application needs there.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-from sparkdl.cli import kubernetes
-from sparkdl.cli.packing import pack, submit_line
+from sparkdl.cli.packing import kubernetes_line, pack, submit_line, write_manifests
 from sparkdl.cli.parser import given_settings
 from sparkdl.cli.session import spark_session
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
@@ -101,8 +100,8 @@ def package(given: Namespace) -> int:
     """``sparkdl package``: the environment as an archive, and the line that submits with it."""
     if given.target == "kubernetes":  # there the environment is in the image
         given.output = given.output or "kubernetes"
-        line = kubernetes.submit_line(given)
-        files = [] if given.dry_run else kubernetes.write_manifests(given.output, given.namespace)
+        line = kubernetes_line(given)
+        files = [] if given.dry_run else write_manifests(given.output, given.namespace)
         archive = None
     else:
         given.output = given.output or "env.tar.gz"

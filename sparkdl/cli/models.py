@@ -155,7 +155,7 @@ def exchange_costs(
     ``2 (p - 1) / p * size`` in ``2 (p - 1)`` messages.
 
     Args:
-        size_bytes: Of the weights that are exchanged, in float32.
+        size_bytes: Bytes of the weights that are exchanged, in float32.
         workers: p.
         gbit: Gigabits per second of each machine's network, each way.
         latency_ms: Milliseconds of one message.

@@ -1,4 +1,4 @@
-"""This Python environment as an archive for executors, and the line that submits with it."""
+"""The environment for executors, an archive or pods of Kubernetes; the line that submits."""
 
 from __future__ import annotations
 
@@ -83,3 +83,151 @@ def submit_line(given: Namespace) -> str:
         "  $(sparkdl path) train MODEL --data PATH --output PATH",
     ]
     return "\n".join(lines)
+
+
+SERVICE = "sparkdl-driver"
+DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
+"""The ports of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
+ENTRY_FILE = "/opt/sparkdl/main.py"
+"""The path that ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
+_USER = 1000
+"""The user of the image, as ``docker/Dockerfile`` makes it."""
+_SECURITY = f"""  securityContext:
+    runAsNonRoot: true
+    runAsUser: {_USER}
+    fsGroup: {_USER}
+"""
+_DRIVER = f"""# The driver's pod in cluster mode: spark.kubernetes.driver.podTemplateFile
+apiVersion: v1
+kind: Pod
+metadata:
+  labels:
+    app.kubernetes.io/name: sparkdl
+    app.kubernetes.io/component: driver
+spec:
+{_SECURITY}  containers:
+    - name: spark-kubernetes-driver
+      securityContext:
+        allowPrivilegeEscalation: false
+"""
+_EXECUTOR = f"""# The executors' pods: spark.kubernetes.executor.podTemplateFile
+apiVersion: v1
+kind: Pod
+metadata:
+  labels:
+    app.kubernetes.io/name: sparkdl
+    app.kubernetes.io/component: executor
+spec:
+{_SECURITY}  containers:
+    - name: spark-kubernetes-executor
+      securityContext:
+        allowPrivilegeEscalation: false
+      volumeMounts:
+        - name: shared-memory
+          mountPath: /dev/shm
+  volumes:
+    # Workers of one pod exchange here; without it /dev/shm has 64 MiB. It counts as overhead.
+    - name: shared-memory
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{shared_mb}}Mi
+"""
+_SERVICE = f"""# For client mode: executors find the pod that you run the driver in, whose label
+# this selects, as {SERVICE}.{{namespace}}.svc. (In cluster mode Spark makes such a service.)
+apiVersion: v1
+kind: Service
+metadata:
+  name: {SERVICE}
+  namespace: {{namespace}}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    sparkdl-driver: "true"
+  ports:
+    - name: driver
+      port: {DRIVER_PORT}
+    - name: blocks
+      port: {BLOCK_PORT}
+    - name: server
+      port: {SERVER_PORT}
+"""
+SHARED_MB = 1024
+
+
+def write_manifests(folder: str, namespace: str) -> list[str]:
+    """Writes ``driver.yaml``, ``executor.yaml`` and ``service.yaml``; existing ones are replaced.
+
+    Returns:
+        Their paths.
+    """
+    texts = {
+        "driver.yaml": _DRIVER,
+        "executor.yaml": _EXECUTOR.format(shared_mb=SHARED_MB),
+        "service.yaml": _SERVICE.format(namespace=namespace),
+    }
+    os.makedirs(folder, exist_ok=True)
+    paths = []
+    for name, text in texts.items():
+        paths.append(os.path.join(folder, name))
+        with open(paths[-1], "w") as file:
+            file.write(text)
+    return paths
+
+
+def kubernetes_line(given: Namespace) -> str:
+    """The shell lines that submit ``sparkdl train``.
+
+    Args:
+        given: ``output`` (the folder of the manifests), ``image``, ``namespace``, ``deploy_mode``,
+            ``num_executors``, ``executor_cores`` and ``memory_budget_mb``.
+
+    Raises:
+        ConfigError: No image was named.
+    """
+    if not given.image:
+        raise ConfigError(
+            "pods need an image",
+            expected="--image REGISTRY/sparkdl:VERSION",
+            received="no --image",
+            hint="docker build -f docker/Dockerfile builds one",
+        )
+    overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb) + SHARED_MB
+    settings = {
+        "spark.kubernetes.container.image": given.image,
+        "spark.kubernetes.namespace": given.namespace,
+        "spark.kubernetes.executor.podTemplateFile": f"{given.output}/executor.yaml",
+        "spark.executor.instances": given.num_executors,
+        "spark.executor.cores": given.executor_cores,
+        "spark.executor.memory": "2g",
+        "spark.executor.memoryOverhead": f"{overhead}m",
+    }
+    if given.deploy_mode == "cluster":
+        settings |= {
+            "spark.kubernetes.driver.podTemplateFile": f"{given.output}/driver.yaml",
+            "spark.kubernetes.authenticate.driver.serviceAccountName": "spark",
+            "spark.driver.memory": "2g",
+            "spark.driver.memoryOverhead": f"{WORKER_MB}m",
+        }
+        before: list[str] = []
+        script, more = f"local://{ENTRY_FILE}", ""
+    else:
+        host = f"{SERVICE}.{given.namespace}.svc"
+        settings |= {
+            "spark.driver.host": host,
+            "spark.driver.bindAddress": "0.0.0.0",
+            "spark.driver.port": DRIVER_PORT,
+            "spark.driver.blockManager.port": BLOCK_PORT,
+        }
+        before = [
+            f"kubectl apply -f {given.output}/service.yaml",
+            'kubectl label pod "$HOSTNAME" sparkdl-driver=true   # the pod that this runs in',
+        ]
+        script = "$(sparkdl path)"
+        more = f" --port {SERVER_PORT} --server-bind 0.0.0.0 --server-address {host}"
+    lines = [
+        f"spark-submit --master k8s://https://HOST:6443 --deploy-mode {given.deploy_mode} \\",
+        *(f"  --conf {name}={value} \\" for name, value in settings.items()),
+        f"  {script} train MODEL --data PATH --output PATH{more}",
+    ]
+    return "\n".join([*before, *lines])

@@ -7,8 +7,7 @@ worker; where the codec loses something, it adds that to the next vector (error 
 from typing import Any
 
 from sparkdl.codecs.codec import Codec, Compression, Compressor, ErrorFeedback, Memoryless, Sections
-from sparkdl.codecs.halves import BF16, FP16, Raw
-from sparkdl.codecs.quantized import Dithering, Int4, Int8, OneBit
+from sparkdl.codecs.quantized import BF16, FP16, Dithering, Int4, Int8, OneBit, Raw
 from sparkdl.codecs.sparse import DGC, DGCCompressor, RandomK, TopK
 from sparkdl.settings.registry import Registry
 
@@ -38,7 +37,7 @@ __all__ = [
 CODECS: Registry[Codec] = Registry(
     "codec", Codec, (Raw, FP16, BF16, Int8, Int4, OneBit, TopK, DGC, RandomK, Dithering)
 )
-"""A new codec is a new module here, imported above and named in this list."""
+"""Every codec. A new one is a new module here, imported above and named in this list."""
 
 SUM_DTYPES = {codec.name: codec.sum_dtype for codec in CODECS.classes() if codec.sum_dtype}
 """Codecs whose messages an all-reduce can add up, and the dtype as which it does."""

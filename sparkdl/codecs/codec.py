@@ -142,7 +142,7 @@ class ErrorFeedback:
     Args:
         codec: C and D.
         size: Elements of every vector.
-        seed: Of the codec's draws.
+        seed: Seed of the codec's draws.
 
     References: Seide et al., 2014, "1-Bit Stochastic Gradient Descent" (Interspeech); Karimireddy
     et al., 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes",

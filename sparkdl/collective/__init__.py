@@ -1,8 +1,8 @@
 """All-reduce: ranks that talk to each other, without a server.
 
-``communicator``, ``ordered``, ``pending``: what a communicator is, and what all of them share.
-``builtin``, ``horovod``, ``horovod_connector``, ``solo``: the communicators. ``current``: a run's.
-``member``: how ranks find each other. ``arithmetic``, ``arguments``: reductions and their checks.
+``communicator``: what a communicator is, and what all of them share.
+``builtin``, ``horovod``, ``horovod_connector``: the communicators. ``current``: a run's.
+``arithmetic``: reductions and their checks.
 ``rules``: how the ranks' gradients or weights become one. ``tables``: rows spread over the ranks.
 ``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``: what
 the training loop sees.

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.codecs.halves import to_summable
-from sparkdl.collective.communicator import Communicator, ReduceHandle
+from sparkdl.codecs.quantized import to_summable
+from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
@@ -48,10 +48,10 @@ class AllReduceGradientSynchronizer:
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
-        layout: Of the flat buffer ``[gradient | statistics]``.
+        layout: Layout of the flat buffer ``[gradient | statistics]``.
         wire: ``'float16'`` or ``'bfloat16'``: the type in which gradients are sent (statistics are
             not converted); None for float32, the only exact one.
-        part_bytes: Of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
+        part_bytes: Bytes of its largest part; None: see :data:`sparkdl.training.parts.PART_BYTES`.
         check: Looks at the gradients before they are sent, except inside the compiled step; None:
             nobody does.
 
@@ -100,7 +100,7 @@ class AllReduceGradientSynchronizer:
         self._kinds: list[int] | None = None
         self._two_forms: ModelError | None = None
         self._num_terms: int | None = None
-        self._handles: list[tuple[slice, npt.NDArray[Any], ReduceHandle]] = []
+        self._handles: list[tuple[slice, npt.NDArray[Any], Pending[npt.NDArray[Any]]]] = []
 
     def _lay_out(self, dense: Layout) -> None:
         """Makes the buffer of what travels dense."""
@@ -296,7 +296,6 @@ class AllReduceGradientSynchronizer:
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self.communicator.size
 
     def agree_on_terms(self, mine: int) -> int:

@@ -29,11 +29,15 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.collective.arguments import OPS, dtype_name
-from sparkdl.collective.arithmetic import Array, put_scaled, reduction_factors, shard_edges
-from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import OrderedCommunicator
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.arithmetic import (
+    OPS,
+    Array,
+    dtype_name,
+    put_scaled,
+    reduction_factors,
+    shard_edges,
+)
+from sparkdl.collective.communicator import Communicator, Member, name_ranks
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -99,7 +103,7 @@ _WIRE = {
 }
 """The dtype that is sent for one that Horovod does not reduce; the way back changes no result."""
 _ANSWER_S = 5.0
-"""After a failure inside a compiled step: ranks that still run answer within this time."""
+"""Seconds within which ranks that still run answer after a failure inside a compiled step."""
 
 
 def unavailable() -> str:
@@ -129,14 +133,14 @@ class CannotStartError(ResourceError):
     """Horovod imports on all ranks and starts on some of them only; raised on all."""
 
 
-def gather_reasons(builtin: OrderedCommunicator, reason: str) -> dict[int, str]:
+def gather_reasons(builtin: Communicator, reason: str) -> dict[int, str]:
     """Rank -> why it cannot go on; all ranks call it. Empty if every rank's ``reason`` is."""
     mine = np.frombuffer(reason[:500].encode(), np.uint8)
     reasons = [array.tobytes().decode(errors="replace") for array in builtin.all_gather(mine)]
     return {rank: why for rank, why in enumerate(reasons) if why}
 
 
-class HorovodCommunicator(OrderedCommunicator):
+class HorovodCommunicator(Communicator):
     """One rank of a Horovod world; made by :class:`HorovodConnector`."""
 
     name = "horovod"
@@ -144,7 +148,7 @@ class HorovodCommunicator(OrderedCommunicator):
 
     def __init__(
         self,
-        builtin: OrderedCommunicator,
+        builtin: Communicator,
         members: Sequence[Member],
         interface: str | None,
         timeout_s: float,
@@ -173,15 +177,15 @@ class HorovodCommunicator(OrderedCommunicator):
         slots = _slots([m.host_id for m in members])
         together = len({m.host_id for m in members}) == 1
         reason, port = "", 0
-        own = "127.0.0.1" if together else members[self._rank].host
-        if self._rank == 0:
+        own = "127.0.0.1" if together else members[self.rank].host
+        if self.rank == 0:
             try:
                 port = self._start_rendezvous(slots, own)
             except Exception as error:  # the other ranks wait for the port
                 reason = f"{type(error).__name__}: {error}"
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
         names = ("HOSTNAME", "RANK", "LOCAL_RANK", "CROSS_RANK", "SIZE", "LOCAL_SIZE", "CROSS_SIZE")
-        settings = {f"HOROVOD_{n}": str(v) for n, v in zip(names, slots[self._rank], strict=True)}
+        settings = {f"HOROVOD_{n}": str(v) for n, v in zip(names, slots[self.rank], strict=True)}
         settings["HOROVOD_CONTROLLER"] = settings["HOROVOD_CPU_OPERATIONS"] = "gloo"
         settings["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = "127.0.0.1" if together else members[0].host
         settings["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
@@ -257,7 +261,7 @@ class HorovodCommunicator(OrderedCommunicator):
             self._builtin.all_reduce_async(np.zeros(1)).wait(_ANSWER_S)
         except SparkDLError as cause:
             return cause
-        return _failed(self._rank, error)
+        return _failed(self.rank, error)
 
     # -- operations --------------------------------------------------------------------------
 
@@ -279,7 +283,7 @@ class HorovodCommunicator(OrderedCommunicator):
                 received="uint64",
                 hint="communicator='builtin' can",
             )
-        factor = factors[self._rank]
+        factor = factors[self.rank]
         scaled = source
         if factor != 1.0:
             scaled = np.empty_like(source)
@@ -300,8 +304,8 @@ class HorovodCommunicator(OrderedCommunicator):
         # Horovod over Gloo has no reduce-scatter
         whole = np.empty_like(source)
         self._reduce("reduce_scatter", source, whole, op, weight)
-        edges = shard_edges(source.size, self._size)
-        np.copyto(target, whole[edges[self._rank] : edges[self._rank + 1]])
+        edges = shard_edges(source.size, self.size)
+        np.copyto(target, whole[edges[self.rank] : edges[self.rank + 1]])
 
     def _all_gather(self, source: Array) -> list[Array]:
         self._agree("all_gather", source, 0, 1.0, same=False)
@@ -353,7 +357,7 @@ class HorovodCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._builtin.barrier()
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         return self._builtin.group(ranks)
 
     def _agree(
@@ -367,7 +371,7 @@ class HorovodCommunicator(OrderedCommunicator):
         for rank, other in enumerate(answers):
             if len(other) != len(mine) + 1 or other[:-1].tolist() != mine.tolist():
                 raise ProtocolError(
-                    f"the ranks disagree about the operation on rank {self._rank}",
+                    f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"{kind} of {array.nbytes} bytes of {array.dtype} on all ranks",
                     received=f"another operation on rank {rank}",
                     hint="all ranks must call the same operations in the same order",
@@ -379,7 +383,7 @@ class HorovodCommunicator(OrderedCommunicator):
             with self._tf.device("/cpu:0"):
                 return operation()
         except Exception as error:
-            raise _failed(self._rank, error) from error
+            raise _failed(self.rank, error) from error
 
 
 def _failed(rank: int, error: BaseException) -> TransportError:

@@ -11,10 +11,14 @@ from typing import Unpack
 import numpy as np
 
 from sparkdl.collective.communicator import (
+    DEFAULT_TIMEOUT_S,
     BuiltinOptions,
+    Communicator,
     Connector,
     HorovodOptions,
+    Member,
     make_communicator,
+    name_ranks,
 )
 from sparkdl.collective.horovod import (
     CannotStartError,
@@ -23,9 +27,6 @@ from sparkdl.collective.horovod import (
     reduces_on_gpus,
     unavailable,
 )
-from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import DEFAULT_TIMEOUT_S, OrderedCommunicator
-from sparkdl.collective.pending import name_ranks
 from sparkdl.errors import ConfigError, ResourceError
 
 _LOG = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class HorovodConnector:
     Args:
         rank: This rank, from 0.
         interface: Network interface for Gloo; None: the one that has the advertised address.
-        **options: Of :class:`sparkdl.collective.builtin.BuiltinConnector`.
+        **options: Options of :class:`sparkdl.collective.builtin.BuiltinConnector`.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class HorovodConnector:
 
     def connect_if_useful(
         self, members: Sequence[Member], token: bytes, calls_horovod: bool
-    ) -> OrderedCommunicator:
+    ) -> Communicator:
         """Horovod, or the built-in communicator; see :class:`AutoConnector`."""
         builtin = self._connect_builtin(members, token)
         try:
@@ -102,15 +103,8 @@ class HorovodConnector:
             builtin.close()
             raise
 
-    def _connect_builtin(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
-        builtin = self._builtin.connect([_named(m, "builtin") for m in members], token)
-        if not isinstance(builtin, OrderedCommunicator):
-            raise ConfigError(
-                "Horovod needs the built-in communicator",
-                expected="an OrderedCommunicator from its connector",
-                received=type(builtin).__name__,
-            )
-        return builtin
+    def _connect_builtin(self, members: Sequence[Member], token: bytes) -> Communicator:
+        return self._builtin.connect([_named(m, "builtin") for m in members], token)
 
     def close(self) -> None:
         """Closes the sockets, unless a communicator uses them. Can be repeated."""
@@ -128,7 +122,7 @@ class AutoConnector:
         rank: This rank, from 0.
         calls_horovod: The ranks run functions that may call Horovod by themselves: Horovod is
             taken wherever it imports on all ranks.
-        **options: Of :class:`HorovodConnector`.
+        **options: Options of :class:`HorovodConnector`.
     """
 
     name = "auto"
@@ -143,7 +137,7 @@ class AutoConnector:
         """Opens the sockets of the built-in communicator; imports no framework."""
         return _named(self._horovod.prepare(), self.name)
 
-    def connect(self, members: Sequence[Member], token: bytes) -> OrderedCommunicator:
+    def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
         """Connects the built-in communicator, and Horovod where that is of use."""
         _refuse_others(members, self.name)
         return self._horovod.connect_if_useful(members, token, self._calls_horovod)
@@ -153,12 +147,12 @@ class AutoConnector:
         self._horovod.close()
 
 
-def _all_reduce_on_gpus(builtin: OrderedCommunicator) -> bool:
+def _all_reduce_on_gpus(builtin: Communicator) -> bool:
     """Whether Horovod would reduce on every rank's GPUs; the same on all ranks."""
     return float(builtin.all_reduce(np.float64(reduces_on_gpus()), "min")) > 0
 
 
-def _lacking(builtin: OrderedCommunicator, members: Sequence[Member]) -> dict[int, str]:
+def _lacking(builtin: Communicator, members: Sequence[Member]) -> dict[int, str]:
     """Rank -> the reason why Horovod cannot be used there; empty if it can on all ranks."""
     return gather_reasons(builtin, unavailable() or unreachable(members))
 

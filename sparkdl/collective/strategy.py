@@ -12,14 +12,14 @@ from sparkdl.collective.communicator import (
     Communicator,
     Connector,
     ConnectorOptions,
+    Member,
     make_communicator,
 )
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.member import Member
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
-from sparkdl.collective.tables.steps import TableSteps
+from sparkdl.collective.tables.exchange import TableSteps
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ModelError
 from sparkdl.tables.checkpoints import TableCheckpoints
@@ -47,7 +47,7 @@ class EarlyGathering:
 
     Args:
         meeting: The launcher's.
-        connector: Of the communicator to be; prepared here.
+        connector: Connector of the communicator to be; prepared here.
     """
 
     def __init__(self, meeting: RankIdentity, connector: Connector) -> None:
@@ -79,9 +79,9 @@ class AllReduceStrategy:
     Args:
         token: The run's secret; the same on all ranks.
         wire: The type in which gradients are sent; see :class:`AllReduceGradientSynchronizer`.
-        rule: What becomes of the ranks' updates; None: the mean of the gradients, at every step.
+        rule: How the ranks' updates are joined; None: the mean of the gradients, at every step.
         window: Steps between two exchanges of the rule.
-        rule_state: Of an earlier run; see :class:`RuleSynchronizer`.
+        rule_state: State of the rule in an earlier run; see :class:`RuleSynchronizer`.
         on_nan: See :class:`sparkdl.training.finite.FiniteCheck`.
         tables: Folder for the rows of a model with tables; None for a model without.
     """

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.coordinator.session import Session
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
@@ -18,43 +19,6 @@ from sparkdl.training.reports import EpochReport, MetricState, Report
 from sparkdl.training.run_state import Blob, RunState, StoredBytes
 from sparkdl.training.syncing import Orders, Outcome, Start
 from sparkdl.weights import Layout
-
-
-class Control(Protocol):
-    """A rank's connection to the driver: a :class:`~sparkdl.coordinator.session.Session`.
-
-    :class:`NoControl` stands for it in a run without one.
-    """
-
-    def join(self, *, rows: int, batches_per_epoch: int) -> object:
-        """Tells the driver how many rows and batches this rank has."""
-
-    def report(self, report: EpochReport, *, wait: bool = False) -> None:
-        """Sends the metrics of an epoch; with ``wait``, returns when the driver releases it."""
-
-    def keep(self, state: Blob, epoch: int) -> None:
-        """Leaves a :class:`~sparkdl.training.run_state.RunState` in bytes with the driver.
-
-        ``epoch`` is the number of epochs that are done.
-        """
-
-    def finish(self) -> None:
-        """Tells the driver that this rank has trained all its epochs."""
-
-    @property
-    def changes(self) -> int:
-        """How many changes of variables the driver asks this rank to have taken."""
-
-    def take_changes(self, count: int) -> list[VariableChanges]:
-        """The changes that the driver's callbacks made since the last call, up to ``count``."""
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the driver has asked all ranks to stop."""
-
-    @property
-    def learning_rate(self) -> float | None:
-        """A learning rate that the driver has set, or None."""
 
 
 class NoControl:
@@ -87,6 +51,10 @@ class NoControl:
 
     def finish(self) -> None:
         """Does nothing."""
+
+
+Control = Session | NoControl
+"""A rank's connection to the driver, or what stands for it."""
 
 
 class StepSynchronizer(Protocol):
@@ -161,7 +129,7 @@ class AllReduceSynchronizer:
     Args:
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
-        check: That of ``steps``.
+        check: The check of ``steps``.
     """
 
     every_batch = True

@@ -3,9 +3,9 @@
 ``machine``
     :class:`~sparkdl.coordinator.machine.Coordinator`, the state machine that transports serve:
     message in, replies out; how ranks join.
-``group``, ``worker``, ``reporting``, ``telemetry``, ``blobs``, ``lines``
-    Its parts: membership and deferred replies; one rank over its attempts; what they report and
-    the driver orders; metrics; kept states; log lines; stop and learning rate.
+``group``, ``reporting``, ``telemetry``, ``blobs``
+    Its parts: members, attempts and deferred replies; what they report and the driver orders;
+    metrics and log lines; kept states.
 ``store``
     What a store is that plugs into a coordinator (the parameter server is one).
 ``settings``, ``status``, ``kinds``

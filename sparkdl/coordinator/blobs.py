@@ -171,8 +171,7 @@ class KeptBlobs:
         self._own: dict[int, KeptBlob] = {}
 
     def put(self, message: Message) -> None:
-        """Takes one chunk; see :meth:`Assembly.put`. ``own`` in its meta: of the rank, not of the
-        run."""
+        """Takes one chunk, see :meth:`Assembly.put`; ``own`` in its meta: it is the rank's."""
         assembly = self._assemblies.get(message.rank)
         if assembly is None:
             assembly = Assembly("the state to keep", self._max_bytes)

@@ -11,17 +11,16 @@ import numpy as np
 
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.lines import unpack_lines
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
+from sparkdl.coordinator.telemetry import unpack_lines
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges
-from sparkdl.transport.address import Endpoint
+from sparkdl.transport.address import Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, FrameLimits, Message
-from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.server import Server
 from sparkdl.wire.hosts import loopback_of

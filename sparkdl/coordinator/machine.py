@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.coordinator.group import Group, RunOrders, Wait
+from sparkdl.coordinator.group import Group, Introduction, RunOrders, Wait, Worker
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.telemetry import is_count
-from sparkdl.coordinator.worker import Introduction, Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.frames import (
     ByteArray,
@@ -142,7 +141,6 @@ class Joining:
                 self.let_in(connection, worker, entry)
 
     def let_in(self, connection: int, worker: Worker, entry: Entry) -> None:
-        """Makes a worker a member."""
         worker.member = True
         self._welcome(connection, worker, Flag.NONE, entry)
 

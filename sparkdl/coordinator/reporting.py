@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
-from sparkdl.coordinator.lines import MAX_LINES_BYTES, LogLines, pack_lines
 from sparkdl.coordinator.status import EpochTotals, Status
-from sparkdl.coordinator.telemetry import lines_of, load_of, report_of, usage_of
+from sparkdl.coordinator.telemetry import (
+    MAX_LINES_BYTES,
+    LogLines,
+    lines_of,
+    load_of,
+    pack_lines,
+    report_of,
+    usage_of,
+)
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
 from sparkdl.training.changes import VariableChanges

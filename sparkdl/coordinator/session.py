@@ -14,8 +14,12 @@ from typing import Any
 
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.lines import MAX_LINE_CHARS, MAX_LINES_BYTES, pack_lines
-from sparkdl.coordinator.telemetry import report_message
+from sparkdl.coordinator.telemetry import (
+    MAX_LINE_CHARS,
+    MAX_LINES_BYTES,
+    pack_lines,
+    report_message,
+)
 from sparkdl.errors import WorkerError
 from sparkdl.failures import Failure
 from sparkdl.process.closing import Closing

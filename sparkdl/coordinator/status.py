@@ -28,7 +28,7 @@ class WorkerStatus:
         staleness_mean, staleness_max: Commits of others between its pulls and its commits.
         member: Was let in and takes part; a worker that waits to join is alive, but no member.
         usage: What the present attempt had used at its last report; None before one.
-        load: Of its host, at the last heartbeat that told it; None before one.
+        load: Load of its host, at the last heartbeat that told it; None before one.
     """
 
     alive: bool
@@ -108,7 +108,6 @@ class Status:
 
     @property
     def commits(self) -> int:
-        """Commits of all ranks."""
         return sum(worker.commits for worker in self.workers.values())
 
     def to_wire(self) -> tuple[dict[str, Any], ByteArray]:

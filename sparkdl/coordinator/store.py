@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.coordinator.group import Group
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Group, Worker
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import FrameKind, FrameLimits, Message
 
@@ -54,7 +53,6 @@ class Store:
 
     @property
     def name(self) -> str:
-        """For messages."""
         return "none"
 
     def attach(self, group: Group) -> None:

@@ -7,7 +7,6 @@
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
 - ``statistics``: what a fit asks of a partition's rows. ``shards``: files dealt to their readers.
 - ``feed``: the rows of ``run(fn, data=...)``. ``tfrecord``: files of TFRecord.
-- ``sparse_rows``: labelled sparse vectors in memory.
 - ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
 """
 

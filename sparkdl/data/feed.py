@@ -210,7 +210,7 @@ class RowSpool:
 
     Args:
         budget_bytes: Bytes that may stay in memory.
-        directory: Of the file; the system's temporary directory by default.
+        directory: Directory of the file; the system's temporary directory by default.
     """
 
     def __init__(self, budget_bytes: int, directory: str | None = None) -> None:
@@ -364,7 +364,7 @@ class Feed(RowFeed):
         joined: Rows of the rank that has most, if this feed shall give as many batches as the feed
             of that rank; None: it need not.
         shuffle: Whether each epoch permutes the record batches, and the rows within each.
-        seed: Of the order.
+        seed: Seed of the order.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ class Padding:
         value: What stands behind the end of a shorter row.
         few_lengths: Round the length of a batch up to a power of two, for frameworks that compile
             the step anew for each length.
-        numbers: Of a flat array that make up a position; only a mask needs to know.
+        numbers: How many numbers of a flat array are a position; only a mask needs to know.
     """
 
     value: float = 0.0

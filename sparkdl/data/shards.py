@@ -191,7 +191,7 @@ class ReadTime:
         """The number of readers that are of use.
 
         Args:
-            wait_share: Of the time of whoever takes the items, the share in which it waited.
+            wait_share: The share of its time in which whoever takes the items waited.
             free_processors: Tells how many processors of this machine had nothing to do while one
                 reader read; asked only if readers compute.
             first: Whether the wait is for the first item, which is waited for in any case.

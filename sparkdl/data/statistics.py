@@ -49,8 +49,8 @@ def _of_input(rows: Rows, spec: ColumnSpec) -> float:
 
 
 MOST_LOOKED_AT, MOST_VALUES = 1 << 14, 1000
-"""Numbers of the labels that are looked at, of more those of some rows (images have many in a row),
-evenly spread; labels of more values or classes are not."""
+"""At most this many label values are sampled, from evenly spread rows (images have many each). A
+label with more values or classes than ``MOST_VALUES`` is not sampled."""
 
 
 def label_mean(rows: Rows) -> tuple[float, ...]:

@@ -212,7 +212,7 @@ def release_pages(mapped: mmap.mmap, begin: int, length: int) -> None:
 
     Args:
         mapped: Read-only.
-        begin: Of the part, in bytes.
+        begin: Where the part begins, in bytes.
         length: In bytes.
     """
     first = max(0, begin - _NEIGHBOURS_BYTES) // mmap.PAGESIZE * mmap.PAGESIZE
@@ -251,7 +251,7 @@ class SpillWriter:
     Args:
         shapes: Shape of one row, per column.
         dtypes: NumPy dtype, per column.
-        directory: Of the file; the system's temporary directory by default.
+        directory: Directory of the file; the system's temporary directory by default.
         budget_bytes: Bytes that may be in memory while the rows are read back.
     """
 
@@ -397,7 +397,7 @@ class GrowingRagged:
     """Ragged rows appended part by part; the counterpart of :class:`GrowingArray`.
 
     Args:
-        shape: Of one position.
+        shape: Shape of one position.
         dtype: NumPy dtype.
     """
 
@@ -426,9 +426,9 @@ class RaggedSpill:
     """Writes the positions of ragged rows to a file without a name; their lengths stay in memory.
 
     Args:
-        shape: Of one position.
+        shape: Shape of one position.
         dtype: NumPy dtype.
-        directory: Of the file; the system's temporary directory by default.
+        directory: Directory of the file; the system's temporary directory by default.
     """
 
     def __init__(self, shape: Sequence[int], dtype: npt.DTypeLike, directory: str | None) -> None:

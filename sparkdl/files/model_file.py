@@ -22,7 +22,7 @@ from sparkdl.training.run_state import RunState
 HDF5 = (".h5", ".hdf5")
 """Endings of files in Keras' older format."""
 _HDF5_BEGIN = b"\x89HDF\r\n\x1a\n"
-"""How such a file begins, whatever its name is."""
+"""First bytes of such a file, whatever its name is."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class ModelFile:
 
     Args:
         content: All of it, for Keras.
-        settings: Of the SparkModel; empty if plain Keras wrote the file.
-        state: Of its runs; None if plain Keras wrote the file.
+        settings: Settings of the SparkModel; empty if plain Keras wrote the file.
+        state: State of its runs; None if plain Keras wrote the file.
     """
 
     content: bytes

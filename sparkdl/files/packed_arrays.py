@@ -30,7 +30,7 @@ def store_arrays(
 
     Args:
         arrays: Small ones.
-        pieces: Of each flat array the name, the number of elements, and its parts in order.
+        pieces: The name of each flat array, the number of its elements, and its parts in order.
     """
     stored = StoredBytes()
     with zipfile.ZipFile(stored.file, "w") as archive:

@@ -60,7 +60,7 @@ def open_input(path: str, *, mapped: bool = False, place: FilePlace | None = Non
     Args:
         mapped: Whether a file of this machine is mapped into memory, so that what is read of it is
             no copy. It must not become shorter meanwhile.
-        place: Of the file, if it is known: to find it may ask another machine.
+        place: Place of the file, if it is known: to find it may ask another machine.
     """
     from pyarrow import fs
 

@@ -1,10 +1,9 @@
 """How ranks are started: one task, once per rank, as threads, processes or tasks of Spark.
 
 ``task``: what a task and a launcher are, and how ranks exchange texts. ``function``: the task of
-``sparkdl.run``. ``threads``, ``processes``: two launchers (Spark's is in
-``spark/runs/launcher.py``). ``thread_call``: a call that may be given up. ``child``: a rank in a
-process of its own, with other devices. ``devices``: which those are. ``rank_session``, ``peers``:
-how ranks meet the coordinator, and are told of each other. ``results``: what comes back.
-``capture``: what ranks print. ``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C
-on the driver.
+``sparkdl.run``. ``threads``, ``child``: two launchers (Spark's is in
+``spark/runs/launcher.py``), and a rank in a process of its own, with other devices. ``devices``:
+which those are. ``peers``: how ranks meet the coordinator, and are told of each other. ``results``:
+what comes back and what ranks print. ``feeds``: the rows of ``run(fn, data=...)``.
+``interrupts``: Ctrl-C on the driver.
 """

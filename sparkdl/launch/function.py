@@ -25,13 +25,18 @@ from sparkdl.coordinator.session import Session
 from sparkdl.data.feed import FedRows
 from sparkdl.errors import DataError, WorkerError
 from sparkdl.failures import Failure, RankFailure
-from sparkdl.launch.capture import Capture
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.feeds.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
 from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
-from sparkdl.launch.peers import Peers, call_until_others_end, peer_environment
-from sparkdl.launch.rank_session import DriverUnreachableError, LineSender, open_rank_session
-from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.peers import (
+    DriverUnreachableError,
+    LineSender,
+    Peers,
+    call_until_others_end,
+    open_rank_session,
+    peer_environment,
+)
+from sparkdl.launch.results import Capture, Result, of_kind
 from sparkdl.launch.task import AloneGathering, RaisingTask, RankContext
 from sparkdl.process import payload
 from sparkdl.process.log_lines import Sink, log_through, show
@@ -52,7 +57,7 @@ class FunctionTask(RaisingTask):
         all_results: Whether other ranks than 0 return their result.
         capture: Whether lines that the rank's process prints go to the driver; else only those
             of :func:`sparkdl.log_to_driver` do.
-        endpoint: Of the coordinator, where the ranks meet and which takes their lines; None where
+        endpoint: The coordinator, where the ranks meet and which takes their lines; None where
             there is none: they meet by the launcher, and lines come with the result.
         peers: What a framework that connects the ranks itself finds in its environment; None:
             nothing.

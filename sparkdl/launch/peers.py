@@ -1,10 +1,13 @@
-"""How a framework that connects the ranks by itself learns where they are: from its environment."""
+"""How a rank meets the coordinator, and how a framework that connects the ranks finds them."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
+import socket
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass
@@ -13,16 +16,118 @@ from typing import Any, Literal
 import numpy as np
 
 from sparkdl.collective.communicator import Communicator
-from sparkdl.errors import ConfigError
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.coordinator.session import Session, open_session
+from sparkdl.errors import Cause, ConfigError, ResourceError, TransportError
+from sparkdl.launch.task import RankContext
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.settings.network import RankListening
 from sparkdl.settings.values import require_int, require_name
+from sparkdl.transport.address import Endpoint
+from sparkdl.transport.connection import Timeouts
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.listening import listen
 
+KEPT_BYTES = 1 << 20
+"""Most bytes of lines that a rank keeps to be sent: the latest."""
+
+
+class LineSender:
+    """Sends lines through the rank's session, in a thread: a slow driver never stops the rank.
+
+    Args:
+        session: The rank's; None where the driver cannot be reached, and the lines are kept.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        self._session = session
+        self._lines: collections.deque[str] = collections.deque()
+        self._bytes = self._dropped = 0
+        self._ended = False
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        if session is not None:
+            self._thread = threading.Thread(target=self._send, name="sparkdl-lines", daemon=True)
+            self._thread.start()
+
+    def send(self, text: str) -> None:
+        """Sends or keeps a message, which may have several lines; never waits."""
+        with self._changed:
+            for line in text.split("\n"):
+                self._lines.append(line)
+                self._bytes += len(line) + 1
+            while self._bytes > KEPT_BYTES:
+                self._bytes -= len(self._lines.popleft()) + 1
+                self._dropped += 1
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 5.0) -> list[str]:
+        """Sends what is left; returns the lines that could not be sent."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        with self._changed:
+            return self._take()
+
+    def _take(self) -> list[str]:
+        lines = list(self._lines)
+        if self._dropped:
+            lines.insert(0, f"[{self._dropped} lines dropped: the driver was too slow]")
+        self._lines.clear()
+        self._bytes = self._dropped = 0
+        return lines
+
+    def _send(self) -> None:
+        assert self._session is not None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines or self._ended)
+                lines = self._take()
+            if not lines:
+                return
+            try:
+                self._session.log([line or " " for line in lines])
+            except Exception:  # the driver is gone: they may still come with the result
+                with self._changed:
+                    self._lines.extendleft(reversed(lines))
+                return
+
+
+CONNECT_TIMEOUT_S = 5.0
+"""Seconds for which a rank tries to reach the coordinator."""
+
+
+class DriverUnreachableError(ResourceError):
+    """A rank cannot reach the coordinator. The others may: all must meet in another way."""
+
+    cause = Cause.UNREACHED
+
+
+def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:
+    """A session with the coordinator.
+
+    Raises:
+        DriverUnreachableError: It cannot be reached from here.
+    """
+    timeouts = Timeouts(connect_s=CONNECT_TIMEOUT_S, reconnect_s=CONNECT_TIMEOUT_S)
+    try:
+        return open_session(endpoint, rank=rank.rank, attempt=rank.attempt, timeouts=timeouts)
+    except TransportError as error:
+        problem = error.received
+    # outside of the except: the failure is this rank's own, not a consequence of another's
+    address = f"{endpoint.address.host}:{endpoint.address.port}"
+    raise DriverUnreachableError(
+        f"rank {rank.rank} on {socket.gethostname()} cannot reach the driver",
+        expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s",
+        received=problem,
+        hint="network=Network(server_bind=..., server_address=..., port=...) says where it listens",
+    )
+
+
 Distributed = Literal["tensorflow", "torch", "jax"]
 ROLES = ("chief", "worker", "ps", "evaluator")
-"""In the order of ranks."""
+"""Roles in the order of ranks."""
 
 
 @dataclass(frozen=True)

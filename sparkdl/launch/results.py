@@ -1,19 +1,26 @@
-"""The results of ranks, cut into rows of bounded size for the driver, and joined again."""
+"""The results of ranks, in rows of bounded size for the driver, and the lines that they print."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import os
+import selectors
+import sys
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from sparkdl.failures import Failure
+from sparkdl.process.log_lines import LineSplitter, Sink
 
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 """The columns of a row, as Spark writes them."""
 CHUNK_BYTES = 2 << 20
-"""A row's content has at most this size (Spark Connect bounds an Arrow batch at 4 MiB)."""
+"""Most bytes of a row's content (Spark Connect bounds an Arrow batch at 4 MiB)."""
 
 
 class Row(Protocol):
@@ -74,7 +81,6 @@ def join(rows: Iterable[Row]) -> list[Result]:
 
 
 def join_batches(batches: Iterable[pa.RecordBatch]) -> list[Result]:
-    """The results in Arrow batches."""
     return join(Result(**row) for batch in batches for row in batch.to_pylist())
 
 
@@ -91,3 +97,88 @@ def failed(rank: int, failure: Failure) -> Result:
 def failures_of(results: Iterable[Result]) -> list[Failure]:
     """The failures that ranks returned, in rank order."""
     return [Failure.from_json(r.text) for r in of_kind(results, "failed").values()]
+
+
+class Capture:
+    """Passes every line that this process writes to a sink, and on to where it went before.
+
+    It works on the file descriptors 1 and 2, so that lines of C code and of child processes are
+    captured too. After the block the descriptors are as they were before.
+
+    Args:
+        on_line: The sink; called in a thread of the capture, once per line.
+    """
+
+    def __init__(self, on_line: Sink) -> None:
+        self._on_line = on_line
+
+    def __enter__(self) -> Capture:
+        _flush()
+        self._saved = {fd: os.dup(fd) for fd in (1, 2)}
+        self._selector = selectors.DefaultSelector()
+        self._wake_read, self._wake_write = os.pipe()
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        for fd, saved in self._saved.items():
+            reader, writer = os.pipe()
+            os.set_blocking(reader, False)
+            os.dup2(writer, fd)
+            os.close(writer)
+            splitter = LineSplitter(self._on_line)
+            self._selector.register(reader, selectors.EVENT_READ, (splitter, saved))
+        streams: list[Any] = [s for s in (sys.stdout, sys.stderr) if _is_text(s)]
+        self._streams = [(stream, stream.line_buffering) for stream in streams]
+        for stream, _ in self._streams:
+            stream.reconfigure(line_buffering=True)
+        self._thread = threading.Thread(target=self._read, name="sparkdl-capture", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _flush()
+        for stream, line_buffering in self._streams:
+            stream.reconfigure(line_buffering=line_buffering)
+        for fd, saved in self._saved.items():
+            os.dup2(saved, fd)
+        os.write(self._wake_write, b"\0")  # child processes may hold the pipes: no end would come
+        self._thread.join(5.0)
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()
+        os.close(self._wake_write)
+        for saved in self._saved.values():
+            os.close(saved)
+
+    def _read(self) -> None:
+        ending = False
+        while not ending:
+            ready = [key for key, _ in self._selector.select()]
+            ending = any(key.data is None for key in ready)
+            for key in list(self._selector.get_map().values()) if ending else ready:
+                if key.data is not None:
+                    self._pump(key.fd, *key.data, to_the_end=ending)
+
+    def _pump(self, fd: int, splitter: LineSplitter, saved: int, *, to_the_end: bool) -> None:
+        for _ in range(64 if to_the_end else 1):  # a child that goes on writing ends nothing
+            try:
+                data = os.read(fd, 1 << 16)
+            except BlockingIOError:
+                break
+            if not data:
+                break
+            with contextlib.suppress(OSError):
+                os.write(saved, data)
+            splitter.feed(data)
+        if to_the_end:
+            splitter.end()
+
+
+def _is_text(stream: Any) -> bool:
+    return hasattr(stream, "reconfigure") and hasattr(stream, "line_buffering")
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(Exception):
+        ctypes.CDLL(None).fflush(None)

@@ -1,7 +1,7 @@
 """The protocols of a launcher and of the tasks that it starts.
 
 A *task* is made on the driver and pickled. A *launcher* starts it once per *rank*: as threads
-(:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.processes`), or
+(:mod:`sparkdl.launch.threads`), as processes of this machine (:mod:`sparkdl.launch.child`), or
 as tasks of a Spark stage (:mod:`sparkdl.spark.runs.launcher`).
 """
 
@@ -15,7 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sparkdl.errors import ConfigError, TransportError, WaitTimeoutError
+from sparkdl.errors import ConfigError, SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
 from sparkdl.launch.results import Result
@@ -177,6 +177,16 @@ class RaisingTask:
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""
         raise RankFailure(Failure.of(rank.rank, error)) from error
+
+
+class QueryTask:
+    """The base of tasks in a user's query, where Spark shows the text of an exception."""
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
+        if isinstance(error, SparkDLError):
+            raise error
+        raise Failure.of(rank.rank, error).worker_error() from None
 
 
 class Ranks(Protocol):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.tables.classes import ClassPart, ClassSpec, Measured, Softmax, find_measured, joined
-from sparkdl.tables.routing import owner
+from sparkdl.tables.index import owner
 from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
@@ -55,7 +55,6 @@ class LocalRows:
     # -- the service -------------------------------------------------------------------------------
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
         self.flush()
         self._number += 1
         if training:
@@ -65,7 +64,6 @@ class LocalRows:
         return store.pull(ids, create=training), self._number
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
-        """See :class:`sparkdl.tables.service.RowService`."""
         table, ids = self._pulled.pop(pulled)
         self._rate_now[table] = self._rate(table)
         optimizer = self._optimizer()
@@ -86,7 +84,6 @@ class LocalRows:
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
-        """See :class:`sparkdl.tables.service.RowService`."""
         part = self._part(table, classes)
         softmax = joined([part.measure(features, labels, training=training)])
         self._number += 1
@@ -95,7 +92,6 @@ class LocalRows:
         return softmax, self._number
 
     def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
-        """See :class:`sparkdl.tables.service.RowService`."""
         of = find_measured(self._measured, measured)
         del self._measured[of.table]
         shares = np.ones(len(upstream), np.float32)

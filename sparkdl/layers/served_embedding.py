@@ -50,7 +50,7 @@ class ServedEmbedding(TableLayer):
         initializer: The start value of rows: ``'uniform'`` (-.05 to .05, as Keras' ``Embedding``),
             ``'normal'`` (deviation .05), ``'zeros'``, or a dict with the name and its constants.
             It depends on the seed, the table's name and the id only.
-        optimizer: Of the table: a Keras optimizer or its name. SGD without momentum, Adagrad, Adam
+        optimizer: The table's: a Keras optimizer or its name. SGD without momentum, Adagrad, Adam
             (each row has its own steps: a row that a batch does not touch stands still) and FTRL
             work. None: the class, constants and learning rate that the model is compiled with.
         entry: Which ids get a row: ``CountFilter(10)``, those that were seen ten times, or
@@ -63,9 +63,9 @@ class ServedEmbedding(TableLayer):
         tracks: Whether each row knows how often and when its id was seen (8 bytes a row):
             ``spark_model.tables[...]`` then shrinks, and tells the rows that changed since a step.
             With ``max_rows`` and ``expire_after`` it always does.
-        seed: Of the start values; None: drawn when the layer is made
+        seed: Seed of the start values; None: drawn when the layer is made
             (``keras.utils.set_random_seed`` fixes it).
-        **kwargs: Those of ``keras.layers.Layer``.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Input shape:
         Integers of any shape; ``(batch, n)`` at least with a combiner.
@@ -108,7 +108,6 @@ class ServedEmbedding(TableLayer):
         self._start = RowStart(self.table, dim, initializer, self.seed)
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``."""
         rule, rate = self.rule_and_rate(optimizer)
         start = self._start.settings
         store = RowStore(
@@ -140,7 +139,7 @@ class ServedEmbedding(TableLayer):
 
         Args:
             ids: Integers of shape ``(n,)``, each once.
-            rows: Of shape ``(n, dim)``.
+            rows: Rows of shape ``(n, dim)``.
 
         Raises:
             DataError: The shapes are others, an id is there twice, or a number is not finite.
@@ -165,17 +164,14 @@ class ServedEmbedding(TableLayer):
         self._service.put(self, given.astype(np.int64), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
-        """See :class:`TableLayer`."""
         return self._start.rows(ids)
 
     def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
-        """See :class:`sparkdl.tables.service.LooksUpRows`."""
         return _unique(ids, self.pad_id)[0]
 
     # -- Keras -------------------------------------------------------------------------------------
 
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
-        """See the class."""
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.dim)
 
@@ -193,7 +189,6 @@ class ServedEmbedding(TableLayer):
         return super().__call__(ids, *args, **kwargs)
 
     def call(self, ids: Any, training: Any = None) -> Any:
-        """The rows of ``ids``."""
         self.find_service()
         call = _Call(self, bool(training))
         anchor = ops.convert_to_tensor(self._anchor)
@@ -256,17 +251,16 @@ class _Call:
         assert self._layer.service is not None
         return self._layer.service
 
-    def pull(self, ids: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostRows`."""
+    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
         unique, present, inverse = _unique(np.asarray(ids), self._pad)
-        rows, number = self._service.pull(self._table, unique, training=self._training)
+        training = self._layer.may_learn(self._training, differentiated)
+        rows, number = self._service.pull(self._table, unique, training=training)
         self._pulled = number, present, inverse.astype(np.int64)
         found = np.zeros((present.size, self._dim), np.float32)
         found[present] = rows[inverse]
         return found.reshape(*np.shape(ids), self._dim)
 
     def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
-        """See :class:`sparkdl.layers.backends.HostRows`."""
         assert self._pulled is not None
         number, present, inverse = self._pulled
         own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]
@@ -279,7 +273,7 @@ class _Call:
 def _unique(
     ids: npt.NDArray[Any], pad: int | None
 ) -> tuple[IdArray, npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-    """Each id once and in order, which are no padding, and the place of each of these."""
+    """The sorted unique ids, a mask of entries that are no padding, and their ids' positions."""
     flat = ids.reshape(-1).astype(np.int64)
     present = np.ones(flat.size, bool) if pad is None else flat != pad
     unique, inverse = np.unique(flat[present], return_inverse=True)

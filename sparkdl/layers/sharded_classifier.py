@@ -96,13 +96,13 @@ class ShardedClassifier(TableLayer):
         sample: Share of its classes that a worker takes in a training step: those of the batch's
             labels always, others at random (Partial FC). The centers of others stand still.
         table: Name of the table that keeps the centers. None: the layer's.
-        optimizer: Of the centers: a Keras optimizer or its name. SGD (with momentum, weight decay),
+        optimizer: The centers': a Keras optimizer or its name. SGD (with momentum, weight decay),
             Adagrad, Adam and FTRL work. None: that of the model, with its learning rate.
         initializer: The start value of centers, see ``ServedEmbedding``. It depends on the seed,
             the table's name and the class only.
         chunk: Classes whose logits are held at a time.
-        seed: Of the start values and samples; None: drawn when the layer is made.
-        **kwargs: Those of ``keras.layers.Layer``.
+        seed: Seed of the start values and samples; None: drawn when the layer is made.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Input shape:
         Floats, ``(batch, dim)``.
@@ -173,7 +173,6 @@ class ShardedClassifier(TableLayer):
         return ClassAccuracy(self.table)
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """See :class:`TableLayer`."""
         rule, rate = self.rule_and_rate(optimizer)
         start = RowStart(self.table, self.dim, self.initializer, self.seed).settings
         store = RowStore(self.dim, rule, start, name=self.table, seed=self.seed)
@@ -194,7 +193,6 @@ class ShardedClassifier(TableLayer):
         return self.rows(np.asarray(classes, np.int64))
 
     def start_rows(self, ids: IdArray) -> FloatArray:
-        """See :class:`TableLayer`."""
         return RowStart(self.table, self.dim, self.initializer, self.seed).rows(ids)
 
     def top_classes(self, features: Any, k: int = 5) -> tuple[IdArray, FloatArray]:
@@ -226,7 +224,6 @@ class ShardedClassifier(TableLayer):
     # -- Keras -------------------------------------------------------------------------------------
 
     def build(self, input_shape: Any) -> None:
-        """See :class:`TableLayer`."""
         shape = tuple(input_shape)
         if len(shape) != 2 or shape[1] is None:
             raise ModelError(
@@ -239,7 +236,6 @@ class ShardedClassifier(TableLayer):
         super().build(input_shape)
 
     def call(self, features: Any, training: Any = None) -> Any:
-        """The features."""
         model = self._get_call_context().entry_layer
         if isinstance(model, keras.Model):
             self.require_trainable_in(model)
@@ -293,9 +289,9 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
-        num_classes: Of the classifier.
+        num_classes: How many classes the classifier has.
         reduction: As of every Keras loss.
-        name: Of the loss.
+        name: Name of the loss.
         dtype: As of every Keras loss.
     """
 
@@ -318,7 +314,6 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
         return _called.find(self.table).losses_of(ops.convert_to_tensor(y_true), y_pred)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class."""
         return {**super().get_config(), "table": self.table, "num_classes": self.num_classes}
 
 
@@ -330,7 +325,7 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
-        name: Of the metric.
+        name: Name of the metric.
         dtype: As of every Keras metric.
     """
 
@@ -347,7 +342,6 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
         return super().update_state(after(lambda: layer.hits, y_pred), sample_weight)
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class."""
         return {**super().get_config(), "table": self.table}
 
 
@@ -358,19 +352,18 @@ class _Call:
         self._layer, self._training = layer, training
         self._number = -1
 
-    def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostClasses`."""
+    def measure(self, features: FloatArray, labels: Ids, differentiated: bool) -> FloatArray:
         layer = self._layer
         assert layer.service is not None
         own = checked_labels(labels, len(features), layer.num_classes, layer.name)
         softmax, self._number = layer.service.measure(
-            layer.table, layer.classes, features, own, training=self._training
-        )
+            layer.table, layer.classes, features, own,
+            training=layer.may_learn(self._training, differentiated),
+        )  # fmt: skip
         layer.hits = softmax.hits
         return softmax.losses
 
     def learn(self, upstream: FloatArray) -> FloatArray:
-        """See :class:`sparkdl.layers.backends.HostClasses`."""
         assert self._layer.service is not None
         return self._layer.service.learn(
             self._number, np.asarray(upstream, np.float32), trying=self._layer.trying

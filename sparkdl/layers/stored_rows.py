@@ -38,20 +38,16 @@ class StoredRows:
         return {name: TableReader(self._found.folder_of(name)) for name in self._found.tables}
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
-        if training:
-            raise self._untrainable(table)
-        return self.tables[table].pull(ids), -1
+        return self.tables[table].pull(ids), list(self._found.tables).index(table)
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
-        """Never called: :meth:`pull` refuses to train."""
-        raise NotImplementedError
+        """Refuses to train."""
+        raise self._untrainable(list(self._found.tables)[pulled])
 
     def measure(
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
-        """See :class:`sparkdl.tables.service.RowService`."""
         if training:
             raise self._untrainable(table)
         chunks = self.tables[table].chunks(classes.chunk)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import keras
 import numpy as np
+from keras.src.backend.common import global_state
 
 from sparkdl.errors import ModelError
 from sparkdl.layers.local_rows import LocalRows
@@ -24,9 +25,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     Args:
         table: Name of the table. None: the layer's.
-        optimizer: Of the table: a Keras optimizer or its name. None: that of the model.
-        seed: Of the start values; None: drawn.
-        **kwargs: Those of ``keras.layers.Layer``.
+        optimizer: Optimizer of the table: a Keras optimizer or its name. None: that of the model.
+        seed: Seed of the start values; None: drawn.
+        **kwargs: Arguments of ``keras.layers.Layer``.
 
     Raises:
         ModelError: The layer is made in a ``keras.RematScope``.
@@ -60,7 +61,14 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     @property
     def optimizer(self) -> Any:
         """The table's own optimizer, or None."""
-        return None if self._own is None else keras.saving.deserialize_keras_object(dict(self._own))
+        if self._own is None:
+            return None
+        scope = global_state.get_global_attribute("stateless_scope")
+        try:  # within an eager step of JAX, where Keras makes no variables
+            global_state.set_global_attribute("stateless_scope", None)
+            return keras.saving.deserialize_keras_object(dict(self._own))
+        finally:
+            global_state.set_global_attribute("stateless_scope", scope)
 
     @property
     def table_name(self) -> str:
@@ -104,6 +112,17 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     def require_trainable_in(self, model: keras.Model) -> None:
         """Raises ModelError if the model is compiled with what the layer cannot be trained by."""
 
+    def may_learn(self, told: bool, differentiated: bool) -> bool:
+        """Whether a gradient may follow a call, as that of Keras' own layers does in both cases.
+
+        Args:
+            told: Whether the call said ``training=True``. A subclassed model whose ``call`` has no
+                such argument says nothing in ``fit``; ``base(x, training=False)`` trains the base.
+            differentiated: Whether the framework keeps the call for a gradient. PyTorch keeps each
+                that nobody forbids, so there it counts in a module that is in training alone.
+        """
+        return told or (differentiated and (keras.backend.backend() != "torch" or self.training))
+
     def start_rows(self, ids: IdArray) -> FloatArray:
         """The start values of some ids, of shape ``(n, dim)``."""
         raise NotImplementedError
@@ -112,7 +131,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         """The rows of some ids; start values where an id has none.
 
         Args:
-            ids: Of shape ``(n,)``.
+            ids: Ids of shape ``(n,)``.
 
         Returns:
             Of shape ``(n, dim)``.

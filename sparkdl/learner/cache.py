@@ -81,7 +81,7 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
 
     Args:
         archive: The model.
-        form: Of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
+        form: Form of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
             tracing finds out about the loss, depend on it.
     """
     kept = _kept.pop((archive.key, form), None)

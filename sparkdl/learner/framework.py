@@ -129,7 +129,7 @@ def lean_import(backend: str | None) -> Iterator[None]:
     again and again, for a fifth to a third of the import's time (ADR 0096).
 
     Args:
-        backend: Of Keras; what it needs is found.
+        backend: Backend of Keras; what it needs is found.
     """
     collects, number = gc.isenabled(), len(sys.modules)
     packages, thread = NOT_NEEDED - {backend or "jax"}, threading.get_ident()

@@ -6,13 +6,14 @@ server runs them on its center, and a rank of a sliced all-reduce on its slice o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparkdl.optimizers.blocks import add_scaled, each_block
-from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.optimizers.blocks import add_scaled, each_block, run_compiled
 from sparkdl.optimizers.optimizer import Checks, FlatOptimizer, State
 from sparkdl.settings.values import (
     require,
@@ -23,15 +24,19 @@ from sparkdl.settings.values import (
 from sparkdl.weights import FloatArray
 
 __all__ = [
+    "FLAT_CLASSES",
     "FlatAdagrad",
     "FlatAdam",
     "FlatAdamW",
     "FlatOptimizer",
     "FlatRMSprop",
     "FlatSGD",
+    "Made",
     "State",
+    "optimizer_from_config",
     "take_adagrad_step",
     "take_nesterov_step",
+    "without_scaling",
 ]
 
 
@@ -51,7 +56,7 @@ def take_nesterov_step(
     it is what workers have trained.
 
     Args:
-        change: Of the same length; stays as it is.
+        change: Change of the same length; stays as it is.
         decayed: ``momentum · m``, which takes one pass less than ``m`` itself; changed in place.
         momentum: In (0, 1).
         total: What the momentum takes in, where that is not ``change``.
@@ -457,3 +462,79 @@ class FlatAdamW(FlatAdam):
             "learning_rate · weight_decay below 1",
             self.weight_decay,
         )
+
+
+Made = TypeVar("Made", bound=FlatOptimizer)
+
+FLAT_CLASSES = (FlatSGD, FlatAdagrad, FlatRMSprop, FlatAdam, FlatAdamW)
+"""Every optimizer on flat vectors."""
+# Entries of a config that do not change the step.
+_HARMLESS = frozenset(
+    {"name", "ema_momentum", "is_legacy_optimizer", "jit_compile", "is_scheduled"}
+)
+_SWITCHED_OFF = (None, False)
+
+
+def optimizer_from_config(
+    config: Mapping[str, Any],
+    classes: Iterable[type[Made]],
+    *,
+    where: str,
+    hint: str,
+    beside: Collection[str] = (),
+) -> Made:
+    """The counterpart of a serialized Keras optimizer among ``classes``.
+
+    Args:
+        config: ``{'class_name': 'Adam', 'config': {...}}``, as ``keras.optimizers.serialize`` and
+            ``{'class_name': type(o).__name__, 'config': o.get_config()}`` give it. A learning rate
+            schedule becomes None: the caller's current learning rate.
+        classes: Classes to choose from, by the Keras class whose steps each takes. Keras' Adam
+            with weight decay becomes AdamW.
+        beside: Options that the caller sees to.
+
+    Raises:
+        UnknownNameError: No such optimizer in ``classes``.
+        ConfigError: An option that cannot be honoured is switched on.
+
+    Example:
+        >>> config = {'class_name': 'SGD', 'config': {'learning_rate': 0.5}}
+        >>> optimizer_from_config(config, FLAT_CLASSES, where='here', hint='')
+        FlatSGD(learning_rate=0.5, momentum=0.0, nesterov=False)
+    """
+    class_name = str(config.get("class_name", "")).rpartition(">")[2]
+    known_classes = {cls.keras_class: cls for cls in classes}
+    if class_name not in known_classes:
+        raise UnknownNameError(f"optimizer {where}", class_name, known_classes)
+    options = dict(config.get("config", {}))
+    chosen = class_name
+    if (
+        class_name == "Adam"
+        and options.get("weight_decay") is not None
+        and "AdamW" in known_classes
+    ):
+        chosen = "AdamW"
+    make = known_classes[chosen]
+    known = {field.name for field in fields(make)}
+    taken: dict[str, Any] = {}
+    for option, value in options.items():
+        if option == "learning_rate" and isinstance(value, Mapping):
+            taken[option] = None
+        elif option in known:
+            taken[option] = value
+        elif option not in _HARMLESS and option not in beside and value not in _SWITCHED_OFF:
+            raise ConfigError(
+                f"optimizer {class_name!r} {where}: option {option!r} is not supported",
+                expected="options " + ", ".join(sorted(known)),
+                received=f"{option}={value!r}",
+                hint=hint.format(option=option),
+            )
+    return make(**taken)
+
+
+def without_scaling(optimizer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the optimizer inside a ``LossScaleOptimizer``; of another one its own."""
+    if str(optimizer.get("class_name", "")).rpartition(">")[2] != "LossScaleOptimizer":
+        return optimizer
+    inner: Mapping[str, Any] = optimizer["config"]["inner_optimizer"]
+    return inner

@@ -64,5 +64,4 @@ class FlatOptimizer(abc.ABC):
         return {}
 
     def keras_config(self) -> dict[str, Any]:
-        """The counterpart of ``optimizer_from_config``."""
         return {"class_name": self.keras_class, "config": dict(vars(self))}

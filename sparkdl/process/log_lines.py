@@ -14,11 +14,11 @@ import threading
 from collections.abc import Callable, Iterator
 
 MESSAGE_CHARS = 4000
-"""Longer messages and lines are cut."""
+"""Characters after which messages and lines are cut."""
 MOST_BOXED = 100
-"""Lines that wait for a heartbeat; of more the latest are kept."""
+"""Lines that wait for a heartbeat, at most: the latest are kept."""
 BOXED_CHARS = 500
-"""Longer lines are cut where they wait for a heartbeat."""
+"""Characters after which lines that wait for a heartbeat are cut."""
 
 Sink = Callable[[str], None]
 _sink: Sink | None = None

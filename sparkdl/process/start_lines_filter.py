@@ -31,7 +31,7 @@ _KNOWN = (
     rb".*\] TF-TRT Warning: Could not find TensorRT",
 )
 _WITHOUT_GPU = (rb".*\] failed call to cuInit: ",)
-"""Said of a machine without a GPU, or of a process that is to see none."""
+"""Lines about a machine without a GPU, or about a process that is to see none."""
 
 
 def known(no_gpu: bool) -> re.Pattern[bytes]:

@@ -14,8 +14,7 @@
         launched.wait()
 """
 
-from sparkdl.program.batching import batched_handler
-from sparkdl.program.cacher import CacherNode
+from sparkdl.program.batching import CacherNode, batched_handler
 from sparkdl.program.calls import CallClient, RemoteTraceback, list_methods
 from sparkdl.program.launching import LaunchedProgram, launch
 from sparkdl.program.nodes import CourierNode, Handle, Program, PyClassNode, PyNode, make_program

@@ -38,7 +38,6 @@ class Deadlines:
         self._ended: threading.Event | None = None
 
     def add(self, number: int) -> None:
-        """Watches a call from now on."""
         with self._lock:
             self._until[number] = time.monotonic() + self._limit_s
             if self._ended is None:
@@ -105,7 +104,7 @@ class CallAddress:
 
     Args:
         host_id: Equal to the caller's if both are on one host.
-        local_port: Of an encrypted run: the port on 127.0.0.1 for callers of the same host, who
+        local_port: In an encrypted run: the port on 127.0.0.1 for callers of the same host, who
             need no encryption; 0 if there is none.
     """
 

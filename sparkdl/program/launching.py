@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import secrets
 import threading
 import time
@@ -12,11 +13,10 @@ from typing import Any, Literal, get_args
 
 import cloudpickle
 
-import sparkdl
 from sparkdl.errors import ConfigError, DataError, ResourceError, UnpicklableError, WaitTimeoutError
 from sparkdl.failures import RankFailure, RanksLost
+from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest, visible_gpus
-from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import Launcher
 from sparkdl.launch.threads import ThreadLauncher
@@ -102,8 +102,8 @@ class Surroundings:
 
     Args:
         advertised: Address that nodes connect to; None: the one that is listened on.
-        ports: Of the launching process, see :func:`sparkdl.settings.network.ports_of`.
-        endpoint: Of the coordinator where the nodes meet; None: they meet by the launcher.
+        ports: Ports of the launching process, see :func:`sparkdl.settings.network.ports_of`.
+        endpoint: Endpoint of the coordinator where the nodes meet; None: they meet by the launcher.
         look: Is called again and again while the nodes run, and once when they have ended.
     """
 
@@ -313,7 +313,8 @@ def launch(
         )
     if launch_type == "spark" and launcher is None:
         refuse_changed(network or Network(), "launch", NETWORK_OF_RANKS)
-        on_spark: OpensSurroundings = sparkdl.handed_in("launch_on_spark")
+        stage = importlib.import_module("sparkdl.program.spark_stage")  # which needs Spark
+        on_spark: OpensSurroundings = stage.surroundings
         return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(

@@ -149,7 +149,6 @@ class CallMessage:
     pieces: list[memoryview]
 
     def load(self) -> Any:
-        """The object."""
         return pickle.loads(self.pieces[0], buffers=self.pieces[1:])
 
 

@@ -56,7 +56,7 @@ class ReplayBuffer:
             waits. None for no limit.
         tolerance: By how many drawn items the ratio may be missed, on either side.
         alpha: Exponent of the priorities.
-        seed: Of the choice.
+        seed: Seed of the choice.
     """
 
     def __init__(
@@ -214,11 +214,9 @@ class SumTree:
 
     @property
     def total(self) -> float:
-        """The sum of all weights."""
         return float(self._sums[1])
 
     def get(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The weights of slots."""
         return self._sums[self._leaves + slots]
 
     def set(self, slots: npt.NDArray[np.int64], weights: npt.NDArray[np.float64]) -> None:

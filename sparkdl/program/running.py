@@ -18,11 +18,10 @@ import pyarrow as pa
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.failures import Failure, RankFailure, one_line
-from sparkdl.launch.capture import Capture
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.rank_session import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.results import Result
+from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
+from sparkdl.launch.results import Capture, Result
 from sparkdl.launch.task import RankContext
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
@@ -52,12 +51,10 @@ class ProgramControl:
         self._to_tell: list[Future[None]] = []
 
     def stop(self) -> None:
-        """Stops the program."""
         self._stopping.set()
         self._tell()
 
     def is_stopping(self) -> bool:
-        """Whether the program stops."""
         return self._stopping.is_set()
 
     def when_stopping(self) -> Future[None]:
@@ -152,7 +149,7 @@ class NodeTask:
     Args:
         control: Where the launching process serves.
         start_timeout_s: How long nodes may take to come up.
-        endpoint: Of the coordinator, where the nodes meet and which takes their lines; None: they
+        endpoint: The coordinator, where the nodes meet and which takes their lines; None: they
             meet by the launcher, which also has their lines.
     """
 
@@ -366,7 +363,6 @@ class _Late:
         self.__object: object = None
 
     def serve(self, made: object) -> None:
-        """Passes calls on from now on."""
         self.__object = made
         self.__made.set()
 

@@ -7,17 +7,7 @@ import shutil
 import sys
 from typing import TextIO
 
-from sparkdl.progress.events import (
-    EpochBegan,
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    MetricValue,
-    TrainingBegan,
-    TrainingFailed,
-    WorkersAwaited,
-    WorkersJoined,
-)
+from sparkdl.progress import events
 
 _WIDTH = 24
 _NOTEBOOK_COLUMNS = 200
@@ -39,43 +29,37 @@ class ProgressBar:
 
     def __init__(self, verbose: int, stream: TextIO | None = None) -> None:
         self._verbose, self._given = verbose, stream
-        self._live = False
+        self.wants_progress = False
         self._epochs = self._length = 0
         self._title = ""
 
-    @property
-    def wants_progress(self) -> bool:
-        """Whether somebody watches."""
-        return self._live
-
-    def handle(self, event: Event) -> None:
-        """Writes what the event says."""
+    def handle(self, event: events.Event) -> None:
         if not self._verbose:
             return
         match event:
-            case TrainingBegan():
+            case events.TrainingBegan():
                 self._epochs = event.epochs
-                self._live = self._verbose == 1 and is_live(self._stream)
-            case EpochBegan():
+                self.wants_progress = self._verbose == 1 and is_live(self._stream)
+            case events.EpochBegan():
                 self._title = f"Epoch {event.epoch + 1}/{self._epochs}"
-                if self._live:
+                if self.wants_progress:
                     self._write(self._title, "\n")
-            case WorkersJoined() if self._live:
+            case events.WorkersJoined() if self.wants_progress:
                 s = "" if event.workers == 1 else "s"
                 self._write(f"{event.workers} worker{s} joined", "")
-            case WorkersAwaited() if event.ranks:
+            case events.WorkersAwaited() if event.ranks:
                 s, was = ("", "was") if len(event.ranks) == 1 else ("s", "were")
                 ranks = ", ".join(map(str, event.ranks))
                 again = "it is" if not s else "they are"
                 line = f"worker{s} {ranks} {was} lost; the others wait until {again} started again"
                 self._write(line, "\n")
-            case EpochProgressed() if self._live:
+            case events.EpochProgressed() if self.wants_progress:
                 self._write(self._steps(event), "")
-            case EpochEnded() if self._live:
+            case events.EpochEnded() if self.wants_progress:
                 self._write(self._steps(event), "\n")
-            case EpochEnded():
+            case events.EpochEnded():
                 self._write(f"{self._title} - {_figures(event)}", "\n")
-            case TrainingFailed() if self._length:  # the error goes onto a line of its own
+            case events.TrainingFailed() if self._length:  # the error goes onto a line of its own
                 print(flush=True, file=self._stream)
             case _:
                 pass
@@ -84,7 +68,7 @@ class ProgressBar:
     def _stream(self) -> TextIO:
         return self._given or sys.stdout
 
-    def _steps(self, event: EpochProgressed | EpochEnded) -> str:
+    def _steps(self, event: events.EpochProgressed | events.EpochEnded) -> str:
         """The line of an epoch, which fits the screen: what is least needed goes first.
 
         First staleness, half of the bar, the bar, rows per second, the count of batches; then
@@ -163,19 +147,19 @@ def _strokes(stream: TextIO) -> tuple[str, str]:
     return "━", "─"
 
 
-def _figures(event: EpochProgressed | EpochEnded) -> str:
+def _figures(event: events.EpochProgressed | events.EpochEnded) -> str:
     return " - ".join([*_metrics(event), *_speed(event), *_staleness(event)])
 
 
-def _metrics(event: EpochProgressed | EpochEnded) -> list[str]:
+def _metrics(event: events.EpochProgressed | events.EpochEnded) -> list[str]:
     return [f"{name}: {_short(value)}" for name, value in event.metrics.items()]
 
 
-def _speed(event: EpochProgressed | EpochEnded) -> list[str]:
+def _speed(event: events.EpochProgressed | events.EpochEnded) -> list[str]:
     return [speed(event.rows_per_s)] if event.rows_per_s else []
 
 
-def _staleness(event: EpochProgressed | EpochEnded) -> list[str]:
+def _staleness(event: events.EpochProgressed | events.EpochEnded) -> list[str]:
     return [f"staleness {event.staleness:.1f}"] if event.staleness else []
 
 
@@ -188,7 +172,7 @@ def speed(rows_per_s: float) -> str:
     return f"{rows_per_s:,.0f} rows/s" if rows_per_s >= 10 else f"{rows_per_s:.2g} rows/s"
 
 
-def _short(value: MetricValue) -> str:
+def _short(value: events.MetricValue) -> str:
     """A metric's value in few characters.
 
     >>> _short([0.5, 0.25]), _short([0.0, 1.0, 2.0, 3.0, 4.0])

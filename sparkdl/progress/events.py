@@ -153,6 +153,7 @@ class WorkersProgressed:
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
         driver_load: How busy the driver's host is, without its GPUs; None where no kernel tells it.
         servers: Where several hold the weights or rows of tables: the work of each so far.
+        driver_host: As its workers are called if it has some.
     """
 
     workers: tuple[WorkerView, ...]
@@ -160,6 +161,7 @@ class WorkersProgressed:
     bytes_out: int = 0
     driver_load: HostLoad | None = None
     servers: tuple[ServerUsage, ...] = ()
+    driver_host: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -12,24 +13,7 @@ from typing import Literal, Protocol
 from sparkdl.errors import DataError
 from sparkdl.process.host_load import HostLoad, LoadMeter
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.progress.events import (
-    EpochBegan,
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    LinesLogged,
-    Metrics,
-    MetricValue,
-    RunDescription,
-    Sink,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    WorkersAwaited,
-    WorkersJoined,
-    WorkersProgressed,
-    WorkerTraced,
-)
+from sparkdl.progress import events
 from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import Spans
@@ -119,7 +103,7 @@ WORKERS_INTERVAL_S = 0.5
 """Least time between two events that tell of each worker."""
 
 
-class Steering(Sink, Protocol):
+class Steering(events.Sink, Protocol):
     """A sink that also decides how the training goes on: the user's Keras callbacks.
 
     What it says is read after each event that it has handled.
@@ -169,25 +153,27 @@ class FitMonitor:
     def __init__(
         self,
         steering: Steering,
-        sinks: Iterable[Sink],
-        metric_values: Callable[[MetricState], Metrics],
+        sinks: Iterable[events.Sink],
+        metric_values: Callable[[MetricState], events.Metrics],
         *,
         epochs: int,
         first_epoch: int,
-        run: RunDescription | None = None,
+        run: events.RunDescription | None = None,
         validates: Literal["must", "split", "may"] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._run = RunDescription() if run is None else run
+        self._run = events.RunDescription() if run is None else run
         self._validates = validates
         self._steering = steering
-        self._sinks: tuple[Sink, ...] = (*sinks, steering)
+        self._sinks: tuple[events.Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
         self._epochs, self._epoch, self._first_epoch = epochs, first_epoch, first_epoch
         self._clock = clock
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
-        self._training = self._in_epoch = self._stopped = self._stopped_inside = False
+        self.loads = self.has_callbacks
+        """Whether the model has the weights of each epoch's end."""
+        self._training = self._in_epoch = self.stopped = self.stopped_inside = False
         self._ending = False
         self._batches = self._workers = 0
         self._awaited: tuple[int, ...] = ()
@@ -211,16 +197,6 @@ class FitMonitor:
         return self._epoch
 
     @property
-    def stopped(self) -> bool:
-        """Whether a callback has stopped the training."""
-        return self._stopped
-
-    @property
-    def stopped_inside(self) -> bool:
-        """Whether a callback stopped the training in the middle of an epoch."""
-        return self._stopped_inside
-
-    @property
     def losses(self) -> tuple[float, ...]:
         """The mean loss of each whole epoch that has ended, where the model has one."""
         return tuple(self._losses)
@@ -236,9 +212,14 @@ class FitMonitor:
 
     # -- what callers tell ---------------------------------------------------------------------
 
-    def watch(self, load_weights: Callable[[], None]) -> None:
-        """From now on ``load_weights`` loads the workers' present weights into the model."""
-        self._load_weights = load_weights
+    def watch(self, load_weights: Callable[[], None], *, waits: bool = False) -> None:
+        """From now on ``load_weights`` loads the workers' present weights into the model.
+
+        Args:
+            load_weights: Called at an epoch's end, before the workers hear of what comes next.
+            waits: Whether they wait for that, so that it is called without callbacks, too.
+        """
+        self._load_weights, self.loads = load_weights, waits or self.has_callbacks
         self._steering.model_sent()
 
     def loaded_again(self, epoch: int) -> None:
@@ -258,21 +239,21 @@ class FitMonitor:
             return
         self._training = True
         self._learning_rate = self._steering.learning_rate
-        self._tell(TrainingBegan(self._first_epoch, self._epochs, self._run))
+        self._tell(events.TrainingBegan(self._first_epoch, self._epochs, self._run))
         self._begin_epoch()
 
     def update(self, progress: RunProgress) -> Command | None:
         """Takes in what the workers report now; returns what to tell them, if there is anything."""
-        if self._stopped:  # what the workers still did is no part of the History
+        if self.stopped:  # what the workers still did is no part of the History
             return None
         now = self._clock()
         self._recent.look(now, progress.rows)
         if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
             self._workers = progress.joined
-            self._tell(WorkersJoined(self._epoch, progress.joined))
+            self._tell(events.WorkersJoined(self._epoch, progress.joined))
         if progress.awaited != self._awaited and self._epoch < self._epochs:
             self._awaited = progress.awaited
-            self._tell(WorkersAwaited(self._epoch, progress.awaited))
+            self._tell(events.WorkersAwaited(self._epoch, progress.awaited))
         if now >= self._workers_due and progress.workers and self._wants_progress:
             self._workers_due = now + WORKERS_INTERVAL_S
             self._tell_workers(progress)
@@ -282,13 +263,13 @@ class FitMonitor:
         for epoch in ended:
             released = self._epoch
             self._end_epoch(epoch, progress, speed)
-            if self._stopped:
+            if self.stopped:
                 break
         present = progress.epochs.get(self._epoch)
-        if not self._stopped and self._epoch < self._epochs:
+        if not self.stopped and self._epoch < self._epochs:
             self._show(now, present, progress)
             if present is not None and self._steering.stop_wanted:
-                self._stopped_inside = True
+                self.stopped_inside = True
                 released = self._epoch
                 self._end_epoch(present, progress, self._recent.rows_per_s)
         return self._command(released)
@@ -305,7 +286,7 @@ class FitMonitor:
         """Takes in ``(rank, line)`` of what the ranks have said."""
         told = tuple(lines)
         if told:
-            self._tell(LinesLogged(told))
+            self._tell(events.LinesLogged(told))
 
     def end_epochs(self, progress: RunProgress, epochs: int) -> None:
         """Ends the first ``epochs`` epochs with what was reported of them.
@@ -334,22 +315,22 @@ class FitMonitor:
         if progress.workers and self._wants_progress:
             self._tell_workers(progress)
         for rank, traced in sorted(spans.items()):
-            self._tell(WorkerTraced(rank, traced))
+            self._tell(events.WorkerTraced(rank, traced))
 
     def end(self) -> None:
         """Says that training ended well."""
-        self._tell(TrainingEnded(self._epoch, self._stopped))
+        self._tell(events.TrainingEnded(self._epoch, self.stopped))
 
     def fail(self, error: BaseException) -> None:
         """Says that training ended with ``error``; nothing if it has not begun."""
         if self._training:
             first_line = str(error).partition("\n")[0]
             name = type(error).__name__
-            self._tell(TrainingFailed(f"{name}: {first_line}" if first_line else name))
+            self._tell(events.TrainingFailed(f"{name}: {first_line}" if first_line else name))
 
     # -- parts of them -------------------------------------------------------------------------
 
-    def _tell(self, event: Event) -> None:
+    def _tell(self, event: events.Event) -> None:
         for sink in self._sinks:
             sink.handle(event)
 
@@ -360,19 +341,16 @@ class FitMonitor:
     def _tell_workers(self, progress: RunProgress) -> None:
         self._driver_load = self._meter.look() or self._driver_load
         self._tell(
-            WorkersProgressed(
-                progress.workers,
-                progress.bytes_in,
-                progress.bytes_out,
-                self._driver_load,
-                progress.servers,
+            events.WorkersProgressed(
+                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
+                progress.servers, socket.gethostname(),
             )
-        )
+        )  # fmt: skip
 
     def _begin_epoch(self) -> None:
         if self._epoch < self._epochs and not self._in_epoch:
             self._in_epoch, self._batches = True, 0
-            self._tell(EpochBegan(self._epoch))
+            self._tell(events.EpochBegan(self._epoch))
 
     def _ended(self, progress: RunProgress) -> list[EpochProgress]:
         """The epochs that have ended since the last look, in order."""
@@ -398,7 +376,7 @@ class FitMonitor:
         self._batches = epoch.batches
         if self._wants_progress:
             self._tell(
-                EpochProgressed(
+                events.EpochProgressed(
                     self._epoch,
                     min(epoch.batches, progress.batches_per_epoch),
                     progress.batches_per_epoch,
@@ -410,7 +388,7 @@ class FitMonitor:
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         self._ending = True
-        if self._validates and epoch.metrics.size and not self._stopped_inside:
+        if self._validates and epoch.metrics.size and not self.stopped_inside:
             self._look_for_validation(epoch)
         metrics = dict(self._metric_values(epoch.metrics))
         if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
@@ -418,25 +396,27 @@ class FitMonitor:
         if epoch.val_metrics.size:
             held_out = self._metric_values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
-        if self.has_callbacks and not self._stopped_inside:
+        if self.loads and not self.stopped_inside:
             with self._steering.loading():
                 self._load_weights()
         if epoch.seconds:
             speed = epoch.rows / epoch.seconds
         target = progress.batches_per_epoch
-        batches = min(epoch.batches, target) if self._stopped_inside else target
+        batches = min(epoch.batches, target) if self.stopped_inside else target
         self._tell(
-            EpochEnded(self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness)
+            events.EpochEnded(
+                self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness
+            )
         )
         self._in_epoch = False
         self._rate_between = self._steering.learning_rate
-        if not self._stopped_inside:
+        if not self.stopped_inside:
             self._epoch += 1
             loss = metrics.get("loss")
             if isinstance(loss, float):
                 self._losses.append(loss)
         if self._steering.stop_wanted:
-            self._stopped = True
+            self.stopped = True
         else:
             self._begin_epoch()
         self._ending = False
@@ -469,14 +449,14 @@ class FitMonitor:
         rate = self._steering.learning_rate
         changed = rate is not None and rate != self._learning_rate
         # Where the training stops, what callbacks write (the best weights) is for the driver alone.
-        written = None if self._stopped else self._steering.take_changes() or None
-        if not (changed or self._stopped or released is not None or written is not None):
+        written = None if self.stopped else self._steering.take_changes() or None
+        if not (changed or self.stopped or released is not None or written is not None):
             return None
         if changed:
             self._learning_rate = rate
-        return Command(self._stopped, rate if changed else None, released, written)
+        return Command(self.stopped, rate if changed else None, released, written)
 
 
-def _no_value(value: MetricValue) -> MetricValue:
+def _no_value(value: events.MetricValue) -> events.MetricValue:
     """NaN for each number of a metric's value."""
     return [_no_value(v) for v in value] if isinstance(value, list) else float("nan")

@@ -1,12 +1,10 @@
 """The parameter server: weights that all workers share, behind a coordinator.
 
 ``store``: the weights, rounds and replies on the server. ``server``: its process.
-``shards``, ``decision``: a center on several servers, and what they are told to do.
+``shards``: a center on several servers.
 ``way``: how a worker and its server exchange.
-``table_batches``: how a worker trains a model with rows in tables on the servers.
-``damping``: how much of a change counts where those of several workers are added.
 ``client``: a worker's pushes and pulls, encoded where they are to be.
 ``strategy``, ``synchronizer``, ``round_synchronizer``: what the training loop sees of it.
-``unwrapping``: errors out of a framework's call. ``kinds``: the frames of a store.
+``kinds``: the frames of a store, and what several servers are told to do.
 ``choice``: from the user's arguments to a rule, a window and a codec.
 """

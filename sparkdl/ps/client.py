@@ -48,7 +48,7 @@ class Coder:
 
     Args:
         rank, attempt: Seed the draws of random codecs.
-        shard: Of which it holds the values; 0 where there are no others.
+        shard: The shard whose values it holds; 0 where there are no others.
     """
 
     def __init__(self, compression: Compression, rank: int, attempt: int, shard: int = 0) -> None:
@@ -149,7 +149,7 @@ class Client(Closing):
 
     Args:
         session: The worker's session; closed with the client.
-        compression: Of the run; None sends float32. Over shm, where nothing crosses a network,
+        compression: The run's compression; None sends float32. Over shm, which crosses no network,
             bodies travel as they are, unless the codec does more than save bytes.
     """
 
@@ -185,7 +185,6 @@ class Client(Closing):
 
     @property
     def encodes(self) -> bool:
-        """Whether what is pushed is encoded."""
         return self._coder is not None
 
     @property
@@ -215,7 +214,6 @@ class Client(Closing):
         self.session.finish()
 
     def close(self) -> None:
-        """Closes the session."""
         self.session.close()
 
     # -- the verbs -------------------------------------------------------------------------------
@@ -259,7 +257,7 @@ class Client(Closing):
 
         Args:
             number: Which sums of this round they are: all ranks number them alike.
-            progress: That of the commit to come.
+            progress: The progress of the commit to come.
         """
         message = Message(StoreKind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
         reply = self.session.request(message, deferred=True)
@@ -440,7 +438,7 @@ def connect(
     Args:
         mode: ``'auto'``, ``'shm'``, ``'socket'`` or ``'http'``.
         attempt: A number that no other attempt of this rank has.
-        layout: Of the flat buffer; the server refuses another size.
+        layout: Layout of the flat buffer; the server refuses another size.
 
     Raises:
         TransportError: No way leads to the server; says what was tried.

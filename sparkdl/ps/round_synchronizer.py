@@ -13,8 +13,7 @@ import numpy.typing as npt
 
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.unwrapping import Unwrapping
-from sparkdl.ps.way import Way
+from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, LossScaling
 from sparkdl.training.learning import BatchStack, InGraph, SharedLearner
@@ -36,7 +35,7 @@ class RoundSynchronizer(Way):
 
     Args:
         client: Connected; has said HELLO.
-        layout: Of the flat buffer ``[gradient | statistics]``.
+        layout: Layout of the flat buffer ``[gradient | statistics]``.
         check: Looks at the gradients before they are sent; None: nobody does.
         takes_slices: Whether gradients of embeddings may travel as slices.
         with_tables: Whether layers of the model have rows in tables on the servers.
@@ -226,7 +225,6 @@ class RoundSynchronizer(Way):
 
     @property
     def skips(self) -> bool:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._check.skips
 
     def begin(self, part: int) -> None:
@@ -312,7 +310,6 @@ class RoundSynchronizer(Way):
 
     @property
     def num_workers(self) -> int:
-        """See :class:`sparkdl.training.learning.Reducer`."""
         return self._client.num_workers
 
     def agree_on_terms(self, mine: int) -> int:

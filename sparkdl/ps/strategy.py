@@ -33,7 +33,7 @@ class ServerStrategy:
     """How updates travel through a parameter server; made on the driver, sent to the workers.
 
     Args:
-        endpoint: Of the server, or of the coordinator where the center lies on shards.
+        endpoint: Endpoint of the server, or of the coordinator where the center lies on shards.
         rule: Its worker half runs here.
         overlap: Exchange one window while the next is trained; None where it pays, see
             :class:`sparkdl.ps.synchronizer.WindowSynchronizer`.
@@ -298,8 +298,8 @@ class ServerSynchronizer:
 
     @property
     def cuts_stacks(self) -> bool:
-        """True where nobody waits for this worker's next window, and nothing has to be put right
-        after an exchange but the weights."""
+        """Whether an exchange may happen inside a compiled call: no worker waits for this one, and
+        the exchange changes the weights only."""
         return self._way.cuts_stacks
 
     @property
@@ -314,7 +314,6 @@ class ServerSynchronizer:
 
     @property
     def bytes_received(self) -> int:
-        """Bytes of the frames that it received."""
         return self._session.bytes_received
 
     @property

@@ -7,6 +7,7 @@ against a server process, shared memory, or a scripted client in a test.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,11 +17,11 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
-from sparkdl.ps.damping import Damping
+from sparkdl.ps.shards.ahead import Wanted
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.table_batches import TableBatches
-from sparkdl.ps.unwrapping import Unwrapping
-from sparkdl.ps.way import Way
+from sparkdl.ps.shards.rows import RowsOfWorker
+from sparkdl.ps.way import Unwrapping, Way
+from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError, finite_state
@@ -28,10 +29,42 @@ from sparkdl.training.learning import BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.weights import FloatArray, Layout
 
+
+class TableBatches:
+    """Trains batch by batch: the next batch's rows are pulled meanwhile, gradients pushed after it.
+
+    The model's own variables are exchanged after each window, as without tables. So the rows have a
+    clock of their own: between a pull and the push other workers may have changed them. Where the
+    rule exchanges rows in windows, they travel with the variables.
+    """
+
+    def __init__(self, rows: RowsOfWorker, learner: SharedLearner) -> None:
+        self._rows, self._read = rows, learner.tables.id_reader()
+
+    def train(self, learner: SharedLearner, stack: BatchStack, epoch: int, done: int) -> None:
+        first = done - stack.num_batches
+        for number, batch in enumerate(stack.single_batches(), 1):
+            self._rows.begin_batch(self._wanted(batch))
+            rate, scale = learner.learning_rate, learner.tables.loss_scale
+            before = 0 if scale is None else learner.step
+            learner.train(batch)
+            taken = scale is None or learner.step > before
+            factor = (scale or 1.0) if taken else math.inf
+            self._rows.end_step(epoch, first + number, rate, factor)
+
+    def end_window(self, epoch: int, done: int) -> None:
+        """The variables are exchanged now, and with them rows that are exchanged in windows."""
+        self._rows.end_window(epoch, done)
+
+    def _wanted(self, batch: BatchStack) -> Wanted | None:
+        following = batch.following
+        return None if following is None else lambda: self._read(following())
+
+
 OVERLAP_FROM = 0.25
-"""Part of a worker's time that its exchanges take from which on they run beside the training."""
+"""Share of a worker's time in exchanges from which on these run beside the training."""
 _UNTIMED = 2
-"""First windows that are not timed: they compile."""
+"""Windows at the start that are not timed: they compile."""
 
 
 class _Peer:
@@ -145,7 +178,6 @@ class WindowSynchronizer(Way):
     def take(
         self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
     ) -> None:
-        """See :class:`Way`."""
         self._open = None
         if stack is not None and window:
             self.train(learner, stack, window, progress)

@@ -1,4 +1,4 @@
-"""``Way``: how a worker and its server exchange; each way is a class."""
+"""``Way``: how a worker and its server exchange; ``Unwrapping``: errors out of a framework."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Way(abc.ABC):
 
     @property
     def counted(self) -> float:
-        """The part of this worker's changes that counted; see :mod:`sparkdl.ps.damping`."""
+        """The part of this worker's changes that counted; see :mod:`sparkdl.rules.damping`."""
         return 1.0
 
     @abc.abstractmethod
@@ -86,3 +86,31 @@ class Way(abc.ABC):
     def end_run(self, learner: SharedLearner) -> None:
         """Sends what was trained since the last exchange."""
         self.drain(learner)
+
+
+class Unwrapping:
+    """A framework wraps what a Python function raises inside its compiled call; this undoes it."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around our own code in the call: keeps what it raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Around the framework's call: raises what was kept in place of what the framework does."""
+        self._error = None
+        try:
+            yield
+        except Exception:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error from None
+            raise

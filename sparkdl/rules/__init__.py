@@ -1,21 +1,18 @@
 """Update rules: how a commit changes the center, and what a worker takes back.
 
 Every rule is a frozen object of pure functions on flat float32 vectors (see :class:`Rule`);
-:func:`make_rule` makes one from a name.
+:func:`make_rule` makes one from a name. :mod:`sparkdl.rules.damping`: how much of a change counts
+where those of several workers are added.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from sparkdl.rules.averaging import Averaging, Ensemble, SingleWorker
-from sparkdl.rules.bsp import BSP
-from sparkdl.rules.compensated import DCASGD, GapAware
+from sparkdl.rules.bsp import BSP, SSP, Averaging, Ensemble, SingleWorker
+from sparkdl.rules.compensated import DCASGD, DynSGD, Experimental, GapAware, StalenessAware
 from sparkdl.rules.diloco import AsyncDiLoCo, DiLoCo
-from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad
-from sparkdl.rules.dynsgd import DynSGD, Experimental, StalenessAware
+from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad, GeoSGD, Hogwild
 from sparkdl.rules.elastic import AEASGD, EAMSGD
-from sparkdl.rules.geo import GeoSGD
-from sparkdl.rules.hogwild import Hogwild
 from sparkdl.rules.optimizer import (
     SGD,
     Adagrad,
@@ -25,7 +22,6 @@ from sparkdl.rules.optimizer import (
     from_keras_config,
 )
 from sparkdl.rules.rule import Commit, Peer, Rule, State, adapt
-from sparkdl.rules.ssp import SSP
 from sparkdl.settings.registry import Registry
 
 __all__ = [
@@ -81,7 +77,7 @@ RULES: Registry[Rule] = Registry(
     accepted="an object with update(center, delta, state, commit, out), or a Keras optimizer as "
     "{'class_name': ..., 'config': {...}}",
 )
-"""A new rule is a new module here, imported above and named in this list."""
+"""Every rule. A new one is a new module here, imported above and named in this list."""
 
 
 def rule_names() -> list[str]:

@@ -19,8 +19,8 @@ from sparkdl.optimizers.flat import (
     FlatOptimizer,
     FlatRMSprop,
     FlatSGD,
+    optimizer_from_config,
 )
-from sparkdl.optimizers.keras_config import optimizer_from_config
 from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of
 from sparkdl.weights import FloatArray
 

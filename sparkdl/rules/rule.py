@@ -131,7 +131,7 @@ class Rule:
 
     @property
     def damps(self) -> bool:
-        """Whether a worker may scale its changes down (:mod:`sparkdl.ps.damping`).
+        """Whether a worker may scale its changes down (:mod:`sparkdl.rules.damping`).
 
         For rules that add up the whole changes of all workers. What ``exchange`` sends is then
         scaled, so it must be a change.

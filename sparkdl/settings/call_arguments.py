@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, ParamSpec, TypeVar
 
-from sparkdl.errors import ConfigError, UnknownArgumentError
+from sparkdl.errors import ConfigError, SparkDLError, UnknownArgumentError, fold
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +33,10 @@ def lists_its_arguments(function: Callable[P, R]) -> Callable[P, R]:
                 hint = taken_in_an_object(parameters, name)
                 hint = hint or taken_elsewhere(owner, function.__name__, name)
                 raise UnknownArgumentError(kind, name, known, hint)
-        return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except SparkDLError as error:
+            raise fold(error) from error.__cause__
 
     return shows_signature(checked, function)
 

@@ -60,7 +60,6 @@ class Registry(Generic[T]):
         return sorted(self._classes)
 
     def classes(self) -> list[type[T]]:
-        """The classes that have names."""
         return list(self._classes.values())
 
     def __contains__(self, name: object) -> bool:

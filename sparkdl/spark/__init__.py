@@ -1,16 +1,14 @@
-"""The only package that imports pyspark.
+"""Fits, runs and predictions on Spark; beside the wings the only package that imports pyspark.
 
-``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``udf``, ``mllib``: what users
-call.
-``model_settings``, ``model_inference``: what a SparkModel holds, and does beside ``fit``.
-``loading``: a SparkModel from a file. ``search``, ``trial_recipes``, ``shared_data``: trials, and
-the rows that they share. ``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``,
-``images``: stages. ``doctor``: what is wrong with a cluster. ``session``, ``tfrecord``: what the
-others stand on.
+``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``mllib``: what users call.
+``model_inference``: what a SparkModel holds, and does beside ``fit``.
+``loading``: a SparkModel from a file. ``shared_data``: the rows that trials of a search share.
+``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``: stages. ``doctor``: what
+is wrong with a cluster. ``session``, ``tfrecord``: what the others stand on.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
-what runs on executors.
-``forms``: forms of data, and their columns as the model's inputs. ``inference``: predict and
-evaluate. ``files``: the file systems that Spark reaches, for all files of :mod:`sparkdl.files`.
+what runs on executors. ``forms``: forms of data, and their columns as the model's inputs.
+``inference``: predict and evaluate. ``files``: the file systems that Spark reaches, for all files
+of :mod:`sparkdl.files`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from sparkdl.settings.values import require_int
 from sparkdl.spark.executor.stage import MapInArrow
 from sparkdl.spark.runs.feeding import fed_frame
 from sparkdl.spark.runs.function_stage import dump_function
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_type_of, whole_batches
 
 
@@ -102,7 +102,7 @@ def infer_partition(
     Args:
         batches: The partition.
         content: The pickled function and its arguments.
-        names: Of the partition's columns.
+        names: Names of the partition's columns.
         added: The schema of the results, as JSON.
         batch_size: Rows that the function gets at a time.
 

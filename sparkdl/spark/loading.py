@@ -61,10 +61,8 @@ def load_as(
     Args:
         cls: The class.
         file: What was read.
-        path: Of the file, for messages.
-        custom_objects: See :func:`load_spark_model`, as for the others.
-        safe_mode: See there.
-        **overrides: See there.
+        path: Path of the file, for messages.
+        custom_objects, safe_mode, **overrides: See :func:`load_spark_model`.
 
     Raises:
         ModelError: The file holds no compiled Keras model.

@@ -13,7 +13,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import shown
 from sparkdl.spark.session.frames import is_rdd
-from sparkdl.spark.session.interpreter import with_this_interpreter
+from sparkdl.spark.session.running import with_this_interpreter
 from sparkdl.spark.spark_model import SparkModel
 
 Array = npt.NDArray[Any]

@@ -1,14 +1,15 @@
-"""``predict``: a model's outputs for every row, also of models that were never compiled."""
+"""``predict``: a model's outputs for every row, compiled or not; the same as functions of SQL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, get_args
 
 import numpy as np
 
 from sparkdl.config import UseGpu, check_pad
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
@@ -17,10 +18,21 @@ from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.rdds import RddForm
-from sparkdl.spark.forms.sequences import Pad
+from sparkdl.spark.forms.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.inference.function import (
+    UdfTask,
+    column_function,
+    give_rows,
+)
+from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.predict import Names, PredictionChoice, predict_columns, predict_rdd
-from sparkdl.spark.session.running import require_running_rdd
+from sparkdl.spark.session.running import (
+    context_of,
+    require_running,
+    require_running_rdd,
+    this_interpreter,
+)
 
 
 @lists_its_arguments
@@ -157,3 +169,177 @@ def _predict_arrays(source: ModelSource, x: Any, batch_size: int) -> Any:
         return source.predict(x, batch_size)
     one = map_arrays(lambda array: np.zeros((1, *array.shape[1:]), array.dtype), x)
     return map_arrays(lambda array: array[:0], source.predict(one, batch_size))
+
+
+RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw")
+
+
+@lists_its_arguments
+def predict_udf(
+    model: Any,
+    *,
+    batch_size: int = 64,
+    output: str | None = None,
+    layer: str | None = None,
+    returns: str = "values",
+    dtype: str | None = None,
+    name: str | None = None,
+    handle_invalid: str = "error",
+    decoder: Decoder | Mapping[str, Decoder] | None = None,
+    pad: Pad | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    use_gpu: UseGpu = "auto",
+) -> Callable[..., Any]:
+    """A function of columns that gives a model's predictions.
+
+    ::
+
+        churn = sparkdl.predict_udf('churn.keras', returns='probability')
+        df.select('id', churn('features'))            # an array, vector, image or binary column
+        df.select('id', churn('age', 'income'))       # several numbers
+
+    A model with several inputs takes a column for each by name, ``churn(age='age', city='c')``, or
+    a struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. Columns
+    without names are the inputs in the order of the model's maker: of the dict or list that
+    ``keras.Model`` was given. A column that cannot be its input's is an error. The model is loaded
+    once per Python worker; each function in a query has workers of its own, so that several
+    columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
+    rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
+    On Spark 4.2 and newer the session's setting
+    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` becomes false, unless it was set:
+    Spark's column batches cannot hold ML vectors.
+    Before Spark 4.1 the function is one of pandas', for which NaN is a null.
+
+    Args:
+        model: See :func:`sparkdl.predict`.
+        batch_size: Rows per forward pass.
+        output: Which output; not needed where the model has one.
+        layer: A layer whose output is returned instead.
+        returns: ``'values'`` (the output as it is), ``'probability'`` (array of class
+            probabilities) or ``'class'`` (the number of the most probable class).
+        dtype: See :func:`sparkdl.predict`; classes are integers.
+        name: Of the function, in plans of Spark.
+        handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
+        decoder, pad: See :class:`sparkdl.SparkModel`.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: See :func:`sparkdl.predict`.
+        use_gpu: See :class:`sparkdl.SparkModel`.
+
+    Returns:
+        A user-defined function of Spark: number, array of numbers, or nested arrays.
+
+    Raises:
+        ModelError: No model that can predict.
+        ConfigError: What it shall return cannot be had of the model, or ``pad`` has no effect.
+    """
+    task = _task(
+        model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, pad,
+        custom_objects, safe_mode, use_gpu,
+    )  # fmt: skip
+    return _function(task, name)
+
+
+def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[..., Any]:
+    """Makes a model a function of SQL; one of the same name is replaced.
+
+    ::
+
+        sparkdl.register_udf(spark, 'churn', model)
+        spark.sql('SELECT id, churn(features) FROM customers')
+
+    Args:
+        spark: The session whose SQL gets the function.
+        name: Of the function.
+        model: See :func:`sparkdl.predict`.
+        **options: Of :func:`predict_udf`.
+
+    Returns:
+        The function, for DataFrame expressions.
+
+    Raises:
+        ConfigError, ModelError: See :func:`predict_udf`.
+    """
+    require_running(spark)
+    give_rows(spark)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            "a SQL function must have a name that SQL can say",
+            expected="letters, digits and underscores",
+            received=repr(name),
+        )
+    made = predict_udf(model, name=name, **options)
+    with this_interpreter(context_of(spark)):
+        spark.udf.register(name, made)
+    return made
+
+
+def _task(
+    model: Any, batch_size: int, output: str | None, layer: str | None, returns: str,
+    dtype: str | None, handle_invalid: str,
+    decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
+    custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
+) -> UdfTask:  # fmt: skip
+    batch_size = require_int("batch_size", batch_size, 1)
+    check_pad(pad)
+    if returns not in RETURNS:
+        raise UnknownNameError("kind of result", returns, RETURNS)
+    if handle_invalid == "skip":
+        raise ConfigError(
+            "a function of SQL must return something for every row",
+            expected="handle_invalid='error' or 'keep'",
+            received="handle_invalid='skip'",
+            hint="sparkdl.predict(model, df, handle_invalid='skip') leaves rows out",
+        )
+    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
+    signature = source.signature
+    masks = mask_inputs(pad, None, signature.inputs)
+    padded = {name: spec for name, spec in signature.inputs.items() if name not in masks}
+    paddings_of(pad, padded)  # an error now, and not where the function is called
+    if layer is not None:
+        if output is not None or returns != "values":
+            raise ConfigError(
+                "a layer has no other form than its output",
+                expected="layer, without output and returns",
+                received=f"layer={layer!r}, output={output!r}, returns={returns!r}",
+            )
+        choice = PredictionChoice(
+            outputs=[], layers={layer: "prediction"}, dtype=dtype, handle_invalid=handle_invalid
+        )
+    else:
+        if output is None and len(signature.outputs) > 1:
+            raise ConfigError(
+                f"the model has {len(signature.outputs)} outputs, and a function returns one",
+                expected=f"output=, one of {list(signature.outputs)}",
+                received="output=None",
+            )
+        output = next(iter(signature.outputs)) if output is None else output
+        column = {output: "prediction"}
+        choice = PredictionChoice(
+            outputs=column if returns == "values" else [],
+            probability_column=column if returns == "probability" else None,
+            class_column=column if returns == "class" else None,
+            dtype=dtype,
+            handle_invalid=handle_invalid,
+        )
+    archive = source.encode(choice.outputs_of(signature), list(choice.layers))
+    (result,) = choice.columns(archive, signature)
+    return UdfTask(
+        archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoder, pad
+    )
+
+
+def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
+    """Spark's function around a task."""
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        give_rows(session)
+    made, inputs = column_function(task, session, name or "sparkdl_predict"), task.inputs
+
+    @functools.wraps(made)  # with all that Spark looks for to register it
+    def function(*columns: Any, **named: Any) -> Any:
+        return made(*inputs.columns(columns, named))
+
+    return function

@@ -13,10 +13,10 @@ from sparkdl.config import LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
+from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, call_here
 from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
-from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import NETWORK_OF_RANKS, Network
 from sparkdl.settings.values import (
@@ -124,7 +124,7 @@ def run(
             ``MASTER_ADDR``, ``RANK`` and the others that ``torch.distributed.init_process_group``
             reads. ``'jax'``: ``JAX_COORDINATOR_ADDRESS``, ``JAX_NUM_PROCESSES`` and
             ``JAX_PROCESS_ID``. The function then runs in a process of its own, which ends with it.
-        roles: Of the ranks, for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
+        roles: Roles for ``'tensorflow'``: such as ``{'chief': 1, 'worker': 2, 'ps': 1,
             'evaluator': 1}``, ranks in this order. A ``'ps'`` is ended when the other ranks have
             returned, and so is a worker beside it and a chief, which sends it its work; with
             ``data`` no worker is, but an evaluator. The result of such a rank is None unless it has

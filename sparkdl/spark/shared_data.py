@@ -29,7 +29,7 @@ class _Question:
         columns: Which columns mean what.
         validation: As ``fit`` takes it; the same only if it is the same object or text.
         split: Share of the rows to validate on.
-        seed: Of the choice of these rows.
+        seed: Seed of the choice of these rows.
     """
 
     signature: Signature
@@ -94,7 +94,7 @@ class SharedData(Form):
             signature: The model's.
             columns: Which columns mean what.
             split: Share of the rows to validate on.
-            seed: Of the choice of these rows.
+            seed: Seed of the choice of these rows.
             limit_bytes: Larger data are not shared.
         """
         asked = signature if self._by_name(columns) else _unnamed(signature)

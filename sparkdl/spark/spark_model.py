@@ -77,7 +77,7 @@ class SparkModel(ModelInference):
             name -> function.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         seed: Seed of the row order and the validation split.
-        on_nan: What becomes of a worker's update with NaN or infinity: ``'raise'`` (one error that
+        on_nan: What happens to a worker's update with NaN or infinity: ``'raise'`` (one error that
             says where it comes from), ``'skip'`` (it is refused, and counted in ``summary``; not
             for ``'allreduce'`` with a rule or Horovod) or ``'ignore'``.
         pad: For arrays of different length, a number or input name -> number: each batch is padded

@@ -1,11 +1,10 @@
 """Tables of rows by id, as an embedding has: NumPy only, no Keras, no Spark.
 
-``store``: the rows of one table that one rank keeps. ``index``: from ids to slots. ``rules``: the
-step of a row. ``starts``: the values that a row starts from. ``entry``: which ids get a row, and
-which rows leave. ``hashing``: hashes of ids and texts. ``routing``: which rank owns an id.
+``store``: the rows of one table that one rank keeps. ``index``: from ids to slots and owners.
+``rules``: the step of a row. ``starts``: the values that a row starts from. ``entry``: which ids
+get a row, and which rows leave. ``hashing``: hashes of ids and texts.
 ``files``: parts of a table in files. ``reading``: rows looked up in such files. ``checkpoints``:
 the tables of a run, step by step. ``service``: the seam between a layer and its rows.
 ``beside``: tables that are copied with a saved model. ``classes``: rows as the centers of a large
-softmax. ``functions``: numbers about all rows, and changes of them. ``ftrl``: the
-weights of a linear model and their steps.
+softmax. ``functions``: numbers about all rows, and changes of them.
 """

@@ -25,10 +25,10 @@ _QUOTED = f'"{_KEY}"'.encode()
 
 
 def reference_in(content: bytes) -> TableReference | None:
-    """The tables that a ``.keras`` file names; None if its model has none that a fit has written.
+    """The tables that a ``.keras`` file names; None if no fit has written a table of its model.
 
     Args:
-        content: Of a whole file.
+        content: Content of a whole file.
     """
     found: list[str] = []
 
@@ -51,7 +51,7 @@ def copy_beside(content: bytes, folder: str) -> bytes:
     :func:`save_beside`.
 
     Args:
-        content: Of a whole file. One without tables copies nothing.
+        content: Content of a whole file. One without tables copies nothing.
         folder: Where to: a path or URI.
 
     Returns:
@@ -124,8 +124,8 @@ def found_beside(content: bytes, folder: str) -> tuple[bytes, TableReference | N
     """A ``.keras`` file that names the tables in ``folder``, if they are there.
 
     Args:
-        content: Of a whole file.
-        folder: That of :func:`copy_beside`, wherever it is now.
+        content: Content of a whole file.
+        folder: The folder of :func:`copy_beside`, wherever it is now.
 
     Returns:
         The file, and its reference if that names this folder, else None.

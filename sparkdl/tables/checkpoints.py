@@ -31,7 +31,7 @@ KEPT = 3
 _NAME = re.compile(r"step-[0-9]{12}-[0-9a-f]{8}")
 _MAX_BYTES = 1 << 20
 _NEWEST = ".newest.json"
-"""Behind the folder's name: the file that says which of its tables are the newest."""
+"""Suffix of the folder's name: the file that says which of its tables are the newest."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class TableReference:
     """The tables of a run after some of its steps, as its state names them.
 
     Args:
-        folder: Of all tables of one step; each lies in a folder of its own there.
+        folder: Folder of all tables of one step; each lies in a folder of its own there.
         older: Folders of earlier steps that are still there, the newest first.
         changed: Whether the tables were changed after the fit that wrote them.
         seen: The newest tables of their folder when a file with these was loaded.
-        beside: Of a model's file: the folder, within the one beside it, of its tables.
+        beside: For a model's file: the folder, within the one beside it, of its tables.
     """
 
     folder: str
@@ -117,7 +117,6 @@ class TableCheckpoints:
 
     def write(self, reference: TableReference, stores: Mapping[str, RowStore], rank: int,
               ranks: int) -> None:  # fmt: skip
-        """Writes the rows of one rank."""
         for name, store in stores.items():
             write_part(store, reference.folder_of(name), rank, ranks)
 

@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.tables.hashing import Ids
-from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import owner
+from sparkdl.tables.index import Slots, owner
 from sparkdl.tables.store import RowStore
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
@@ -98,7 +97,7 @@ class ClassSpec:
 
     Args:
         num_classes: Classes are the numbers below it.
-        margin: Of a row's own class. None: logits are products of features and centers.
+        margin: Margin of a row's own class. None: logits are products of features and centers.
         sample: Share of a rank's classes that a training step takes: those of the batch, and
             others at random.
         chunk: Classes whose logits are held at a time.
@@ -170,9 +169,9 @@ class Measured(NamedTuple):
 
     Args:
         number: By which the gradient names it.
-        features: Of the rows of all ranks, one rank after another.
+        features: Features of the rows of all ranks, one rank after another.
         labels: Their own classes.
-        softmax: Of each of them.
+        softmax: Softmax of each of them.
     """
 
     number: int
@@ -222,7 +221,7 @@ def measure(
 
     Args:
         chunks: Each class at most once.
-        features: Of shape ``(rows, dim)``.
+        features: Features of shape ``(rows, dim)``.
         labels: The own class of each row, which need not be among them.
         margin: See :class:`ClassSpec`.
     """
@@ -271,7 +270,7 @@ class ClassPart:
     """The classes that one rank keeps, as rows of a store.
 
     Args:
-        store: Of the rank's rows. Classes without a row get one, with its start value.
+        store: Store of the rank's rows. Classes without a row get one, with its start value.
     """
 
     def __init__(self, store: RowStore, spec: ClassSpec, rank: int = 0, ranks: int = 1) -> None:
@@ -308,7 +307,7 @@ class ClassPart:
             softmax: Over the classes of all ranks.
             upstream: Gradient of the whole loss by each row's loss, as its worker has it.
             shares: What it is multiplied by for the centers: the share of the row's worker.
-            learning_rate: Of this step; None: the centers stay as they are.
+            learning_rate: Learning rate of this step; None: the centers stay as they are.
 
         Returns:
             The part of these classes in the gradient by the features, of shape ``(rows, dim)``.

@@ -129,7 +129,6 @@ class WaitingIds:
         self._counts[slots] = np.minimum(counts, 2**32 - 1)
 
     def forget(self, ids: Ids) -> None:
-        """Forgets ids that have a row now."""
         self._index.remove(ids)
 
     def export(self) -> tuple[Ids, Counts]:

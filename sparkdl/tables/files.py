@@ -8,7 +8,7 @@
     manifest.json                                                      settings, clock, all parts
 
 A folder without a manifest is no table: a writer that is killed leaves none. Parts are ranges of
-hashes (:mod:`sparkdl.tables.routing`), so that any number of ranks loads them.
+hashes (:mod:`sparkdl.tables.hashing`), so that any number of ranks loads them.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.entry import Counts
 from sparkdl.tables.hashing import Hashes, Ids, mix64
-from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import hash_range, in_order
+from sparkdl.tables.index import Slots, hash_range, in_order
 from sparkdl.tables.rules import RowRule
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
 

@@ -12,8 +12,7 @@ from sparkdl.tables.entry import Mask
 from sparkdl.tables.files import TableFiles
 from sparkdl.tables.functions import Statistics
 from sparkdl.tables.hashing import Hashes, Ids, mix64, signed
-from sparkdl.tables.index import Slots
-from sparkdl.tables.routing import hash_range, owner
+from sparkdl.tables.index import Slots, hash_range, owner
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, Unknown
 from sparkdl.weights import FloatArray
 

@@ -14,7 +14,7 @@ from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.weights import FloatArray
 
 _BLOCK_BYTES = 1 << 18
-"""Rows of this size are stepped in one go, so that what NumPy notes of each stays in the cache."""
+"""Bytes of rows that are stepped in one go, so that what NumPy notes of each stays in the cache."""
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ class TableSpec:
     """All that a table's rows depend on, beside their gradients.
 
     Args:
-        name: Of the table; layers with the same name share its rows.
-        settings: Of the store of its rows, see :meth:`RowStore.from_settings`.
+        name: Name of the table; layers with the same name share its rows.
+        settings: Settings of the store of its rows, see :meth:`RowStore.from_settings`.
         learning_rate: The table's own; None: that of the model's optimizer.
         classes: The softmax whose centers the rows are; None: rows that are looked up.
     """
@@ -60,7 +60,7 @@ class RowService(Protocol):
 
         Args:
             pulled: The number that the call returned.
-            gradients: Of shape ``(len(ids), dim)``.
+            gradients: Gradients of shape ``(len(ids), dim)``.
             counts: How often the batch has each id.
         """
 
@@ -72,7 +72,7 @@ class RowService(Protocol):
 
         Args:
             classes: What the softmax depends on.
-            features: Of shape ``(rows, dim)``.
+            features: Features of shape ``(rows, dim)``.
             labels: The own class of each row.
             training: Whether a gradient may follow.
 
@@ -132,5 +132,5 @@ class LooksUpRows(ServesRows, Protocol):
         """The ids that a call asks the service for: each once and in order.
 
         Args:
-            ids: Those that the layer is called with, of any shape.
+            ids: The ids that the layer is called with, of any shape.
         """

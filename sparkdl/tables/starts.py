@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import ClassVar
+import inspect
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -21,16 +19,6 @@ Settings = Mapping[str, object]
 """A name and constants, as JSON has them."""
 
 
-class _Values(ABC):
-    """How the numbers of a start are made."""
-
-    name: ClassVar[str]
-
-    @abstractmethod
-    def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        """One row for each seed, of shape (seeds, dim)."""
-
-
 def _uniform(seeds: Hashes, first: int, columns: int) -> FloatArray:
     """Numbers in [0, 1) of 24 bits: for each seed and column, counted from ``first``, an even one.
 
@@ -42,57 +30,32 @@ def _uniform(seeds: Hashes, first: int, columns: int) -> FloatArray:
     return (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
 
 
-@dataclass(frozen=True)
-class _Uniform(_Values):
+def _between(seeds: Hashes, dim: int, low: float = -0.05, high: float = 0.05) -> FloatArray:
     """Between ``low`` and ``high``, as Keras' ``uniform``."""
-
-    name: ClassVar[str] = "uniform"
-    low: float = -0.05
-    high: float = 0.05
-
-    def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        width = np.float32(self.high - self.low)
-        return _uniform(seeds, 0, dim) * width + np.float32(self.low)
+    return _uniform(seeds, 0, dim) * np.float32(high - low) + np.float32(low)
 
 
-@dataclass(frozen=True)
-class _Normal(_Values):
+def _normal(seeds: Hashes, dim: int, mean: float = 0.0, stddev: float = 0.05) -> FloatArray:
     """Gaussian, as Keras' ``random_normal`` (Box and Muller, 1958)."""
-
-    name: ClassVar[str] = "normal"
-    mean: float = 0.0
-    stddev: float = 0.05
-
-    def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        half = 2 * -(-dim // 4)
-        radius = np.sqrt(-2 * np.log1p(-_uniform(seeds, 0, half).astype(np.float64)))
-        angle = 2 * np.pi * _uniform(seeds, half, half).astype(np.float64)
-        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :dim]
-        return (both * self.stddev + self.mean).astype(np.float32)
+    half = 2 * -(-dim // 4)
+    radius = np.sqrt(-2 * np.log1p(-_uniform(seeds, 0, half).astype(np.float64)))
+    angle = 2 * np.pi * _uniform(seeds, half, half).astype(np.float64)
+    both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], axis=1)[:, :dim]
+    return (both * stddev + mean).astype(np.float32)
 
 
-@dataclass(frozen=True)
-class _Constant(_Values):
-    """The same number everywhere."""
-
-    name: ClassVar[str] = "constant"
-    value: float = 0.0
-
-    def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        return np.full((len(seeds), dim), self.value, np.float32)
+def _constant(seeds: Hashes, dim: int, value: float = 0.0) -> FloatArray:
+    return np.full((len(seeds), dim), value, np.float32)
 
 
-@dataclass(frozen=True)
-class _Zeros(_Values):
-    """Zero everywhere."""
-
-    name: ClassVar[str] = "zeros"
-
-    def values(self, seeds: Hashes, dim: int) -> FloatArray:
-        return np.zeros((len(seeds), dim), np.float32)
+def _zeros(seeds: Hashes, dim: int) -> FloatArray:
+    return np.zeros((len(seeds), dim), np.float32)
 
 
-_KINDS: dict[str, type[_Values]] = {c.name: c for c in (_Uniform, _Normal, _Constant, _Zeros)}
+_KINDS: dict[str, Callable[..., FloatArray]] = {
+    "uniform": _between, "normal": _normal, "constant": _constant, "zeros": _zeros,
+}  # fmt: skip
+"""A start's name -> what makes one row for each seed, of shape (seeds, dim), of its constants."""
 
 
 class RowStart:
@@ -123,15 +86,19 @@ class RowStart:
         name = str(options.pop("name", ""))
         if name not in _KINDS:
             raise UnknownNameError("start of a table's rows", name, _KINDS)
+        known = list(inspect.signature(_KINDS[name]).parameters.values())[2:]
         try:
             constants = {option: float(str(value)) for option, value in options.items()}
-            self._values = _KINDS[name](**constants)
-        except (TypeError, ValueError) as error:
+            if not constants.keys() <= {one.name for one in known}:
+                raise ValueError("a constant that it does not have")
+        except ValueError as error:
             raise ConfigError(
                 f"table {table!r}: the start {name!r} does not have these constants",
-                expected="numbers for " + (", ".join(_KINDS[name].__annotations__) or "nothing"),
+                expected="numbers for " + (", ".join(one.name for one in known) or "nothing"),
                 received=repr(options),
             ) from error
+        self._name, self._make = name, _KINDS[name]
+        self._constants = {one.name: constants.get(one.name, one.default) for one in known}
         text = f"{seed}/{table}".encode()
         key = hashlib.blake2b(text, digest_size=8).digest()
         self._key = np.uint64(int.from_bytes(key, "little"))
@@ -139,7 +106,7 @@ class RowStart:
     @property
     def settings(self) -> dict[str, object]:
         """Name and constants, as JSON has them."""
-        return {"name": self._values.name, **asdict(self._values)}  # type: ignore[call-overload]
+        return {"name": self._name, **self._constants}
 
     def rows(self, ids: Ids) -> FloatArray:
         """The start values of ``ids``, of shape (ids, dim)."""
@@ -147,5 +114,5 @@ class RowStart:
         block = max(1, _BLOCK_NUMBERS // self.dim)
         for start in range(0, len(ids), block):
             part = slice(start, start + block)
-            found[part] = self._values.values(seeds[part], self.dim)
+            found[part] = self._make(seeds[part], self.dim, **self._constants)
         return found

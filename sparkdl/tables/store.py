@@ -22,8 +22,7 @@ from sparkdl.tables.entry import (
 )
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
-from sparkdl.tables.index import RowIndex, Slots, grown
-from sparkdl.tables.routing import in_order
+from sparkdl.tables.index import RowIndex, Slots, grown, in_order
 from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
 from sparkdl.tables.starts import RowStart
 from sparkdl.training.finite import is_finite
@@ -34,7 +33,7 @@ BLOCK_ROWS = 1 << 14
 
 _MOST_LETTERS = 200
 _FEW = 16
-"""Gradients of one id, up to which all first ones, then all second ones, ... are summed."""
+"""Gradients of one id up to which the first ones of all ids are added, then the second ones."""
 
 Unknown = Literal["zeros", "initial"]
 
@@ -78,12 +77,12 @@ class RowStore:
         rule: The step of a row, or its name or settings.
         start: What rows start from, or its name or settings.
         name: The table's name, for start values and messages.
-        seed: Of the start values.
+        seed: Seed of the start values.
         entry: Which ids get a row. None: all.
         eviction: Which rows leave. None: none.
         tracks: Whether counts and clocks of rows are kept (8 bytes a row), which deltas and
             :meth:`shrink` need; with an eviction they are.
-        on_nan: What becomes of a gradient that is not finite: ``'raise'``; ``'skip'``, the row is
+        on_nan: What happens to a gradient that is not finite: ``'raise'``; ``'skip'``, the row is
             left as it is and counted; ``'ignore'``, nobody looks.
     """
 
@@ -229,7 +228,7 @@ class RowStore:
 
         Args:
             ids: Each once.
-            changes: Of shape (ids, dim).
+            changes: Changes of shape (ids, dim).
         """
         self._step(SgdRows(), ids, np.negative(changes), 1.0, counts)
 
@@ -316,7 +315,7 @@ class RowStore:
 
     def slots(self, since: int | None = None) -> tuple[Slots, Hashes]:
         """The places of the rows of :meth:`blocks`, and the hashes of their ids, for
-        :func:`sparkdl.tables.routing.in_order`."""
+        :func:`sparkdl.tables.index.in_order`."""
         slots = self._index.live()
         if since is not None:
             self._require_tracking("rows that changed since a step of the clock")
@@ -356,8 +355,8 @@ class RowStore:
 
         Args:
             ids: Each once.
-            values: Of shape (ids, dim).
-            state: Of the rule, of shape (ids, width). None: that of rows without a step.
+            values: Values of shape (ids, dim).
+            state: State of the rule, of shape (ids, width). None: that of rows without a step.
             counts: How often each was seen. None: once.
             clocks: The step of the last gradient of each. None: the present one.
 
@@ -397,8 +396,8 @@ class RowStore:
         """Removes rows, and gives their memory back.
 
         Args:
-            unseen: Those that had no gradient for more steps of the clock than that.
-            below: Those that were seen fewer times.
+            unseen: Rows without a gradient for more steps of the clock than that go.
+            below: Rows that were seen fewer times go.
 
         Returns:
             How many rows left.
@@ -556,7 +555,7 @@ def merged(
     """Each id once, the sum of its gradients in their order, and how often it was there.
 
     Args:
-        gradients: Of shape (ids, dim).
+        gradients: Gradients of shape (ids, dim).
         counts: How often each stands for. None: once.
     """
     order = np.argsort(ids, kind="stable")

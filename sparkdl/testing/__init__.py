@@ -1,4 +1,4 @@
 """For tests, the users' too: the real parts without sockets and processes.
 
-``inproc``: a server in this process. ``thread_communicator``: ranks as threads.
+``inproc``: a server, and a communicator of ranks as threads.
 """

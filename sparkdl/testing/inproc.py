@@ -1,18 +1,36 @@
-"""Servers in this process, without sockets: for tests. Frames are encoded all the same."""
+"""Servers without sockets, and ranks as threads: for tests. Frames are encoded all the same."""
 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from sparkdl.collective.arithmetic import (
+    Array,
+    reduce_in_order,
+    reduction_factors,
+    reduction_ufunc,
+    shard_edges,
+)
+from sparkdl.collective.communicator import Communicator, name_ranks
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session
-from sparkdl.errors import AuthenticationError
+from sparkdl.errors import (
+    AuthenticationError,
+    ConfigError,
+    ProtocolError,
+    TransportError,
+    WaitTimeoutError,
+)
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig
 from sparkdl.transport.connection import Opener, Timeouts, deliver_body
-from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     ByteArray,
@@ -22,7 +40,7 @@ from sparkdl.transport.frames import (
     decode_meta,
     encode,
 )
-from sparkdl.transport.service import Service
+from sparkdl.transport.service import Dispatcher, Service
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.wire.listening import token_matches
 
@@ -40,15 +58,11 @@ class InprocChannel:
     def __init__(self, dispatcher: Dispatcher, limits: FrameLimits, raw: ByteArray | None) -> None:
         self._dispatcher = dispatcher
         self._limits = limits
-        self._raw = raw
+        self.raw = raw
         self._aborted = threading.Event()
         self._number = dispatcher.open()
         if raw is not None:
             dispatcher.service.attach(self._number, raw)
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         received = _carried(message, self._dispatcher.limits)
@@ -58,8 +72,8 @@ class InprocChannel:
         if reply is None:
             raise ConnectionResetError("the server ended")
         reply = _carried(reply, self._limits)
-        if reply.body_bytes and self._raw is not None:
-            deliver_body(reply, self._raw)
+        if reply.body_bytes and self.raw is not None:
+            deliver_body(reply, self.raw)
         return reply
 
     def abort(self) -> None:
@@ -105,7 +119,6 @@ class InprocServer(Closing):
         return open_channel
 
     def session(self, rank: int, attempt: int = 0, timeouts: Timeouts | None = None) -> Session:
-        """A rank's session."""
         limits = self.dispatcher.limits
         return Session(self.opener(), limits, rank=rank, attempt=attempt, timeouts=timeouts)
 
@@ -114,7 +127,6 @@ class InprocServer(Closing):
         return DriverClient(self.opener(), self.dispatcher.limits)
 
     def close(self) -> None:
-        """Ends all waits."""
         self.dispatcher.shutdown()
 
 
@@ -144,3 +156,157 @@ class InprocParameterServer(InprocServer):
         limits = limits_of(self.config.layout if layout is None else layout, compression)
         session = Session(self.opener(token), limits, rank=rank, attempt=attempt, timeouts=timeouts)
         return Client(session, compression)
+
+
+class _Table:
+    """The contributions of the ranks of one world, and which ranks have closed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.changed = threading.Condition()
+        self.rounds: dict[int, dict[int, Any]] = {}
+        self.closed: set[int] = set()
+        self.groups: dict[tuple[tuple[int, ...], int], _Table] = {}
+
+    def group(self, ranks: tuple[int, ...], count: int) -> _Table:
+        with self.changed:
+            return self.groups.setdefault((ranks, count), _Table(len(ranks)))
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's rank; made by :func:`connect_threads`."""
+
+    name = "threads"
+
+    def __init__(self, rank: int, table: _Table, timeout_s: float) -> None:
+        super().__init__(
+            rank, table.size, local_rank=rank, local_size=table.size, timeout_s=timeout_s
+        )
+        self._table = table
+        self._round = 0
+        self._made: dict[tuple[int, ...], int] = {}
+
+    def _meet(self, label: tuple[Any, ...], item: Any, read: Callable[[list[Any]], None]) -> None:
+        """Contributes ``item`` to this rank's next round, waits for all ranks, and reads theirs."""
+        number, self._round = self._round, self._round + 1
+        table = self._table
+        with table.changed:
+            table.rounds.setdefault(number, {})[self.rank] = (label, item)
+            table.changed.notify_all()
+        self._wait(lambda: set(range(table.size)) - set(table.rounds[number]))
+        contributed = [table.rounds[number][r] for r in range(table.size)]
+        for rank, (other, _) in enumerate(contributed):
+            if other != label:
+                raise ProtocolError(
+                    f"the ranks disagree about the operation on rank {self.rank}",
+                    expected=f"{label} on all ranks",
+                    received=f"{other} on rank {rank}",
+                )
+        read([entry for _, entry in contributed])
+        with table.changed:
+            table.rounds.pop(number - 1, None)  # every rank of this round has read the one before
+
+    def _wait(self, absent: Callable[[], set[int]]) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        table = self._table
+        with table.changed:
+            while missing := absent():
+                if closed := missing & table.closed:
+                    raise TransportError(
+                        f"{name_ranks(sorted(closed))} closed the threads communicator",
+                        expected="all ranks to call the operation",
+                        received=f"rank {self.rank} waits for them",
+                    )
+                rest = deadline - time.monotonic()
+                if rest <= 0:
+                    absent_ranks = name_ranks(sorted(missing))
+                    raise WaitTimeoutError(
+                        f"rank {self.rank} has waited too long; missing {absent_ranks}",
+                        expected=f"all ranks within {self._timeout_s:g} s",
+                        received=f"nothing from {absent_ranks}",
+                    )
+                self._absent = missing
+                table.changed.wait(rest)
+            self._absent = set()
+
+    _absent: set[int] = set()  # noqa: RUF012  (replaced, never changed)
+
+    def _missing(self) -> list[int]:
+        return sorted(self._absent)
+
+    def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
+        result = np.empty_like(target)
+
+        def read(entries: list[tuple[Array, float]]) -> None:
+            factors = reduction_factors(op, [w for _, w in entries])
+            reduce_in_order([a for a, _ in entries], factors, reduction_ufunc(op), result)
+
+        label = ("all_reduce", op, source.dtype.name, source.size)
+        self._meet(label, (source, weight), read)
+        self._meet(("read",), None, lambda _: None)  # no rank overwrites what others still read
+        np.copyto(target, result)
+
+    def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
+        whole = np.empty_like(source)
+        self._all_reduce(source, whole, op, weight)
+        edges = shard_edges(source.size, self.size)
+        np.copyto(target, whole[edges[self.rank] : edges[self.rank + 1]])
+
+    def _all_gather(self, source: Array) -> list[Array]:
+        result: list[Array] = []
+
+        def read(entries: list[Array]) -> None:
+            result.extend(np.array(a) for a in entries)
+
+        self._meet(("all_gather",), source, read)
+        self._meet(("read",), None, lambda _: None)
+        return result
+
+    def _all_to_all(self, parts: list[Array]) -> list[Array]:
+        result: list[Array] = []
+
+        def read(entries: list[list[Array]]) -> None:
+            result.extend(np.array(theirs[self.rank]) for theirs in entries)
+
+        self._meet(("all_to_all", parts[0].dtype.name), parts, read)
+        self._meet(("read",), None, lambda _: None)
+        return result
+
+    def _broadcast(self, target: Array, root: int) -> None:
+        def read(entries: list[Array]) -> None:
+            if self.rank != root:
+                np.copyto(target, entries[root])
+
+        self._meet(("broadcast", root, target.dtype.name, target.size), target, read)
+        self._meet(("read",), None, lambda _: None)
+
+    def _barrier(self) -> None:
+        self._meet(("barrier",), None, lambda _: None)
+
+    def _group(self, ranks: list[int]) -> Communicator:
+        key = tuple(ranks)
+        count = self._made[key] = self._made.get(key, 0) + 1
+        table = self._table.group(key, count)
+        return ThreadCommunicator(ranks.index(self.rank), table, self._timeout_s)
+
+    def _abort(self) -> None:
+        with self._table.changed:
+            self._table.closed.add(self.rank)
+            self._table.changed.notify_all()
+
+    def _release(self) -> None:
+        self._abort()
+
+
+def connect_threads(size: int, *, timeout_s: float = 60.0) -> list[ThreadCommunicator]:
+    """The communicators of ``size`` ranks; use each from a thread of its own.
+
+    Raises:
+        ConfigError: ``size`` is not positive.
+    """
+    if size < 1:
+        raise ConfigError(
+            "cannot connect threads", expected="a size of at least 1", received=f"size={size!r}"
+        )
+    table = _Table(size)
+    return [ThreadCommunicator(rank, table, timeout_s) for rank in range(size)]

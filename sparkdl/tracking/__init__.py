@@ -6,14 +6,13 @@
 
     spark_model.fit(df, epochs=5, sinks=[TensorBoard('logs'), JsonLines('runs'), print])
 
-``sinks``: what ``fit(sinks=...)`` takes, and what becomes of a sink that raises. ``json_lines``,
-``tensorboard``, ``timeline``, ``mlflow_sink``, ``notebook``: a sink each. ``profile``: where a
+``sinks``: what ``fit(sinks=...)`` takes, and what happens to a sink that raises. ``event_files``,
+``tensorboard``, ``mlflow_sink``, ``notebook``: the sinks. ``profile``: where a
 step's time went. ``page``: the live page. No Spark; no framework of its own.
 """
 
-from sparkdl.tracking.json_lines import JsonLines
+from sparkdl.tracking.event_files import JsonLines, Timeline
 from sparkdl.tracking.notebook import NotebookCurves
 from sparkdl.tracking.tensorboard import TensorBoard
-from sparkdl.tracking.timeline import Timeline
 
 __all__ = ["JsonLines", "NotebookCurves", "TensorBoard", "Timeline"]

@@ -23,22 +23,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError, TransportError
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.progress.events import (
-    EpochEnded,
-    Event,
-    Json,
-    Metrics,
-    SearchBegan,
-    SearchEnded,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    TrialBegan,
-    TrialEnded,
-    TrialEpochEnded,
-    WorkersProgressed,
-    WorkerView,
-)
+from sparkdl.progress import events
 from sparkdl.tracking import sinks
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.tracking.tensorboard import numbers_of
@@ -61,7 +46,7 @@ class SearchRuns:
     """
 
     def __init__(
-        self, mlflow: Any, client: Any, experiment: str, run_id: str, began: SearchBegan
+        self, mlflow: Any, client: Any, experiment: str, run_id: str, began: events.SearchBegan
     ) -> None:
         self._mlflow, self._client = mlflow, client
         self._experiment, self._run_id, self._metric = experiment, run_id, began.metric
@@ -71,25 +56,25 @@ class SearchRuns:
         self._log_params(run_id, asked)
         client.set_tag(run_id, "sparkdl.run_id", began.search_id)
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Logs an event of a trial, or the end of the search."""
         match event:
-            case TrialBegan():
+            case events.TrialBegan():
                 self._begin(event)
-            case TrialEpochEnded():
+            case events.TrialEpochEnded():
                 trial = self._trials[event.trial]
                 self._log_metrics(trial.run_id, event.metrics, event.epoch)
                 trial.epochs = max(trial.epochs, event.epoch + 1)
-            case TrialEnded():
+            case events.TrialEnded():
                 self._end(event)
-            case SearchEnded() if event.best is not None and event.value is not None:
+            case events.SearchEnded() if event.best is not None and event.value is not None:
                 self._log_metrics(self._run_id, {f"best_{self._metric}": event.value}, 0)
                 best = {f"best_{n}": v for n, v in self._params[event.best].items()}
                 self._log_params(self._run_id, {"best_trial": event.best, **best})
             case _:
                 pass
 
-    def _begin(self, event: TrialBegan) -> None:
+    def _begin(self, event: events.TrialBegan) -> None:
         known = self._trials.get(event.trial)
         if known is not None:
             self._client.update_run(known.run_id, status="RUNNING")
@@ -101,7 +86,7 @@ class SearchRuns:
         self._params[event.trial] = dict(event.params)
         self._log_params(run.info.run_id, self._params[event.trial])
 
-    def _end(self, event: TrialEnded) -> None:
+    def _end(self, event: events.TrialEnded) -> None:
         trial = self._trials[event.trial]
         if event.metrics and event.epochs > trial.epochs:  # of a search that goes on
             self._log_metrics(trial.run_id, event.metrics, event.epochs - 1)
@@ -113,7 +98,7 @@ class SearchRuns:
     def _log_params(self, run_id: str, params: dict[str, Any]) -> None:
         _log_params(self._mlflow, self._client, run_id, params.items())
 
-    def _log_metrics(self, run_id: str, metrics: Metrics, step: int) -> None:
+    def _log_metrics(self, run_id: str, metrics: events.Metrics, step: int) -> None:
         _log_metrics(self._mlflow, self._client, run_id, numbers_of("", metrics), step)
 
 
@@ -188,7 +173,7 @@ class MLflow:
         log_system_metrics: Log each worker's processor use and memory, and the memory and GPUs of
             its host under MLflow's names, every 10 s.
         registered_model_name: Register the model under this name.
-        run_name: Of a new run; None for the model's name.
+        run_name: Run name of a new run; None for the model's name.
 
     Raises:
         ConfigError: MLflow is not installed.
@@ -220,13 +205,13 @@ class MLflow:
         """Keeps the function that gives the model."""
         self._model = model
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Logs the event. Where the run cannot be opened, a warning says so, and nothing is logged
         of this fit.
         """
         if self._off:
             return
-        begins = isinstance(event, (TrainingBegan, SearchBegan))
+        begins = isinstance(event, (events.TrainingBegan, events.SearchBegan))
         try:
             require_server(self._mlflow.get_tracking_uri(), 0.0 if begins else 10.0)
             self._log(event)
@@ -236,35 +221,35 @@ class MLflow:
             self._off, self.wants_progress = True, False
             warn_user(f"MLflow logs nothing of this fit, which goes on: {error}", RuntimeWarning)
 
-    def _log(self, event: Event) -> None:
+    def _log(self, event: events.Event) -> None:
         match event:
-            case TrainingBegan():
+            case events.TrainingBegan():
                 self._begin(event)
-            case WorkersProgressed():
+            case events.WorkersProgressed():
                 self._log_system(event)
-            case EpochEnded():
+            case events.EpochEnded():
                 numbers = dict(numbers_of("", event.metrics))
                 if event.rows_per_s is not None:
                     numbers["rows_per_s"] = event.rows_per_s
                 self._log_metrics(numbers, event.epoch)
                 self._last_epoch = event.epoch
-            case TrainingEnded():
+            case events.TrainingEnded():
                 try:
                     if self._log_models:
                         self._log_model()
                 finally:
                     self._end("FINISHED")
-            case SearchBegan():
+            case events.SearchBegan():
                 experiment = self._open("search")
                 self._search = SearchRuns(
                     self._mlflow, self._client, experiment, self._run_id, event
                 )
-            case TrialBegan() | TrialEpochEnded() | TrialEnded():
+            case events.TrialBegan() | events.TrialEpochEnded() | events.TrialEnded():
                 if self._search is not None:
                     self._search.handle(event)
-            case SearchEnded():
+            case events.SearchEnded():
                 self._end_search(event)
-            case TrainingFailed():
+            case events.TrainingFailed():
                 self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
                 self._end("FAILED")
             case _:
@@ -282,7 +267,7 @@ class MLflow:
         self._run_id = active.info.run_id
         return str(active.info.experiment_id)
 
-    def _end_search(self, event: SearchEnded) -> None:
+    def _end_search(self, event: events.SearchEnded) -> None:
         if self._search is None:
             return
         try:
@@ -294,7 +279,7 @@ class MLflow:
         finally:
             self._end("FAILED" if event.error else "FINISHED")
 
-    def _begin(self, event: TrainingBegan) -> None:
+    def _begin(self, event: events.TrainingBegan) -> None:
         self._open(event.run.model)
         self._client.set_tag(self._run_id, "sparkdl.run_id", event.run.run_id)
         params = flat_parameters(event.run.parameters)
@@ -308,7 +293,7 @@ class MLflow:
     def _log_metrics(self, numbers: dict[str, float], step: int) -> None:
         _log_metrics(self._mlflow, self._client, self._run_id, numbers.items(), step)
 
-    def _log_system(self, event: WorkersProgressed) -> None:
+    def _log_system(self, event: events.WorkersProgressed) -> None:
         now = time.monotonic()
         if not self._thinning.due(now):
             return
@@ -319,7 +304,7 @@ class MLflow:
             self._looks += 1
             self._log_metrics(numbers, self._looks)
 
-    def _system_of(self, worker: WorkerView, now: float) -> dict[str, float]:
+    def _system_of(self, worker: events.WorkerView, now: float) -> dict[str, float]:
         if worker.usage is None:
             return {}
         before = self._before.get(worker.rank)
@@ -397,13 +382,13 @@ def autolog(
     sinks.add_standing(make)
 
 
-def flat_parameters(parameters: dict[str, Json]) -> list[tuple[str, Json]]:
+def flat_parameters(parameters: dict[str, events.Json]) -> list[tuple[str, events.Json]]:
     """Names and values; a group of settings has a name for each.
 
     >>> flat_parameters({'mode': 'hogwild', 'rule': {'name': 'easgd', 'alpha': 0.5}})
     [('mode', 'hogwild'), ('rule_name', 'easgd'), ('rule_alpha', 0.5)]
     """
-    flat: list[tuple[str, Json]] = []
+    flat: list[tuple[str, events.Json]] = []
     for key, value in parameters.items():
         if isinstance(value, dict):
             flat += [(f"{key}_{name}", inner) for name, inner in flat_parameters(value)]

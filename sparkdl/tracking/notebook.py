@@ -14,22 +14,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from sparkdl.errors import ConfigError
+from sparkdl.progress import events
 from sparkdl.progress.bar import is_cell, speed
-from sparkdl.progress.events import (
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    Metrics,
-    SearchBegan,
-    SearchEnded,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    TrialBegan,
-    TrialEnded,
-    TrialEpochEnded,
-    WorkersJoined,
-)
 from sparkdl.tracking.tensorboard import numbers_of
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
@@ -129,36 +115,36 @@ class NotebookCurves(_Picture):
         self._points: dict[str, list[tuple[float, list[float]]]] = {}
         self._epochs = 0
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         match event:
-            case TrainingBegan():
+            case events.TrainingBegan():
                 self._points, self._epochs = {}, event.epochs
                 self._begin()
-            case WorkersJoined() if not self._points:
+            case events.WorkersJoined() if not self._points:
                 s = "" if event.workers == 1 else "s"
                 self._text = f"{event.workers} worker{s} joined"
                 self._draw(always=True)
                 self._due = 0.0
-            case EpochProgressed():
+            case events.EpochProgressed():
                 x = event.epoch + event.batches / max(1, event.batches_per_epoch)
                 self._add(x, event.metrics, " so far")
                 self._text = self._title(event)
                 if self._clock() >= self._due:
                     self._draw()
-            case EpochEnded():
+            case events.EpochEnded():
                 self._add(event.epoch + 1.0, event.metrics, "")
                 self._text = self._title(event)
                 self._draw()
-            case TrainingEnded():
+            case events.TrainingEnded():
                 self._text = f"{event.epochs_done} epochs done"
                 self._draw(always=True)
-            case TrainingFailed():
+            case events.TrainingFailed():
                 self._text = event.error
                 self._draw(always=True)
             case _:
                 pass
 
-    def _title(self, event: EpochProgressed | EpochEnded) -> str:
+    def _title(self, event: events.EpochProgressed | events.EpochEnded) -> str:
         parts = [f"epoch {event.epoch + 1} of {self._epochs}"]
         if event.rows_per_s:
             parts.append(speed(event.rows_per_s))
@@ -168,7 +154,7 @@ class NotebookCurves(_Picture):
             parts.append(f"{len(self._names) - _MOST_CURVES} more metrics are in the History")
         return ", ".join(parts)
 
-    def _add(self, x: float, metrics: Metrics, kind: str) -> None:
+    def _add(self, x: float, metrics: events.Metrics, kind: str) -> None:
         for name, value in metrics.items():
             points = self._points.setdefault(name + kind, [])
             numbers = [number for _, number in numbers_of("", {name: value})]
@@ -222,29 +208,29 @@ class NotebookTrials(_Picture):
 
     wants_progress = False
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         match event:
-            case SearchBegan():
+            case events.SearchBegan():
                 self._metric, self._sign = event.metric, 1.0 if event.maximize else -1.0
                 self._curves: dict[int, dict[int, float]] = {}
                 self._training: set[int] = set()
                 self._failed: set[int] = set()
                 self._begin()
-            case TrialBegan():
+            case events.TrialBegan():
                 self._curves.setdefault(event.trial, {})
                 self._training.add(event.trial)
-            case TrialEpochEnded():
+            case events.TrialEpochEnded():
                 value = event.metrics.get(self._metric)
                 if isinstance(value, float):
                     self._curves.setdefault(event.trial, {})[event.epoch + 1] = value
                 if self._clock() >= self._due:
                     self._tell("")
-            case TrialEnded():
+            case events.TrialEnded():
                 self._training.discard(event.trial)
                 if event.state == "failed":
                     self._failed.add(event.trial)
                 self._tell("")
-            case SearchEnded():
+            case events.SearchEnded():
                 self._training = set()
                 self._tell(event.error or "done", always=True)
             case _:

@@ -52,12 +52,10 @@ class GuardedSink:
         return not self._broken and (callable(self._sink) or self._sink.wants_progress)
 
     def take_model(self, model: Callable[[], object]) -> None:
-        """Gives the model to a sink that wants it."""
         if isinstance(self._sink, ModelSink):
             self._sink.take_model(model)
 
     def handle(self, event: Event) -> None:
-        """Hands the event on."""
         if self._broken:
             return
         try:

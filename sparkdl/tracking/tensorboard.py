@@ -18,22 +18,7 @@ from collections.abc import Callable, Iterator
 from sparkdl.data.tfrecord.framing import frame
 from sparkdl.files.growing_file import GrowingFile
 from sparkdl.process.closing import Closing
-from sparkdl.progress.events import (
-    EpochEnded,
-    EpochProgressed,
-    Event,
-    Metrics,
-    MetricValue,
-    SearchBegan,
-    SearchEnded,
-    TrainingBegan,
-    TrainingEnded,
-    TrainingFailed,
-    TrialEnded,
-    TrialEpochEnded,
-    WorkersProgressed,
-    WorkerView,
-)
+from sparkdl.progress import events
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.training.phases import PHASES
 
@@ -61,38 +46,43 @@ class TensorBoard:
         self._log_dir, self._clock = str(log_dir).rstrip("/"), clock
         self._writers: dict[str, _EventFile] = {}
         self._began, self._workers_due = 0.0, Thinning()
-        self._before: dict[int, tuple[float, WorkerView]] = {}
+        self._before: dict[int, tuple[float, events.WorkerView]] = {}
 
-    def handle(self, event: Event) -> None:
+    def handle(self, event: events.Event) -> None:
         """Writes the event's numbers."""
         match event:
-            case TrainingBegan():
+            case events.TrainingBegan():
                 self._close()
                 self._before, self._workers_due = {}, Thinning()
                 self._writer("train").flush()
-            case EpochProgressed():
+            case events.EpochProgressed():
                 step = event.epoch * event.batches_per_epoch + event.batches
                 self._write("train", step, numbers_of("batch_", event.metrics))
-            case WorkersProgressed():
+            case events.WorkersProgressed():
                 now = self._clock()
                 if self._workers_due.due(now):
                     for worker in event.workers:
                         self._write_worker(now, worker)
-            case EpochEnded():
+            case events.EpochEnded():
                 self._write_epoch(event)
-            case TrialEpochEnded():
+            case events.TrialEpochEnded():
                 numbers = numbers_of("epoch_", event.metrics)
                 self._write(f"trial_{event.trial}", event.epoch, numbers)
-            case TrialEnded():  # one that goes on gets another file, which TensorBoard joins
+            case events.TrialEnded():  # one that goes on gets another file, which TensorBoard joins
                 writer = self._writers.pop(f"trial_{event.trial}", None)
                 if writer is not None:
                     writer.close()
-            case TrainingEnded() | TrainingFailed() | SearchBegan() | SearchEnded():
+            case (
+                events.TrainingEnded()
+                | events.TrainingFailed()
+                | events.SearchBegan()
+                | events.SearchEnded()
+            ):
                 self._close()
             case _:
                 pass
 
-    def _write_epoch(self, event: EpochEnded) -> None:
+    def _write_epoch(self, event: events.EpochEnded) -> None:
         held_out = {n[4:]: v for n, v in event.metrics.items() if n.startswith("val_")}
         trained = {n: v for n, v in event.metrics.items() if not n.startswith("val_")}
         beside = {"staleness": event.staleness}
@@ -104,7 +94,7 @@ class TensorBoard:
         for writer in self._writers.values():
             writer.flush(whole=True)
 
-    def _write_worker(self, now: float, worker: WorkerView) -> None:
+    def _write_worker(self, now: float, worker: events.WorkerView) -> None:
         before = self._before.get(worker.rank)
         self._before[worker.rank] = now, worker
         if before is None or now <= before[0] or worker.usage is None:
@@ -159,14 +149,14 @@ class _EventFile(Closing):
         self._file.close()
 
 
-def numbers_of(prefix: str, metrics: Metrics) -> list[tuple[str, float]]:
+def numbers_of(prefix: str, metrics: events.Metrics) -> list[tuple[str, float]]:
     """Tag -> number; a metric with several values has a tag for each.
 
     >>> numbers_of('epoch_', {'loss': 0.5, 'f1': [0.25, 1.0]})
     [('epoch_loss', 0.5), ('epoch_f1/0', 0.25), ('epoch_f1/1', 1.0)]
     """
 
-    def flat(tag: str, value: MetricValue) -> Iterator[tuple[str, float]]:
+    def flat(tag: str, value: events.MetricValue) -> Iterator[tuple[str, float]]:
         if isinstance(value, list):
             for index, item in enumerate(value):
                 yield from flat(f"{tag}/{index}", item)

@@ -74,7 +74,7 @@ class FiniteCheck:
 
         Args:
             values: Weights, or gradients and statistics.
-            learner: Of gradients, the one that computed them: infinite ones of a scaled loss tell
+            learner: The one that computed gradients: infinite ones of a scaled loss tell
                 its optimizer to scale less.
 
         Raises:

@@ -69,7 +69,6 @@ class BatchStack:
         )
 
     def single_batches(self) -> Iterator[BatchStack]:
-        """Each batch as a stack of one."""
         for index in range(self.num_batches):
             yield replace(self.part(index), following=self._after(index))
 

@@ -29,7 +29,7 @@ def parts_of(
     that is larger than a part is cut into equal pieces.
 
     Args:
-        layout: Of ``[gradient | statistics]``.
+        layout: Layout of ``[gradient | statistics]``.
         part_bytes: Size of a part of the gradient at most.
         apart: Whether statistics and flags are a part of their own.
         cuts: False: each part holds whole variables, and is as large as the variable that fills it.
@@ -111,10 +111,10 @@ def fill_part(
     """Copies what belongs to ``part`` of each variable's values into a flat buffer.
 
     Args:
-        part: Of the buffer.
-        slots: Of the variables; other elements of the part stay as they are.
-        values: Of any shape; those of a variable that has nothing in the part are not looked at.
-        buffer: Of the layout that the slots are of.
+        part: Part of the buffer.
+        slots: Slots of the variables; other elements of the part stay as they are.
+        values: Values of any shape; a variable that has nothing in the part is not looked at.
+        buffer: Buffer of the layout that the slots are of.
     """
     for slot, value in zip(slots, values, strict=True):
         place = _common(part, slot)

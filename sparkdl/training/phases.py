@@ -139,7 +139,6 @@ class PhaseClock:
         self._bucket_s = _FIRST_BUCKET_S / 2
 
     def enter(self, phase: Phase) -> None:
-        """From now on the rank is in ``phase``."""
         self._switch(PHASES.index(phase))
 
     def within(

@@ -1,9 +1,9 @@
 """Frames between ranks, driver and servers, and the ways they take. No pickle, no Spark.
 
 ``frames``: what a frame holds, errors on their way, and the limits of its receiver.
-``service``, ``dispatcher``, ``server``: what is served, by which threads, behind which sockets.
+``service``, ``server``: what is served, by which threads, behind which sockets.
 ``socket``, ``shm``, ``http``: the three transports.
 ``strangers``: connections that have not shown the token yet.
 ``address``, ``openers``, ``connection``: a client's way there, and back after a break.
-``listeners``, ``framing``: sockets, ports, and frames on a stream.
+``framing``: frames on a stream.
 """

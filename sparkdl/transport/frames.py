@@ -31,6 +31,7 @@ from sparkdl.errors import (
     AuthenticationError,
     ConfigError,
     ProtocolError,
+    RowsAheadError,
     SparkDLError,
     TransportError,
     WaitTimeoutError,
@@ -192,7 +193,6 @@ class FrameLimits:
 
     @property
     def chunk_bytes(self) -> int:
-        """Bytes of a blob in one frame."""
         return max(self.blob_bytes, self.dense_bytes)
 
     @property
@@ -362,6 +362,7 @@ def _codes() -> dict[str, type[SparkDLError]]:
         "timeout": WaitTimeoutError,
         "busy": BusyError,
         "authentication": AuthenticationError,
+        "ahead": RowsAheadError,
         "protocol": ProtocolError,
         "transport": TransportError,
         "config": ConfigError,

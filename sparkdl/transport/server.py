@@ -9,9 +9,8 @@ from collections.abc import Callable
 from typing import Protocol, Self
 
 from sparkdl.process.closing import Closing
-from sparkdl.transport.dispatcher import Dispatcher
-from sparkdl.transport.listeners import Listeners
-from sparkdl.transport.service import Service
+from sparkdl.transport.address import Listeners
+from sparkdl.transport.service import Dispatcher, Service
 from sparkdl.transport.shm import ShmServer
 from sparkdl.transport.socket import StreamServer
 from sparkdl.wire.tls import Certificate, ServerEncryption

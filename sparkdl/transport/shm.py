@@ -87,14 +87,14 @@ class ShmChannel:
         self, path: str, token: str, limits: FrameLimits, mailbox: bool, timeout_s: float
     ) -> None:
         self._limits = limits
-        self._raw: ByteArray | None = None
+        self.raw: ByteArray | None = None
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)
             open_stream(self._socket, token, limits, mailbox=mailbox)
             if mailbox:
-                self._raw = self._receive_mailbox()
+                self.raw = self._receive_mailbox()
         except BaseException:
             self._socket.close()
             raise
@@ -120,14 +120,10 @@ class ShmChannel:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
-
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
         return exchange(
-            self._socket, message, self._limits, lambda: require_raw(self._raw), inline_body=False
+            self._socket, message, self._limits, lambda: require_raw(self.raw), inline_body=False
         )
 
     def abort(self) -> None:

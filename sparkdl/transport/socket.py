@@ -9,7 +9,6 @@ import threading
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import require_raw
-from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import (
     ByteArray,
     FrameLimits,
@@ -19,6 +18,7 @@ from sparkdl.transport.frames import (
     error_to_meta,
 )
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
+from sparkdl.transport.service import Dispatcher
 from sparkdl.transport.strangers import FirstFrame
 from sparkdl.wire.greeting import Greeter, Stranger, hear_out
 from sparkdl.wire.listening import is_connected, shut_down, tune
@@ -45,16 +45,12 @@ class SocketChannel:
         timeout_s: float,
     ) -> None:
         self._limits = limits
-        self._raw = raw
+        self.raw = raw
         self._socket = connect_stream(endpoint, limits, timeout_s)
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(self._socket, message, self._limits, lambda: require_raw(self._raw))
+        return exchange(self._socket, message, self._limits, lambda: require_raw(self.raw))
 
     def abort(self) -> None:
         shut_down(self._socket)

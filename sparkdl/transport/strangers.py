@@ -28,7 +28,7 @@ from sparkdl.wire.proving import BUSY, IncomingProof
 from sparkdl.wire.tls import KNOCK, first_knock
 
 FIRST_HEADERS_BYTES = 4 << 10
-"""The longest head of an HTTP client's first request; proxies on its way may have added some."""
+"""Most bytes of the head of an HTTP client's first request; proxies may have added some."""
 FIRST_FRAME = FrameLimits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
 """The limits of a first frame."""
 _HTTP_REFUSAL = (

@@ -10,11 +10,9 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-import sparkdl
-from sparkdl.tune.keras_tuner import from_keras_tuner
-from sparkdl.tune.samplers import OptunaSampler, Sampler
 from sparkdl.tune.searchers import (
     AdaptiveAsha,
     Asha,
@@ -28,10 +26,10 @@ from sparkdl.tune.searchers import (
 )
 from sparkdl.tune.searchers.searcher import Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Trial
+from sparkdl.tune.suggestions import OptunaSampler, Sampler, Trial, from_keras_tuner
 
 if TYPE_CHECKING:
-    from sparkdl.spark.search import search as search
+    from sparkdl.tune.spark_search import search as search
 
 __all__ = [
     "AdaptiveAsha",
@@ -56,4 +54,5 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name != "search":
         raise AttributeError(f"module 'sparkdl.tune' has no attribute {name!r}")
-    return sparkdl.handed_in(name)  # the one part that needs Spark
+    # the one part that needs Spark
+    return importlib.import_module("sparkdl.tune.spark_search").search

@@ -1,16 +1,21 @@
-"""The hyper-parameters that matter, by the trials of a search."""
+"""The hyper-parameters that matter, by the trials of a search, and the charts of a search."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.tune.journal import TrialRecord
-from sparkdl.tune.suggestions import Value
+from sparkdl.tune.suggestions import Space, Value
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 FEWEST = 10
 """Trials without which nothing is said."""
@@ -83,3 +88,133 @@ def _share(ranks: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
     parts = (ranks[groups == group] for group in present)
     within = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
     return max(0.0, 1 - (number - 1) / (number - len(present)) * within / total)
+
+
+GREY, BLUE, BEST = "#7f8fa6", "#0072b2", "#d55e00"
+_MARGIN = 0.06
+_FEW = 6
+"""Whole numbers up to this count stand each by itself on an axis."""
+
+
+def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
+    """The metric of every trial over its epochs."""
+    for record in records:
+        values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
+        lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
+        if record.number == best:
+            lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
+            lines[0].set_label(f"best: trial {best}")
+        lines[0].set(marker="o", markersize=3)
+    ax.set(xlabel="epochs", ylabel=metric, title=f"{len(records)} trials")
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False)
+
+
+def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: str) -> None:
+    """The metric over each hyper-parameter: filled dots trained longest, hollow ones less."""
+    longest = max(record.epochs for record in ranked)
+    for ax, name in zip(axes, names_of(ranked), strict=True):
+        having = [r for r in ranked if name in r.params]
+        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
+        y = [_last(r, metric) for r in having]
+        whole = np.array([r.epochs == longest for r in having])
+        values = np.array(y)
+        ax.scatter(x[whole], values[whole], s=22, color=BLUE, alpha=0.7)
+        ax.scatter(x[~whole], values[~whole], s=22, facecolors="none", edgecolors=GREY)
+        if having[0] is ranked[0]:
+            ax.scatter(x[:1], values[:1], s=60, color=BEST, zorder=3)
+        if ticks is not None:
+            ax.set_xticks(list(ticks.values()), list(ticks))
+            ax.set_xlim(min(ticks.values()) - 0.3, max(ticks.values()) + 0.3)
+        elif log:
+            ax.set_xscale("log")
+        cell = ax.get_subplotspec()
+        first = cell is None or cell.is_first_col()
+        ax.set(xlabel=name, ylabel=metric if first else "")
+        ax.grid(alpha=0.3)
+
+
+def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
+    """A line for each trial through its hyper-parameters and metric; the best tenth is orange."""
+    names = names_of(ranked)
+    columns, best = [], max(1, round(len(ranked) / 10))
+    for place, name in enumerate(names):
+        having = [r for r in ranked if name in r.params]
+        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
+        by_number = dict(zip((r.number for r in having), x, strict=True))
+        values = np.array([by_number.get(r.number, math.nan) for r in ranked])
+        columns.append(_axis(ax, place, values, ticks, log=log))
+    values = np.array([_last(r, metric) for r in ranked])
+    columns.append(_axis(ax, len(names), values, None, log=False))
+    heights = np.stack(columns)
+    for place in reversed(range(len(ranked))):
+        there = np.flatnonzero(np.isfinite(heights[:, place]))  # past what the trial does not have
+        line = ax.plot(there, heights[there, place], color=GREY, alpha=0.45, lw=1)[0]
+        if place < best:
+            line.set(color=BEST, alpha=1, linewidth=2.5 if place == 0 else 1.5, zorder=3)
+    ax.set_xticks(range(len(columns)), [*names, metric])
+    ax.set(xlim=(-0.35, len(names) + 0.35), ylim=(-_MARGIN, 1 + _MARGIN), yticks=[])
+    ax.tick_params(length=0)
+    for side in ("left", "right", "top", "bottom"):
+        ax.spines[side].set_visible(False)
+
+
+def draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
+    """A bar for each hyper-parameter: the share of the metric's variance that it explains."""
+    names = list(importances)[::-1]
+    bars = ax.barh(names, [importances[n] for n in names], color=BLUE)
+    ax.bar_label(bars, [f" {importances[n]:.0%}" for n in names])
+    ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def names_of(records: Sequence[TrialRecord]) -> list[str]:
+    """The hyper-parameters that any trial has, in the order in which ``build`` asked for them."""
+    return list(dict.fromkeys(name for record in records for name in record.params))
+
+
+def _last(record: TrialRecord, metric: str) -> float:
+    return record.metrics[max(record.metrics)].get(metric, math.nan)
+
+
+def _space(records: Sequence[TrialRecord], name: str) -> Space | None:
+    return next((r.spaces[name] for r in records if name in r.spaces), None)
+
+
+def _coordinates(
+    values: Sequence[Value], space: Space | None
+) -> tuple[NDArray[np.float64], dict[str, float] | None, bool]:
+    """The places of values on an axis; the places of choices by name; whether it is a log."""
+    if space is not None and space.kind == "int" and space.high - space.low < _FEW:
+        ticks = {str(n): float(n) for n in range(int(space.low), int(space.high) + 1)}
+        return np.array([float(v or 0) for v in values]), ticks, False
+    if space is None or space.kind != "categorical":
+        numbers = [float(v) for v in values if v is not None]  # only choices can be None
+        return np.array(numbers), None, space is not None and space.log
+    places = {str(choice): float(place) for place, choice in enumerate(space.choices)}
+    return np.array([places[str(v)] for v in values]), places, False
+
+
+def _axis(
+    ax: Axes, place: int, values: NDArray[Any], ticks: Mapping[str, float] | None, *, log: bool
+) -> NDArray[Any]:
+    """Draws an upright axis; returns the heights of the values on it, from 0 to 1."""
+    f = np.log10 if log else np.asarray
+    ends = list(ticks.values()) if ticks is not None else [np.nanmin(values), np.nanmax(values)]
+    low, high = float(f(min(ends))), float(f(max(ends)))
+    width = (high - low) or 1.0
+    middle = 0.5 if high == low else 0.0
+    if ticks is None:
+        steps = [low] if high == low else list(np.linspace(low, high, 5))
+        ticks = {f"{10**s if log else s:.3g}": 10**s if log else s for s in steps}
+    ax.axvline(place, color="#444444", lw=0.8, zorder=0)
+    for text, value in ticks.items():
+        height = (float(f(value)) - low) / width + middle
+        ax.annotate(
+            text, (place, height), (4, 0), textcoords="offset points", va="center", fontsize=8,
+            zorder=4, bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5},
+        )  # fmt: skip
+    heights: NDArray[Any] = (f(values) - low) / width + middle
+    return heights

@@ -16,10 +16,9 @@ from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune.analysis import importances
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers.searcher import WORST, Goal, Searcher, Segment
 from sparkdl.tune.study import dispensable
-from sparkdl.tune.suggestions import Draw, Space, Trial, Value
+from sparkdl.tune.suggestions import Draw, Drawn, Experience, Outcome, Sampler, Space, Trial, Value
 
 
 class Standing:
@@ -50,7 +49,6 @@ class Standing:
         return self._best and self._take(epochs, _numbers(metrics))
 
     def end(self, epochs: int, metrics: Mapping[str, float]) -> None:
-        """The segment has ended."""
         self._latest = self._latest or epochs
         self._take(self._latest, dict(metrics))
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from sparkdl.errors import ConfigError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.process.closing import Closing
-from sparkdl.tune import plots
-from sparkdl.tune.analysis import importances
+from sparkdl.tune import analysis
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.suggestions import Value
@@ -80,7 +79,6 @@ class Study(Closing):
 
     @property
     def records(self) -> list[TrialRecord]:
-        """All trials by number."""
         return [self._journal.trials[n] for n in sorted(self._journal.trials)]
 
     def ranked(self) -> list[TrialRecord]:
@@ -182,7 +180,7 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ax = _axes(ax, (7, 4))
-        plots.draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
+        analysis.draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
         return ax
 
     def plot_scatter(self) -> list[Axes]:
@@ -190,7 +188,7 @@ class Study(Closing):
         import matplotlib.pyplot as plt
 
         ranked = self._compared()
-        count = len(plots.names_of(ranked))
+        count = len(analysis.names_of(ranked))
         across = max(1, min(count, 3))
         down = max(1, -(-count // across))
         size = (3 * across, 2.4 * down)
@@ -200,7 +198,7 @@ class Study(Closing):
         found = list(axes.flat)
         for unused in found[count:]:
             figure.delaxes(unused)
-        plots.draw_scatter(found[:count], ranked, self.goal.metric)
+        analysis.draw_scatter(found[:count], ranked, self.goal.metric)
         return found[:count]
 
     def plot_parallel(self, ax: Axes | None = None) -> Axes:
@@ -210,8 +208,8 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ranked = self._compared()
-        ax = _axes(ax, (2.2 * (1 + len(plots.names_of(ranked))), 3.5))
-        plots.draw_parallel(ax, ranked, self.goal.metric)
+        ax = _axes(ax, (2.2 * (1 + len(analysis.names_of(ranked))), 3.5))
+        analysis.draw_parallel(ax, ranked, self.goal.metric)
         return ax
 
     def plot_importances(self, ax: Axes | None = None) -> Axes:
@@ -221,7 +219,7 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ax = _axes(ax, (7, 0.5 + 0.5 * max(2, len(self.importances))))
-        plots.draw_importances(ax, self.importances)
+        analysis.draw_importances(ax, self.importances)
         return ax
 
     @property
@@ -229,7 +227,7 @@ class Study(Closing):
         """Hyper-parameter -> the share of the metric's variance that it explains by itself, the
         largest first; empty for fewer than ten trials. See
         :func:`sparkdl.tune.analysis.importances`."""
-        return importances(self.records, self.goal.metric)
+        return analysis.importances(self.records, self.goal.metric)
 
     def _compared(self) -> list[TrialRecord]:
         _ = self.best_trial  # raises where there is none

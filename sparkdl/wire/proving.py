@@ -28,7 +28,7 @@ TOKEN_BYTES = 32
 """Bytes of a token that is made for this handshake."""
 NONCE_BYTES = PROOF_BYTES = 32
 WELCOME, BUSY = b"\x01", b"\x02"
-"""What the listener ends with: the caller may begin; or there is no room now."""
+"""Last byte of the listener: the caller may begin; or there is no room now."""
 
 
 class IncomingProof:

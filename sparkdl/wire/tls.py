@@ -30,7 +30,7 @@ from sparkdl.wire.proving import WELCOME, IncomingProof, prove
 KNOCK = b"SPDK"
 """A client's first bytes, the hello of its proof."""
 HANDSHAKE_S = 5.0
-"""From the proof to the first words over TLS, in all."""
+"""Seconds from the proof to the first words over TLS, in all."""
 _MAX_NAME_BYTES = 255
 _AGE, _LIFE = timedelta(days=1), timedelta(days=3650)
 """Clocks of hosts may differ. What ends a certificate's use is the end of its run."""
@@ -106,7 +106,7 @@ class Certificate:
         :func:`require_name` compares the names after the handshake.
 
         Args:
-            name: Of the connection; at most 255 bytes count.
+            name: Name of the connection; at most 255 bytes count.
             listens: Whether this is the end that was connected to.
         """
         if listens:

@@ -377,13 +377,13 @@ class ProcessWorld:
 
 
 def alone() -> ThreadWorld:
-    from sparkdl.collective.solo import SoloCommunicator
+    from sparkdl.collective.current import SoloCommunicator
 
     return ThreadWorld([SoloCommunicator()])
 
 
 def threads(size: int) -> ThreadWorld:
-    from sparkdl.testing.thread_communicator import connect_threads
+    from sparkdl.testing.inproc import connect_threads
 
     return ThreadWorld(list(connect_threads(size)))
 

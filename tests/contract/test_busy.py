@@ -27,11 +27,10 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
 from sparkdl.transport import framing
-from sparkdl.transport.address import Address, Endpoint
+from sparkdl.transport.address import Address, Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
-from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
 from sparkdl.transport.strangers import _HTTP_BUSY

@@ -10,7 +10,7 @@ from communicator_worlds import WORLDS, example
 
 from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.communicator import Communicator, Member, make_communicator
-from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.errors import ConfigError, ProtocolError, UnknownNameError
 
 SIZES = [0, 1, 7, 5000, 1_000_003]

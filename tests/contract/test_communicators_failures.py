@@ -23,7 +23,7 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
 )
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.wire.hosts import own_address
 
 PATHS = {

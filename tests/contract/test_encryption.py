@@ -33,11 +33,10 @@ from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.rules import Downpour
-from sparkdl.transport.address import Endpoint
+from sparkdl.transport.address import Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Timeouts
 from sparkdl.transport.frames import BLOB_BYTES, Kind, Message, encode
 from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
-from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.weights import Layout
 from sparkdl.wire import tls

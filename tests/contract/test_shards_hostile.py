@@ -15,7 +15,7 @@ from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError, SparkDLError, TransportError
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.rules import make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore

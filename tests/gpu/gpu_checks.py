@@ -181,7 +181,7 @@ def _trained(
     from sparkdl.collective.strategy import AllReduceStrategy
     from sparkdl.config import LoopSettings
     from sparkdl.data import ColumnSpec, DataSpec
-    from sparkdl.launch.processes import ProcessLauncher
+    from sparkdl.launch.child import ProcessLauncher
     from sparkdl.learner.archives.archive import encode_model
     from sparkdl.learner.state.model_weights import model_layout
     from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
@@ -444,7 +444,7 @@ def copies(at: Setting) -> Iterator[Row]:
     from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
     from sparkdl.data import Batches, rows_from_numpy
     from sparkdl.learner import make_learner
-    from sparkdl.testing.thread_communicator import connect_threads
+    from sparkdl.testing.inproc import connect_threads
 
     model = mlp(at.of(16, 2048), depth=3)
     learner = make_learner(model)

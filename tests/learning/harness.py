@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.collective.tables.steps import TableSteps
+from sparkdl.collective.tables.exchange import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
@@ -19,8 +19,7 @@ from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.tables.checkpoints import TableCheckpoints
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.worker import train
 
 

@@ -27,7 +27,7 @@ from sparkdl.collective.rules import (
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout, read_model
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 
 BATCH = 16
 ROWS = [200, 136]

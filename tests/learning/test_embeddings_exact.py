@@ -28,8 +28,7 @@ from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.transport.frames import FrameLimits
 from sparkdl.worker import train

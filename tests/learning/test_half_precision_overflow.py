@@ -20,7 +20,7 @@ from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner
 from sparkdl.rules import BSP
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.worker import train
 
 BATCH, SCALE = 8, 32768.0

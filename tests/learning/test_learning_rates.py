@@ -35,8 +35,7 @@ from sparkdl.spark.fit.allreduce_run import AllReduceRun
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training import _last_epochs, _watch
-from sparkdl.testing.inproc import InprocParameterServer, InprocServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, InprocServer, connect_threads
 from sparkdl.worker import train
 
 EPOCHS, BATCH = 6, 8

@@ -18,9 +18,9 @@ from sparkdl.learner.state.model_weights import write_model
 from sparkdl.ps.choice import choose_rule
 
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), "..", "..", "benchmarks"))
-import datasets
+import workload
 
-pytestmark = pytest.mark.skipif(datasets.folder() is None, reason="the data are not here")
+pytestmark = pytest.mark.skipif(workload.folder() is None, reason="the data are not here")
 
 MODES = ("asynchronous", "hogwild", "synchronous")
 BATCH = 32
@@ -34,8 +34,8 @@ class Task:
     """A data set, its network, and what plain Keras reaches with it (found once)."""
 
     def __init__(self, name: str, metric: str, epochs: int, seeds: tuple[int, ...]) -> None:
-        self.data = getattr(datasets, name)()
-        self.make = getattr(datasets, f"{name}_model")
+        self.data = getattr(workload, name)()
+        self.make = getattr(workload, f"{name}_model")
         self.metric, self.epochs, self.seeds = metric, epochs, seeds
         self._plain: float | None = None
 

@@ -25,8 +25,7 @@ from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.training.finite import FiniteCheck, NotFiniteError
 from sparkdl.worker import train
 

@@ -20,7 +20,7 @@ from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ModelError, TransportError
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout, read_model
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.worker import train
 
 BATCH = 8

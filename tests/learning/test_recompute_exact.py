@@ -20,8 +20,7 @@ from sparkdl.layers import (
     recompute_segments,
     to_plain_model,
 )
-from sparkdl.layers.cuts import spans_of
-from sparkdl.layers.recompute import inlined
+from sparkdl.layers.recompute import inlined, spans_of
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.signature import model_signature
 

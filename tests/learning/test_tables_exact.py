@@ -26,19 +26,43 @@ def data(rows: int, *, distinct: bool) -> tuple[np.ndarray, np.ndarray]:
     return x.astype("int32"), (x.sum(1) % 3).astype("int32")
 
 
-def build(embed: Any, optimizer: Any) -> Any:
+class Untold(keras.Model):
+    """Its ``call`` has no ``training``, so ``fit`` does not tell the layers that they train."""
+
+    def __init__(self, embed: Any) -> None:
+        super().__init__()
+        self.parts = [
+            embed, keras.layers.Flatten(), keras.layers.Dense(5, "tanh"),
+            keras.layers.Dense(3, "softmax"),
+        ]  # fmt: skip
+
+    def call(self, x: Any) -> Any:
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+def build(embed: Any, optimizer: Any, form: str = "functional") -> Any:
+    """A model around a layer; ``form``: how the layer is told that it trains."""
     keras.utils.set_random_seed(3)
     x = keras.Input((3,), dtype="int32")
-    hidden = keras.layers.Dense(5, "tanh")(keras.layers.Flatten()(embed(x)))
-    model = keras.Model(x, keras.layers.Dense(3, "softmax")(hidden))
+    if form == "told nothing":
+        model = Untold(embed)
+        model(np.zeros((1, 3), "int32"))
+    else:
+        told = {"training": False} if form == "told no" else {}
+        base = keras.Model(x, embed(x))
+        rows = base(x, **told) if told else embed(x)
+        hidden = keras.layers.Dense(5, "tanh")(keras.layers.Flatten()(rows))
+        model = keras.Model(x, keras.layers.Dense(3, "softmax")(hidden))
     model.compile(optimizer(), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
-def served(optimizer: Any, own: Any = None, **settings: Any) -> Any:
+def served(optimizer: Any, own: Any = None, form: str = "functional", **settings: Any) -> Any:
     own = optimizer() if own is None and BACKEND == "jax" else own
     layer = ServedEmbedding(DIM, table="words", seed=5, optimizer=own, **settings)
-    return build(layer, optimizer)
+    return build(layer, optimizer, form)
 
 
 def plain(optimizer: Any, initializer: str = "uniform") -> Any:
@@ -51,7 +75,8 @@ def plain(optimizer: Any, initializer: str = "uniform") -> Any:
 
 
 def layer_of(model: Any) -> Any:
-    return next(layer for layer in model.layers if isinstance(layer, ServedEmbedding))
+    every = model._flatten_layers(include_self=False)
+    return next(layer for layer in every if isinstance(layer, ServedEmbedding))
 
 
 def compare(model: Any, rows: np.ndarray, expected: Any, atol: float) -> None:
@@ -79,6 +104,37 @@ def test_one_process_trains_as_with_an_embedding(name: str) -> None:
         trained.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     rows = layer_of(model).service.store("words").pull(np.arange(IDS))
     compare(model, rows, expected, 1e-6)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("form", ["told nothing", "told no"])
+def test_rows_train_where_a_call_does_not_say_that_it_trains(form: str, eagerly: bool) -> None:
+    """A step learns from what it is differentiated by, as with Keras' layer; a call is no step."""
+    make = OPTIMIZERS["SGD"][0]
+    x, y = data(100, distinct=False)
+    model, expected = served(make, form=form), plain(make)
+    for trained in (model, expected):
+        trained.run_eagerly = eagerly
+        trained.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    model.evaluate(x + 100, y, verbose=0)
+    model.predict(x + 100, verbose=0)
+    model(x + 100)
+    store = layer_of(model).service.store("words")
+    assert len(store.export().ids) == 9
+    compare(model, store.pull(np.arange(IDS)), expected, 1e-6)
+
+
+@pytest.mark.parametrize("form", ["told nothing", "told no"])
+def test_ranks_train_rows_where_a_call_does_not_say_so(form: str, tmp_path) -> None:
+    make = OPTIMIZERS["SGD"][0]
+    parts = split(*data(100, distinct=False), [70, 30])
+    models = [served(make, form=form) for _ in parts]
+    steps, _ = spread_over_ranks(models, parts, str(tmp_path), validation=data(21, distinct=False))
+    expected = plain(make)
+    for _ in range(2):
+        for x, y in global_batches(parts, BATCH):
+            expected.train_on_batch(x, y)
+    compare(models[0], all_rows(steps), expected, 1e-5)
 
 
 def test_layers_with_one_name_share_rows_and_take_one_step() -> None:

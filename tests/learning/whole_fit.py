@@ -21,8 +21,7 @@ from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
 from sparkdl.spark.fit.trained_model import TrainedModel
-from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.training.run_state import RunState
 from sparkdl.worker import train
 

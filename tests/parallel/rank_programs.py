@@ -311,7 +311,7 @@ def everything(programs: list[Any], jit_compile: bool) -> dict[str, Any]:
 
 def scatter_on(pipe: Any, host: Any, rank: int) -> None:
     """A rank on one of two hosts: reduces and scatters arrays as often as its parent asks."""
-    from network import enter
+    from support.network import enter
 
     from sparkdl.collective.communicator import Member, make_communicator
 

@@ -1,4 +1,4 @@
-"""Each benchmark of rules and networks runs, on little data, and prints its tables."""
+"""Each benchmark of rules and scale runs, on little data, and prints its tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
-import datasets  # noqa: E402
+import workload  # noqa: E402
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(datasets.folder() is None, reason="MNIST and a9a are not here"),
+    pytest.mark.skipif(workload.folder() is None, reason="MNIST and a9a are not here"),
 ]
 
 
@@ -36,28 +36,6 @@ def test_rules(tmp_path: Path) -> None:
     assert len(rows) == 2 * (1 + 1 + 3 + 4 + 3), told
     assert "x2" not in run("rules.py", "--only", "downpour", "bsp", "diloco", "mean", "sliced",
                            *options)  # nothing is run again  # fmt: skip
-
-
-def test_stragglers() -> None:
-    assert run("stragglers.py").count("| straggler drop (all-reduce) |") == 2
-
-
-@pytest.mark.parametrize("how", [["--relay"], []], ids=["relay", "namespaces if permitted"])
-def test_slow_network(how: list[str]) -> None:
-    told = run("slow_network.py", "--codecs", "none", "topk", "--windows", "2", *how)
-    assert "| topk |" in told
-    assert "| DiLoCo, every 2 |" in told
-
-
-@pytest.mark.parametrize("backend", ["tensorflow", "torch"])
-def test_overlap(backend: str) -> None:
-    told = run("overlap.py", "--backend", backend)
-    assert "| cut, 4 MiB |" in told or "nothing was measured" in told
-
-
-def test_topologies() -> None:
-    told = run("topologies.py")
-    assert "| 1 Gbit/s | 64 |" in told or "nothing was measured" in told
 
 
 def test_scale(tmp_path: Path) -> None:

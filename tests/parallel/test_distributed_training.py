@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import rank_programs
 
+from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
-from sparkdl.launch.processes import ProcessLauncher
 
 WORLDS = [
     ("tensorflow", "builtin"),

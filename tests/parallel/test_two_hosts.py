@@ -11,10 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-from all_reduce import Contender, join_ranks
-from network import Host, two_hosts
+from all_reduce import Contender, join_ranks, rank_in
 from rank_programs import scatter_on
-from two_hosts import rank_in
+from support.network import Host, two_hosts
 
 SIZE = 8_000_000
 

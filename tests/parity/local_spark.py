@@ -2,7 +2,7 @@
 
 Everything else is the library's own: the checks, the plan, the archive of the model, the task and
 its pickle, the server or the coordinator with their sockets, the monitor with its callbacks, what
-the ranks return and what becomes of it in the driver's model. The server runs in this process,
+the ranks return and what happens to it in the driver's model. The server runs in this process,
 since a process of its own takes longer to start than such a fit to train.
 """
 
@@ -42,14 +42,13 @@ from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import ROLE, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.versions import spark_schema_of
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.address import Endpoint, Listeners
 from sparkdl.transport.server import Server
 
 HERE = Path(__file__).parent
 WORKERS = 2
 TASK_S = 240.0
-"""A rank that has not answered after so long hangs."""
+"""Seconds after which a rank without an answer hangs."""
 
 
 # -- the workers -----------------------------------------------------------------------------------

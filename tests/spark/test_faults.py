@@ -50,7 +50,7 @@ def test_every_row_counts_as_often_as_every_other_after_a_killed_worker(
     spark: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, in synchronous: 25 to 27 times against 33 to 35 times of 30; nothing said so."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "support"))
     import fault_counts
 
     fault, epochs = _KillsAmid(), 10

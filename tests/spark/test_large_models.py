@@ -24,7 +24,7 @@ RESULT_BYTES = 512 << 10
 def small_results(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """``spark.driver.maxResultSize``, as the scheduler reads it for each stage; and small pieces on
     the way to the executors."""
-    monkeypatch.setattr(launcher, "PIECE_BYTES", 1 << 20)
+    monkeypatch.setattr(launcher, "RESULT_BYTES", 1 << 20)
     settings = spark.sparkContext._jsc.sc().conf()
     name = "spark.driver.maxResultSize"
     before = settings.get(name, "1g")

@@ -19,7 +19,7 @@ from sparkdl import SparkModel
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.program import PyNode, launch, make_program
 from sparkdl.settings.network import Network, RankListening
-from sparkdl.spark.runs.network import is_encrypted, listening_address, rank_listening
+from sparkdl.spark.runs.resources import is_encrypted, listening_address, rank_listening
 
 
 def session(master: str, **settings: str) -> Any:
@@ -103,7 +103,7 @@ def test_a_program_on_a_cluster_gets_a_certificate(monkeypatch: pytest.MonkeyPat
         asked.append(is_encrypted(spark, network, pickles=pickles))
         raise ConnectionAbortedError
 
-    monkeypatch.setattr("sparkdl.spark.runs.program_stage.certificate_of", note)
+    monkeypatch.setattr("sparkdl.spark.runs.function_stage.certificate_of", note)
     for network in (None, Network(encrypt=False)):
         program = make_program(PyNode(print))
         with pytest.raises(ConnectionAbortedError):

@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,11 @@ from sparkdl.spark.fit.training import StageSummary
 nbformat = pytest.importorskip("nbformat")
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
+]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CELL_TIMEOUT_S = 600
 
@@ -134,6 +139,31 @@ def test_find_the_best_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert len(figures(notebook)) == 4  # curves, importances, scatter, parallel coordinates
     assert ("MLflow is not installed" in shown) != ("runs of trials inside: 10" in shown)
     assert not list(tmp_path.iterdir())
+
+
+def test_tables_with_strings(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "notebooks" / "flights.csv.gz", tmp_path)
+    path = ROOT / "notebooks" / "07_tables_with_strings.ipynb"
+    notebook = run_notebook(path, tmp_path)
+    shown = printed(notebook)
+    found = dict(re.findall(r"(?m)^(\S.*?) +AUC of November and December ([0-9.]+)", shown))
+    assert set(found) == {"the network", "gradient-boosted trees"}
+    assert min(map(float, found.values())) > 0.6, found
+    assert "the same score after loading: True" in shown
+    assert len(figures(notebook)) == 1
+
+
+def test_the_page_on_strings_shows_cells_of_its_notebook() -> None:
+    notebook = nbformat.read(ROOT / "notebooks" / "07_tables_with_strings.ipynb", as_version=4)
+    code = re.sub(r"\s+", " ", "\n".join(c.source for c in notebook.cells))
+    page = (ROOT / "docs" / "guide" / "strings.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) >= 4
+    for block in blocks:
+        assert re.sub(r"\s+", " ", block).strip() in code, block
+    told = re.findall(r"AUC of November and December ([0-9.]+)", printed(notebook))
+    assert len(told) == 2
+    assert all(f"{auc}" in page for auc in told), "the page's figures are the notebook's"
 
 
 def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:

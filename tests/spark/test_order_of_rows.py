@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+from pyspark.ml import Pipeline
+from pyspark.ml import feature as stages
+from pyspark.ml.functions import vector_to_array
+from pyspark.sql import Window
 from pyspark.sql import functions as F
 from spark_models import make_mlp
 
 from sparkdl import SparkModel
-from sparkdl.spark.forms.sources import dealt
+from sparkdl.ml import KerasClassifier
+from sparkdl.spark.forms.sources import dealt, drawn_in
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
@@ -72,3 +78,58 @@ def test_one_worker_without_shuffling_is_plain_keras(spark: Any) -> None:
     spark_model.fit(frame, epochs=2, shuffle=False, verbose=0)
     for a, b in zip(alone.get_weights(), spark_model.model.get_weights(), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def strings(spark: Any) -> Any:
+    """Cached rows with a string, numbers and gaps."""
+    rows = [("abc"[n % 3], float(n), None if n % 5 == 0 else float(n % 7)) for n in range(60)]
+    return spark.createDataFrame(rows, "name string, x double, gap double").cache()
+
+
+def test_a_pipeline_of_indexer_and_network_warns_of_no_chance(strings: Any) -> None:
+    network = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
+    network.compile("sgd", "sparse_categorical_crossentropy")
+    pipeline = Pipeline(
+        stages=[
+            stages.StringIndexer(inputCol="name", outputCol="label"),
+            stages.Imputer(inputCols=["gap"], outputCols=["filled"]),
+            stages.Bucketizer(splits=[-1, 20, 99], inputCol="x", outputCol="part"),
+            stages.VectorAssembler(inputCols=["filled", "part"], outputCol="features"),
+            KerasClassifier(model=network, epochs=1, numWorkers=1, verbose=0),
+        ]
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*computed by chance")
+        pipeline.fit(strings)
+
+
+def test_what_gives_a_row_the_same_value_each_time_is_no_chance(strings: Any) -> None:
+    window, same = Window.partitionBy("name").orderBy("x"), F.udf(lambda x: x, "double")
+    vectors = stages.VectorAssembler(inputCols=["x"], outputCol="v").transform(strings)
+    columns = [
+        F.hash("x"), F.xxhash64("name"), F.lag("x").over(window), F.row_number().over(window),
+        same("x"), F.current_date(), F.input_file_name(), F.monotonically_increasing_id(),
+        F.spark_partition_id(),
+    ]  # fmt: skip
+    for column in columns:
+        assert drawn_in(strings.select(column)) == [], column
+    assert drawn_in(vectors.select(vector_to_array("v"))) == []
+    assert drawn_in(strings.groupBy("name").agg(F.avg("x"))) == []
+    assert drawn_in(strings.randomSplit([0.5, 0.5], seed=1)[0]) == []
+    unread = strings.withColumn("drawn", F.rand())
+    assert drawn_in(unread.select("x")) == []
+
+
+def test_a_warning_names_the_expression_that_is_computed_by_chance(strings: Any) -> None:
+    drawn = F.udf(lambda x: x, "double").asNondeterministic()
+    placed = strings.repartition(3).select(F.monotonically_increasing_id())
+    assert drawn_in(placed) == ["monotonically_increasing_id()"], "of rows that are dealt anew"
+    assert drawn_in(strings.where(F.rand(5) < 0.5).select("x")) == ["rand(5)"]
+    (udf,) = drawn_in(strings.select(drawn("x")))
+    assert udf.startswith("<lambda>(x")
+    noisy = strings.select(F.array(F.col("x") + F.randn(2)).alias("features"), "x")
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    with pytest.warns(RuntimeWarning, match=r"computed by chance \(randn\(2\)\)"):
+        SparkModel(model, num_workers=1).fit(noisy, label="x", verbose=0)

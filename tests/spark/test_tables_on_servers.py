@@ -98,18 +98,19 @@ def test_rows_follow_a_schedule_in_rounds(spark: Any, tmp_path: Any) -> None:
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
-def test_a_worker_that_is_killed_costs_a_round_nothing(spark: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize("victims", [1, 2])
+def test_killed_workers_cost_a_round_nothing(victims: int, spark: Any, tmp_path: Any) -> None:
     """A round waits for the next attempt, which takes weights of the other worker, and the rows
-    of the servers as they are."""
+    of the servers as they are. If none is left, rows and weights go back to the checkpoint."""
     ids, labels = (np.tile(array, (20,) + (1,) * (array.ndim - 1)) for array in make_rows())
     rows = kept(spark, ids, labels)
     killed: list[int] = []
 
     def kill_later() -> None:
         def kill() -> None:
-            victim = python_workers()[-1]
-            killed.append(victim.pid)
-            victim.kill()
+            for victim in python_workers()[-victims:]:
+                killed.append(victim.pid)
+                victim.kill()
 
         if not killed:
             threading.Timer(0.2, kill).start()
@@ -124,7 +125,7 @@ def test_a_worker_that_is_killed_costs_a_round_nothing(spark: Any, tmp_path: Any
             checkpoint_dir=str(tmp_path / mode),
         )  # fmt: skip
         models.append(spark_model)
-    assert killed
+    assert len(killed) == victims
     few = ids[:240]
     alone, together = (m.model.predict(few, verbose=0) for m in models)
     np.testing.assert_allclose(together, alone, atol=1e-4)

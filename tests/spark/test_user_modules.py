@@ -20,7 +20,7 @@ MODULE = """
     from typing import ClassVar
 
     from sparkdl.collective.rules import Mean
-    from sparkdl.collective.rules.mean import MeanGradientExchange
+    from sparkdl.collective.rules.reductions import MeanGradientExchange
     from sparkdl.rules.downpour import Downpour
 
     FACTOR = 1.0

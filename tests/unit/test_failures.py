@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import os
 import pickle
+import traceback
 import zlib
 
 import pytest
 
+import sparkdl
 from sparkdl.errors import (
     Cause,
     ConfigError,
@@ -15,6 +18,7 @@ from sparkdl.errors import (
     TransportError,
     WaitTimeoutError,
     WorkerError,
+    fold,
 )
 from sparkdl.failures import (
     ChildTraceback,
@@ -24,8 +28,10 @@ from sparkdl.failures import (
     carried,
     cause_of,
     failure_in,
+    folded,
 )
-from sparkdl.launch.rank_session import DriverUnreachableError
+from sparkdl.launch.peers import DriverUnreachableError
+from sparkdl.launch.task import QueryTask, RankContext
 from sparkdl.training.finite import NotFiniteError
 from sparkdl.transport.frames import error_from_meta, error_to_meta
 
@@ -181,3 +187,90 @@ def test_the_childs_failure_is_told_as_it_was() -> None:
     error = RuntimeError("TransportError: a text")
     error.__cause__ = ChildTraceback(told)
     assert Failure.of(3, error) == told
+
+
+TRACE = """Traceback (most recent call last):
+  File "{lib}/pyspark.zip/pyspark/worker.py", line 4207, in main
+    process()
+    ^^^^^^^^^
+  File "{own}/worker.py", line 66, in train
+    run()
+  File "{lib}/site-packages/keras/src/models/functional.py", line 184, in call
+    outputs = f()
+  File "/home/me/layers.py", line 7, in call
+    return table[x]
+           ~~~~~^^^
+{last}KeyError: 'no such key'
+"""
+OWN = os.path.dirname(sparkdl.__file__)
+
+
+def test_frames_of_libraries_are_a_line_and_those_of_the_user_and_of_the_fault_stay() -> None:
+    lib = "/env/lib/python3.11"
+    last = f'  File "{lib}/site-packages/numpy/core.py", line 3, in take\n    raise KeyError(x)\n'
+    text = folded(TRACE.format(lib=lib, own=OWN, last=last))
+    assert text.splitlines() == [
+        "Traceback (most recent call last):",
+        "  ... 3 frames of pyspark, sparkdl, keras",
+        '  File "/home/me/layers.py", line 7, in call',
+        "    return table[x]",
+        "           ~~~~~^^^",
+        *last.splitlines(),
+        "KeyError: 'no such key'",
+    ]
+    assert folded("no traceback\n  at all") == "no traceback\n  at all"
+    own = "".join(f'  File "{OWN}/a.py", line {n}, in f\n    g()\n' for n in range(9))
+    fault = folded(f"Traceback (most recent call last):\n{own}TypeError: x\n")
+    assert fault.count("File") == 6, "a fault of ours shows where it came from"
+    assert "  ... 3 frames of sparkdl\n" in fault
+
+
+def test_the_first_line_has_what_a_compiled_call_keeps_for_its_end() -> None:
+    lib = "/env/lib/python3.11"
+    graph = (
+        "tensorflow.UnknownError: Graph execution error:\n\nDetected at node while/odd_1/PyFunc "
+        "defined at (most recent call last):\n"
+        f'  File "{lib}/site-packages/keras/src/layers/layer.py", line 2, in __call__\n\n'
+        '  File "/home/me/layers.py", line 7, in call\n\n'
+        "KeyError: 'no such key'\nTraceback (most recent call last):\n\n"
+        '  File "/home/me/layers.py", line 5, in f\n    raise KeyError(key)\n\n'
+        "KeyError: 'no such key'\n\n\n\t [[{{node while/odd_1/PyFunc}}]] [Op:__inference_1]"
+    )
+    failure = Failure.of(3, RuntimeError(graph))
+    assert failure.error == (
+        "RuntimeError: tensorflow.UnknownError: Graph execution error: KeyError: 'no such key' "
+        "(at node while/odd_1/PyFunc)"
+    )
+    shown = str(failure.worker_error("look into the table"))
+    assert shown.splitlines()[0].startswith("worker 3 failed: RuntimeError: tensorflow.Unknown")
+    assert shown.splitlines()[1] == "  hint: look into the table" == shown.splitlines()[-1]
+    assert shown.count("KeyError: 'no such key'") == 3
+
+
+def test_a_folded_error_and_its_causes_keep_the_frames_of_the_user() -> None:
+    def decoder(value: str) -> int:
+        return int(value)
+
+    try:
+        try:
+            Failure.from_json("no json")
+        except ValueError as error:
+            decoder("x" if error else "")
+    except ValueError as error:
+        found = fold(error)
+    frames = [frame.name for frame in traceback.extract_tb(found.__traceback__)]
+    here = test_a_folded_error_and_its_causes_keep_the_frames_of_the_user.__name__
+    assert frames == [here, "decoder"]
+    assert found.__context__ is not None
+    assert [f.name for f in traceback.extract_tb(found.__context__.__traceback__)] == [here]
+
+
+def test_a_query_shows_the_error_of_a_users_code_in_its_first_line() -> None:
+    task, rank = QueryTask(), RankContext(2)
+    with pytest.raises(WorkerError) as caught:
+        list(task.failed(rank, KeyError("no such key")) or ())
+    assert str(caught.value).startswith("worker 2 failed: KeyError: 'no such key'\n")
+    assert caught.value.__suppress_context__
+    with pytest.raises(TransportError) as kept:
+        list(task.failed(rank, GONE) or ())
+    assert kept.value is GONE

@@ -86,8 +86,9 @@ def test_the_matrix(faults: Any) -> None:
 def test_how_long_things_are_stopped_and_may_take(
     faults: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(FILE.parent))
-    assert loaded(FILE.with_name("fault_cell.py")).STOP_S == 20
+    support = FILE.parent / "support"
+    monkeypatch.syspath_prepend(str(support))
+    assert loaded(support / "fault_cell.py").STOP_S == 20
     assert faults.ERROR_WITHIN_S == faults.GONE_WITHIN_S == 15
 
 

@@ -33,7 +33,7 @@ BY_NAME = {
     ("sparkdl.process.start_lines", "sparkdl.process"),
     ("sparkdl.collective.communicator", "sparkdl.collective.horovod_connector"),
     ("sparkdl.collective.communicator", "sparkdl.collective.builtin"),
-    ("sparkdl.collective.communicator", "sparkdl.collective.solo"),
+    ("sparkdl.collective.communicator", "sparkdl.collective.current"),
     ("sparkdl.collective.horovod", "tensorflow"),
     ("sparkdl.collective.horovod", "horovod"),
     ("sparkdl.collective.horovod_connector", "horovod"),
@@ -93,7 +93,10 @@ def test_every_layer_names_a_module() -> None:
     ("contract", "exempt"),
     [
         ("Nothing imports what is for tests", {"sparkdl.testing"}),
-        ("Only spark and compat import pyspark", {"sparkdl.spark", "sparkdl.compat"}),
+        (
+            "Only spark, compat, images and linear import pyspark",
+            {"sparkdl.spark", "sparkdl.compat", "sparkdl.images", "sparkdl.linear"},
+        ),
         ("Only learner and layers import a framework", {"sparkdl.learner", "sparkdl.layers"}),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl import codecs, rules
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers import keras_config
+from sparkdl.optimizers import flat
 from sparkdl.rules import optimizer
 from sparkdl.settings.registry import Registry
 
@@ -42,7 +42,7 @@ ADAPTING: Registry[Shape] = Registry(
 )
 
 
-@pytest.mark.parametrize("module", [codecs, rules, optimizer, keras_config])
+@pytest.mark.parametrize("module", [codecs, rules, optimizer, flat])
 def test_examples_in_docstrings(module: Any) -> None:
     failed, tried = doctest.testmod(module)
     assert tried

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "simulation.py"
+FILE = Path(__file__).parents[2] / "benchmarks" / "support" / "simulation.py"
 LINK, SIZE, COMPUTE = 1e8, 1e7, 0.1
 WHOLE = SIZE / LINK
 """Seconds for the whole model over one link."""

@@ -5,7 +5,6 @@ Nothing is compiled: sockets, one memory mapping per host, and NumPy on cache-si
 
 from __future__ import annotations
 
-from sparkdl.collective.builtin.communicator import BuiltinCommunicator
-from sparkdl.collective.builtin.connector import BuiltinConnector
+from sparkdl.collective.builtin.communicator import BuiltinCommunicator, BuiltinConnector
 
 __all__ = ["BuiltinCommunicator", "BuiltinConnector"]

@@ -16,22 +16,26 @@ operations are done. Large arrays follow:
 from __future__ import annotations
 
 import itertools
+import secrets
+import sys
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arguments import DTYPES, MAX_DIMENSIONS, OPS, dtype_name
 from sparkdl.collective.arithmetic import (
+    DTYPES,
+    MAX_DIMENSIONS,
+    OPS,
     Array,
+    dtype_name,
     put_scaled,
     reduce_in_order,
     reduction_factors,
     reduction_ufunc,
     shard_edges,
 )
-from sparkdl.collective.builtin.paths import connect_paths
-from sparkdl.collective.builtin.places import Places
+from sparkdl.collective.builtin.paths import Places, connect_paths
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
     KINDS,
@@ -45,9 +49,11 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.member import Member
-from sparkdl.collective.ordered import OrderedCommunicator
-from sparkdl.errors import ProtocolError
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member
+from sparkdl.errors import ConfigError, ProtocolError
+from sparkdl.settings.network import PortSpec
+from sparkdl.wire import hosts
+from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 
 _SMALL_BYTES = 16 << 10
@@ -55,7 +61,7 @@ _CAPACITY = 128 << 10
 _ZEROS = (0,) * MAX_DIMENSIONS
 
 
-class BuiltinCommunicator(OrderedCommunicator):
+class BuiltinCommunicator(Communicator):
     """One rank of a connected world; made by :class:`BuiltinConnector` or :meth:`group`.
 
     Args:
@@ -121,7 +127,7 @@ class BuiltinCommunicator(OrderedCommunicator):
         elif small:
             self._reduce_small(records, target, op, factors)
         else:
-            self._reduce_large(source, target, op, factors[self._rank])
+            self._reduce_large(source, target, op, factors[self.rank])
 
     def _reduce_small(
         self, records: list[bytes], target: Array, op: str, factors: list[float]
@@ -153,16 +159,16 @@ class BuiltinCommunicator(OrderedCommunicator):
         small = source.nbytes <= self._small_bytes
         records = self._agree("reduce_scatter", source, op, weight, inline=small)
         factors = self._factors(op, records)
-        edges = shard_edges(source.size, self._size)
+        edges = shard_edges(source.size, self.size)
         ufunc = reduction_ufunc(op)
         if factors is None:
             target.fill(0)
         elif small:
-            own = slice(edges[self._rank], edges[self._rank + 1])
+            own = slice(edges[self.rank], edges[self.rank + 1])
             parts = [payload_of(text, target.dtype, source.size)[own] for text in records]
             reduce_in_order(parts, factors, ufunc, target)
         else:
-            self._scatter_large(source, target, edges, factors[self._rank], ufunc)
+            self._scatter_large(source, target, edges, factors[self.rank], ufunc)
 
     def _scatter_large(
         self, source: Array, target: Array, edges: list[int], factor: float, ufunc: np.ufunc
@@ -237,9 +243,9 @@ class BuiltinCommunicator(OrderedCommunicator):
         work = np.empty(starts[-1], np.uint8)
         place = {r: slice(starts[i], starts[i + 1]) for i, r in enumerate(order)}
         if flat.size:
-            np.copyto(work[place[self._rank]], flat.view(np.uint8))
+            np.copyto(work[place[self.rank]], flat.view(np.uint8))
         self._gather_bytes(work, starts)
-        return [records[r].shaped(work[place[r]]) for r in range(self._size)]
+        return [records[r].shaped(work[place[r]]) for r in range(self.size)]
 
     def _gather_bytes(self, work: Array, starts: list[int]) -> None:
         """``work`` is laid out host by host; ``starts`` are the edges of the ranks' parts."""
@@ -252,7 +258,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             self._shared.all_gather(mine, inner)
         if self._places.num_rings == 0:
             return
-        if self._ring is not None and self._local_rank == 0:
+        if self._ring is not None and self.local_rank == 0:
             self._ring.all_gather(work, hosts)
         if self._shared is not None:
             self._shared.broadcast(work, 0)
@@ -267,26 +273,26 @@ class BuiltinCommunicator(OrderedCommunicator):
         records = [Record.of(text) for text in texts]
         if len({record.root for record in records}) > 1:
             raise ProtocolError(
-                f"the ranks disagree about the operation on rank {self._rank}",
+                f"the ranks disagree about the operation on rank {self.rank}",
                 expected=f"all_to_all of {dtype_name(dtype)} on all ranks",
                 received=", ".join(DTYPES[r.root] for r in records if 0 <= r.root < len(DTYPES)),
             )
         told = [record.array() for record in records]
         table = np.stack([array[: sizes.nbytes].view(np.int64) for array in told])
-        own = table[:, self._rank]
+        own = table[:, self.rank]
         if all(
             array.size == sizes.nbytes + row.sum() for array, row in zip(told, table, strict=True)
         ):
-            before = sizes.nbytes + table[:, : self._rank].sum(axis=1)
+            before = sizes.nbytes + table[:, : self.rank].sum(axis=1)
             found = [a[b : b + n].copy() for a, b, n in zip(told, before, own, strict=True)]
             return [array.view(dtype) for array in found]
         result = [np.empty(int(size), np.uint8) for size in own]
-        np.copyto(result[self._rank], data[self._rank])
+        np.copyto(result[self.rank], data[self.rank])
         if self._shared is not None and self._places.num_rings == 0:
             self._shared.all_to_all(data, result, int(table.max()))
         elif self._places.one_each and self._ring is not None:
             self._ring.all_to_all(data, result, table)
-        elif self._size > 1:  # rings follow hosts: all parts reach all ranks
+        elif self.size > 1:  # rings follow hosts: all parts reach all ranks
             self._gather_parts(np.concatenate(data), result, table)
         return [array.view(dtype) for array in result]
 
@@ -297,15 +303,15 @@ class BuiltinCommunicator(OrderedCommunicator):
         starts = np.cumsum([0, *(sums[r] for r in order)]).tolist()
         work = np.empty(starts[-1], np.uint8)
         place = dict(zip(order, starts, strict=False))
-        work[place[self._rank] : place[self._rank] + whole.size] = whole
+        work[place[self.rank] : place[self.rank] + whole.size] = whole
         self._gather_bytes(work, starts)
         for rank, target in enumerate(result):
-            first = place[rank] + int(table[rank, : self._rank].sum())
+            first = place[rank] + int(table[rank, : self.rank].sum())
             np.copyto(target, work[first : first + target.size])
 
     def _broadcast(self, target: Array, root: int) -> None:
         small = target.nbytes <= self._small_bytes
-        mine = self._rank == root
+        mine = self.rank == root
         records = self._agree("broadcast", target, root=root, inline=small, empty=not mine)
         if small:
             if not mine:
@@ -319,7 +325,7 @@ class BuiltinCommunicator(OrderedCommunicator):
             return
         edges = places.edges(target.size)
         if ring is not None:
-            mine_edges = slice(edges[self._local_rank], edges[self._local_rank + 1])
+            mine_edges = slice(edges[self.local_rank], edges[self.local_rank + 1])
             ring.broadcast(target[mine_edges], origin)
         if shared is not None and places.host != origin:
             shared.all_gather(target, edges)
@@ -327,11 +333,11 @@ class BuiltinCommunicator(OrderedCommunicator):
     def _barrier(self) -> None:
         self._agree("barrier", np.empty(0, np.uint8))
 
-    def _group(self, ranks: list[int]) -> OrderedCommunicator:
+    def _group(self, ranks: list[int]) -> Communicator:
         key = tuple(ranks)
         self._made[key] = self._made.get(key, 0) + 1
         return BuiltinCommunicator(
-            ranks.index(self._rank),
+            ranks.index(self.rank),
             [self._members[r] for r in ranks],
             [self._world[r] for r in ranks],
             self._listener,
@@ -376,9 +382,9 @@ class BuiltinCommunicator(OrderedCommunicator):
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):
-                mine = Record.of(records[self._rank])
+                mine = Record.of(records[self.rank])
                 raise ProtocolError(
-                    f"the ranks disagree about the operation on rank {self._rank}",
+                    f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"on all ranks {mine.words()}",
                     received=f"on rank {rank} {Record.of(text).words()}",
                     hint="all ranks must call the same operations in the same order",
@@ -393,18 +399,18 @@ class BuiltinCommunicator(OrderedCommunicator):
         if self._places.num_rings == 0:
             return inside
         everything = b""
-        if ring is not None and self._local_rank == 0:
+        if ring is not None and self.local_rank == 0:
             everything = b"".join(ring.exchange(pack_records(inside)))
         if shared is not None:
             everything = shared.exchange(everything)[0]
         records = unpack_records(everything)
-        if len(records) != self._size:
+        if len(records) != self.size:
             raise ProtocolError(
                 "the leader's record is not whole",
-                expected=f"{self._size} records",
+                expected=f"{self.size} records",
                 received=f"{len(records)}",
             )
-        sorted_records = [b""] * self._size
+        sorted_records = [b""] * self.size
         for rank, text in zip(self._places.order, records, strict=True):
             sorted_records[rank] = text
         return sorted_records
@@ -428,3 +434,115 @@ class BuiltinCommunicator(OrderedCommunicator):
         self._paths.close()
         if self._owns_listener:
             self._listener.close()
+
+
+_LEAST_TOKEN_BYTES = 16
+
+
+class BuiltinConnector:
+    """Makes the built-in communicator of one rank.
+
+    Args:
+        bind_host: Address to listen on, the IPv6 ones have a colon; or a network
+            (``'10.0.0.0/8'``) of which this machine has an address; None: the advertised address.
+        port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
+        advertised_host: Address that the others connect to; None: the one listened on, or, where
+            that is every address, the one from which this machine reaches ``towards``.
+        towards: A host on the network of the ranks; empty for any other network.
+        host_id: Equal for ranks that can share memory; None: that of this machine. Ranks with
+            different ids use TCP.
+
+    Raises:
+        ResourceError: From :meth:`prepare`: no port is free, or the address is not this machine's.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        bind_host: str | None = None,
+        port: PortSpec = 0,
+        advertised_host: str | None = None,
+        towards: str = "",
+        host_id: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        connect_timeout_s: float = 60.0,
+        certificate: Certificate | None = None,
+    ) -> None:
+        self.rank, self._certificate = rank, certificate
+        self._bind_host, self._port, self._towards = bind_host, port, towards
+        self._advertised_host, self._host_id = advertised_host, host_id
+        self._timeout_s, self._connect_timeout_s = timeout_s, connect_timeout_s
+        self._listener: Listener | None = None
+
+    def prepare(self) -> Member:
+        """Opens the listening sockets; returns where they are."""
+        self.close()
+        bind, advertised = rank_addresses(self._bind_host, self._advertised_host, self._towards)
+        self._listener = Listener(bind, self._port)
+        return Member(
+            host=advertised,
+            port=self._listener.port,
+            host_id=self._host_id or _shares_memory_as(),
+            local=self._listener.local,
+            communicator=BuiltinCommunicator.name,
+        )
+
+    def connect(self, members: Sequence[Member], token: bytes) -> BuiltinCommunicator:
+        """Connects all ranks; see :class:`sparkdl.collective.communicator.Connector`."""
+        if self._listener is None:
+            raise ConfigError(
+                "cannot connect the builtin communicator",
+                expected="prepare() before connect()",
+                received="connect() without prepare(), or twice",
+                hint="call prepare() on all ranks, then connect() with what it returned on each",
+            )
+        if not 0 <= self.rank < len(members):
+            raise ConfigError(
+                "cannot connect the builtin communicator",
+                expected=f"a member for rank {self.rank}",
+                received=f"{len(members)} members",
+                hint="members are what prepare() returned on each rank, in rank order",
+            )
+        if len(token) < _LEAST_TOKEN_BYTES:
+            raise ConfigError(
+                "cannot connect the builtin communicator",
+                expected=f"a token of at least {_LEAST_TOKEN_BYTES} bytes",
+                received=f"{len(token)} bytes",
+                hint="secrets.token_bytes(32), made once on the driver",
+            )
+        others = sorted({m.communicator for m in members} - {BuiltinCommunicator.name})
+        if others:
+            raise ConfigError(
+                "cannot connect the builtin communicator",
+                expected="all ranks prepared for it",
+                received=f"ranks prepared for {', '.join(map(repr, others))}",
+                hint="pass the same communicator= on all ranks",
+            )
+        listener, self._listener = self._listener, None
+        try:
+            return BuiltinCommunicator(
+                self.rank,
+                members,
+                range(len(members)),
+                listener,
+                token,
+                "world",
+                timeout_s=self._timeout_s,
+                connect_timeout_s=self._connect_timeout_s,
+                certificate=self._certificate,
+            )
+        except BaseException:
+            listener.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the sockets, unless a communicator uses them. Can be repeated."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def _shares_memory_as() -> str:
+    """The host's identity; without Linux' shared memory each process is a host of its own."""
+    return hosts.host_id() if sys.platform == "linux" else secrets.token_hex(16)

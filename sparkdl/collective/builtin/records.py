@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arguments import OPS
-from sparkdl.collective.arithmetic import Array
+from sparkdl.collective.arithmetic import OPS, Array
 from sparkdl.errors import ProtocolError
 
 KINDS = (

@@ -32,10 +32,10 @@ _LEAST_CHUNK_BYTES, _MOST_CHUNK_BYTES = 256 << 10, 1 << 20
 """Bytes received before they are reduced and sent on: with fewer the next rank begins sooner, with
 more there are fewer calls."""
 _WAKE_BYTES = 64 << 10
-"""Bytes of a large array that have come before a rank which sleeps is woken: on a slow link it
-would else wake for every few packets, and take a core from those who compute."""
+"""Bytes of a large array that arrive before a sleeping rank is woken. On a slow link it would else
+wake for every few packets, and take a core from ranks that compute."""
 _VAIN_SPINS = 3
-"""After so much more looks in vain than others a rank sleeps at once when it waits."""
+"""When this many more polls have failed than succeeded, a waiting rank sleeps without polling."""
 
 
 @dataclasses.dataclass
@@ -82,7 +82,6 @@ class Ring:
             shut_down(connection)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._next.close()
         self._previous.close()
 

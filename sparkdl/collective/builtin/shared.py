@@ -213,7 +213,7 @@ DEPTH = 2
 _PAGE = 4096
 _LENGTH = struct.Struct("<Q")
 _PIECES_BYTES = 2 << 20
-"""All pieces of a host together: about what stays in the cores' caches."""
+"""Bytes of all pieces of a host together: about what stays in the cores' caches."""
 
 
 def piece_bytes(ranks: int) -> int:

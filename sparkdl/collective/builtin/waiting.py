@@ -11,12 +11,12 @@ import os
 import time
 from collections.abc import Callable
 
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.communicator import name_ranks
 from sparkdl.errors import TransportError, WaitTimeoutError
 
 SPIN_S = 100e-6
 SLICE_MS = 50
-"""The longest sleep before the deadline, and whether the wait was aborted, are looked at again."""
+"""Milliseconds after which a wait looks at its deadline, and whether it was aborted, again."""
 
 
 class Watch:

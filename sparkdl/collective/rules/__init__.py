@@ -35,8 +35,6 @@ with a server too; without one it is a class of both: ``class Mine(TheRule, Roun
 
 from typing import Any
 
-from sparkdl.collective.rules.adasum import Adasum
-from sparkdl.collective.rules.elastic import EASGD
 from sparkdl.collective.rules.exchange_rule import (
     Exchange,
     ExchangeRule,
@@ -46,17 +44,17 @@ from sparkdl.collective.rules.exchange_rule import (
     WeightsExchange,
 )
 from sparkdl.collective.rules.local import (
+    EASGD,
     AdaptiveLocalSGD,
     DiLoCoExchangeRule,
     LocalSGD,
     RoundRule,
+    StreamingDiLoCo,
 )
-from sparkdl.collective.rules.mean import Mean, Sum
 from sparkdl.collective.rules.onebit_adam import OneBitAdam
-from sparkdl.collective.rules.power_sgd import PowerSGD
+from sparkdl.collective.rules.reductions import Adasum, Mean, PowerSGD, Sum
 from sparkdl.collective.rules.sliced import Sliced
 from sparkdl.collective.rules.straggler import StragglerDrop
-from sparkdl.collective.rules.streaming import StreamingDiLoCo
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.settings.registry import Registry
 
@@ -102,7 +100,7 @@ EXCHANGE_RULES: Registry[ExchangeRule] = Registry(
     adapt=_adapt,
     hint="; other rules of sparkdl.rules work in the modes with a server",
 )
-"""A new rule is a new module here, imported above and named in this list."""
+"""Every rule. A new one is a new module here, imported above and named in this list."""
 
 
 def rule_names() -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from sparkdl.codecs.halves import to_summable
+from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays
@@ -65,7 +65,7 @@ class ExchangeRule:
         Args:
             communicator: Connected. Whoever else uses it calls its operations in the same order on
                 all ranks.
-            layout: Of the flat buffer.
+            layout: Layout of the flat buffer.
 
         Raises:
             ConfigError: As for :meth:`bind`.
@@ -85,7 +85,7 @@ class Exchange:
 
     Args:
         communicator: Connected.
-        layout: Of the flat buffer.
+        layout: Layout of the flat buffer.
         extras: How many further values are averaged together with the statistics.
     """
 

@@ -19,8 +19,7 @@ from sparkdl.collective.rules.exchange_rule import (
 )
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
-from sparkdl.optimizers.flat import FlatAdam, State
-from sparkdl.optimizers.keras_config import optimizer_from_config, without_scaling
+from sparkdl.optimizers.flat import FlatAdam, State, optimizer_from_config, without_scaling
 from sparkdl.settings.values import require_not_negative, require_whole
 from sparkdl.weights import FloatArray, Layout
 
@@ -37,7 +36,7 @@ class SignCode:
     The methods work on a range of the vector that begins and ends where pieces do. Not thread-safe.
 
     Args:
-        size: Of the vector.
+        size: Size of the vector.
         starts: Where its pieces begin: increasing, from 0.
         active: Coordinates that count; the others must be 0 when encoded, and decode to 0.
     """
@@ -182,8 +181,6 @@ def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
 
 
 class OneBitAdamExchange(OptimizerExchange):
-    """See :class:`OneBitAdam`."""
-
     def __init__(
         self, communicator: Communicator, layout: Layout, rule: OneBitAdam, adam: FlatAdam
     ) -> None:

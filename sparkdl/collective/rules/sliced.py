@@ -21,8 +21,13 @@ from sparkdl.collective.rules.exchange_rule import (
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import store_arrays
 from sparkdl.optimizers.blocks import blocks
-from sparkdl.optimizers.flat import FlatOptimizer, State
-from sparkdl.optimizers.keras_config import FLAT_CLASSES, optimizer_from_config, without_scaling
+from sparkdl.optimizers.flat import (
+    FLAT_CLASSES,
+    FlatOptimizer,
+    State,
+    optimizer_from_config,
+    without_scaling,
+)
 from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
@@ -134,8 +139,6 @@ def _counterpart(config: Mapping[str, Any], beside: Collection[str] = ()) -> Fla
 
 
 class SlicedExchange(OptimizerExchange):
-    """See :class:`Sliced`."""
-
     def __init__(
         self,
         communicator: Communicator,

@@ -12,8 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.pending import name_ranks
+from sparkdl.collective.communicator import Communicator, name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.settings.values import (

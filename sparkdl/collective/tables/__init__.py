@@ -1,5 +1,5 @@
 """Tables of rows spread over the ranks of an all-reduce.
 
-``exchange``: which rank owns a row, and how rows and gradients travel. ``steps``: the steps of a
-model with tables. ``linear``: a logistic regression whose weights are spread over the ranks.
+``exchange``: which rank owns a row, how rows and gradients travel, and the steps of a model with
+tables.
 """

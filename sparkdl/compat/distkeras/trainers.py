@@ -12,6 +12,7 @@ import sparkdl
 from sparkdl.compat.distkeras.utils import deserialize_keras_model, serialize_keras_model
 from sparkdl.compat.distkeras.utils import shuffle as shuffled
 from sparkdl.errors import ConfigError
+from sparkdl.images.deep_image import as_vector
 from sparkdl.learner.archives.archive import decode_model, making_models
 from sparkdl.learner.checks.compiling import compile_model
 from sparkdl.learner.signature import model_signature
@@ -47,7 +48,7 @@ class Trainer:
         loss: Name of a loss, or a loss.
         worker_optimizer: Name of an optimizer, or an optimizer.
         metrics: Names of metrics, or metrics; None for accuracy.
-        loss_weights: Of a model with several outputs.
+        loss_weights: Loss weights of a model with several outputs.
     """
 
     features_column: Any
@@ -77,7 +78,6 @@ class Trainer:
         return serialize_keras_model(decode_model(self._archive, own_code=True))
 
     def set_model(self, model: Any) -> None:
-        """Sets the model to train, as it is now."""
         self._archive = archive_of(model)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
@@ -433,6 +433,42 @@ class Experimental(DOWNPOUR):
 
     def _rule(self) -> Any:
         return ExperimentalRule(learning_rate=self.learning_rate)
+
+
+class Predictor:
+    """Holds a Keras model."""
+
+    @lists_its_arguments
+    def __init__(self, keras_model: Any) -> None:
+        self.model = keras_model
+
+    def predict(self, dataframe: Any) -> Any:
+        """The DataFrame with a column of predictions."""
+        raise NotImplementedError
+
+
+class ModelPredictor(Predictor):
+    """Adds a column of vectors: a model's output for each row.
+
+    Args:
+        keras_model: A built Keras model.
+        features_col: Column of the features; a list: several numeric columns.
+        output_col: The new column.
+    """
+
+    @lists_its_arguments
+    def __init__(
+        self, keras_model: Any, features_col: Any = "features", output_col: str = "prediction"
+    ) -> None:
+        super().__init__(keras_model)
+        self.features_column, self.output_column = features_col, output_col
+
+    def predict(self, dataframe: Any) -> Any:
+        scored = sparkdl.predict(
+            self.model, dataframe, batch_size=256, features=self.features_column,
+            output_column=self.output_column,
+        )  # fmt: skip
+        return as_vector(scored, self.output_column)
 
 
 __all__ = [

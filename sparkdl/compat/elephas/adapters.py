@@ -23,7 +23,7 @@ from sparkdl.mllib import (
     to_simple_rdd,
     to_vector,
 )
-from sparkdl.spark.session.interpreter import with_this_interpreter
+from sparkdl.spark.session.running import with_this_interpreter
 
 __all__ = [
     "Frequency", "LossModelTypeMapper", "Mode", "ModelType", "df_to_simple_rdd", "encode_label",

@@ -18,7 +18,7 @@ from sparkdl.learner.framework import seed_everything
 from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.process import payload
 from sparkdl.settings.values import require_int, require_name
-from sparkdl.spark.runs import capacity, jobs
+from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.function_stage import check_callable
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
@@ -57,7 +57,7 @@ class HyperParamModel:
     Args:
         sc: The SparkContext.
         num_workers: Tasks side by side, each with ``max_evals`` trials, as in Elephas.
-        seed: Of the hyper-parameters, the initial weights and the order of the rows.
+        seed: Seed of the hyper-parameters, the initial weights and the order of the rows.
     """
 
     def __init__(self, sc: Any, num_workers: int = 4, *, seed: int = 0) -> None:
@@ -152,7 +152,7 @@ class _FunctionTrainer:
         call = payload.dump((self._template.fill(trial), self._data))
 
         def train() -> Mapping[str, float]:
-            jobs.tag_jobs(self._spark, self._tag)
+            capacity.tag_jobs(self._spark, self._tag)
             (content,) = sparkdl.run(
                 _call,
                 (call, self._seed + trial.number),
@@ -170,7 +170,7 @@ class _FunctionTrainer:
         return train
 
     def cancel(self) -> None:
-        jobs.cancel_tagged(self._spark, self._tag)
+        capacity.cancel_tagged(self._spark, self._tag)
 
     def delete(self, trial: int) -> None:
         """There is nothing to delete: these trials write no checkpoints."""

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from pyspark.ml.base import Estimator, Model
 from pyspark.ml.param.shared import HasFeaturesCol, HasLabelCol, HasOutputCol
-from pyspark.ml.util import MLReadable, MLWritable
 
 from sparkdl import SparkModel
 from sparkdl.compat.elephas.adapters import LossModelTypeMapper, ModelType
@@ -26,11 +25,10 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import FLAG, require_objects, shown, whole
 from sparkdl.spark.forms.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_model
-from sparkdl.spark.ml.params import plain, taking, text
+from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
-from sparkdl.spark.ml.trained import FittedStage, Trained, append_outputs, appended
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, plain, taking, text
+from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame
 
@@ -179,7 +177,6 @@ class _ElephasStage(Stage):
         self._setDefault(outputCol="prediction")
 
     def set_params(self: S, **arguments: Any) -> S:
-        """Sets Params by keyword."""
         for name in self.PARTS:
             if name in arguments:
                 getattr(self, f"set_{name}")(arguments.pop(name))
@@ -256,7 +253,7 @@ class _ElephasStage(Stage):
 @_with_elephas_setters
 @has_params(*_COLUMNS, *_TRAINING)
 class ElephasEstimator(
-    _ElephasStage, Estimator, HasFeaturesCol, HasLabelCol, HasOutputCol, MLReadable, MLWritable
+    _ElephasStage, SavedStage, Estimator, HasFeaturesCol, HasLabelCol, HasOutputCol
 ):
     """Elephas' estimator: trains a model given as JSON; :class:`ElephasTransformer` results.
 
@@ -266,7 +263,6 @@ class ElephasEstimator(
     """
 
     def setNumWorkers(self: E, value: int | None) -> E:
-        """Sets ``num_workers``."""
         return self._set(num_workers=value)
 
     def _fit(self, df: Any) -> ElephasTransformer:
@@ -325,13 +321,6 @@ class ElephasEstimator(
                     hint="set_categorical_labels(True) makes class numbers one-hot",
                 )
 
-    def write(self) -> StageWriter:
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls: type[E]) -> StageReader[E]:
-        return StageReader(cls)
-
     def content(self) -> StageContent:
         objects = self._custom_objects
         return StageContent({}, None, {"customObjects": objects} if objects else {})
@@ -344,8 +333,7 @@ class ElephasEstimator(
 @_with_elephas_setters
 @has_params(*_COLUMNS, *_SCORING)
 class ElephasTransformer(
-    _ElephasStage, FittedStage, Model, HasFeaturesCol, HasLabelCol, HasOutputCol, MLReadable,
-    MLWritable,
+    _ElephasStage, FittedStage, Model, HasFeaturesCol, HasLabelCol, HasOutputCol
 ):  # fmt: skip
     """Elephas' model: ``transform`` adds ``outputCol``, the outputs of a trained model.
 
@@ -368,12 +356,10 @@ class ElephasTransformer(
         self._history: list[Any] = []
 
     def set_weights(self: T, weights: Any) -> T:
-        """Sets the trained weights."""
         self.weights, self._trained = list(weights or []), None
         return self
 
     def set_model_type(self: T, model_type: ModelType | None) -> T:
-        """Sets what the model predicts."""
         self.model_type = model_type
         return self
 
@@ -414,10 +400,7 @@ class ElephasTransformer(
     def _transform(self, df: Any) -> Any:
         rows = self.getOrDefault("inference_batch_size")
         self._setDefault(inferenceBatchSize=rows or 256)
-        return append_outputs(self, df, self.trained.predictor, self._columns())
-
-    def transformSchema(self, schema: Any) -> Any:
-        return appended(self, schema, self.trained.predictor, self._columns())
+        return super()._transform(df)
 
     def _trained_part(self) -> tuple[list[Any], str]:
         return self.weights, "" if self.model_type is None else self.model_type.name

@@ -82,7 +82,7 @@ class _Names(sparkdl.SparkModel):
                 arrays, or one array ``(rows, inputs)``; or what
                 :meth:`sparkdl.SparkModel.evaluate` takes.
             y_test: Labels, ``(rows, ...)``.
-            **options: Of :meth:`sparkdl.SparkModel.evaluate`.
+            **options: Options of :meth:`sparkdl.SparkModel.evaluate`.
         """
         data = x_test
         if y_test is not None:
@@ -203,7 +203,7 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
     Args:
         file_name: A path; see ``save``.
         from_hadoop: No effect; see ``save``.
-        **overrides: Of :func:`sparkdl.load_spark_model` for ``.keras`` files, else of the model.
+        **overrides: Arguments of :func:`sparkdl.load_spark_model` for ``.keras`` files.
 
     Returns:
         A model of the class that was saved; a :class:`SparkModel` where the file does not say.

@@ -52,7 +52,7 @@ class Hole:
 
     Args:
         name: After the keyword or the call that it is an argument of, as Hyperas names it.
-        arguments: Of the distribution, as code.
+        arguments: Arguments of the distribution, as code.
     """
 
     name: str

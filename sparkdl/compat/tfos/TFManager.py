@@ -59,7 +59,6 @@ class TFManager:
         return self._values.get(key)
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a value."""
         self._values[key] = value
 
     def get_queue(self, qname: str) -> queue.Queue[Any] | None:

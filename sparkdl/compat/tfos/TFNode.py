@@ -57,7 +57,6 @@ class DataFeed:
 
     @property
     def done_feeding(self) -> bool:
-        """See :meth:`should_stop`."""
         return self.should_stop()
 
     def should_stop(self) -> bool:

@@ -14,11 +14,11 @@ from typing import IO, Any
 from sparkdl.collective.current import current
 from sparkdl.errors import ResourceError
 from sparkdl.launch.child import end_with
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.program.calls import CallAddress, CallClient
 from sparkdl.program.serving import CallServer
 from sparkdl.settings.network import Network, RankListening
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 
@@ -54,7 +54,6 @@ class BoardUrl:
         self._url: str | None = None
 
     def tell(self, url: str) -> None:
-        """Takes it; the chief calls this."""
         self._url = url
         self._told.set()
 

@@ -21,7 +21,7 @@ from sparkdl.compat.tfos.TFManager import TFManager
 from sparkdl.compat.tfos.TFNode import TFNodeContext
 from sparkdl.errors import DataError, WaitTimeoutError
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import rank_of
 

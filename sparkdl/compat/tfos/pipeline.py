@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pyspark.ml.base import Estimator, Model
@@ -12,8 +12,7 @@ from sparkdl.compat.tfos import TFCluster
 from sparkdl.compat.tfos.nodes import MapFunction
 from sparkdl.errors import ConfigError
 from sparkdl.settings.values import FLAG, shown, whole
-from sparkdl.spark.ml.params import taking, text
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, taking, text
 from sparkdl.spark.predict import predict
 from sparkdl.spark.session.frames import require_frame
 
@@ -66,7 +65,6 @@ class TFTypeConverters:
 
 
 def _mapping(value: Any) -> dict[str, str]:
-    """Names to names."""
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) for pair in value.items() for name in pair
     ):
@@ -99,108 +97,48 @@ class TFParams(_Mixed):
         return Namespace(merged)
 
 
-@has_params(ParamSpec("batch_size", "rows per batch", taking(whole(1)), 100, title="BatchSize"))
-class HasBatchSize(_Mixed):
-    """``batch_size``, with ``setBatchSize`` and ``getBatchSize``; the others likewise."""
+def _mixin(
+    name: str, title: str, doc: str, convert: Callable[[Any], Any], default: Any,
+    optional: bool = False,
+) -> Any:  # fmt: skip
+    """A class with one Param, whose getter and setter are named by ``title``."""
+    spec = ParamSpec(name, doc, convert, default, optional, title)
+    return has_params(spec)(type(f"Has{title}", (_Mixed,), {"__doc__": f"``{name}``: {doc}."}))
 
 
-@has_params(ParamSpec("cluster_size", "nodes of all roles", taking(whole(1)), 1, False,
-                      "ClusterSize"))  # fmt: skip
-class HasClusterSize(_Mixed):
-    """``cluster_size``."""
-
-
-@has_params(ParamSpec("num_ps", "parameter servers among them", taking(whole(0)), 0, False,
-                      "NumPS"))  # fmt: skip
-class HasNumPS(_Mixed):
-    """``num_ps``."""
-
-
-@has_params(ParamSpec("driver_ps_nodes", "servers on the driver", taking(FLAG), False, False,
-                      "DriverPSNodes"))  # fmt: skip
-class HasDriverPSNodes(_Mixed):
-    """``driver_ps_nodes``."""
-
-
-@has_params(ParamSpec("epochs", "times that the rows are given", taking(whole(1)), 1, False,
-                      "Epochs"))  # fmt: skip
-class HasEpochs(_Mixed):
-    """``epochs``."""
-
-
-@has_params(ParamSpec("grace_secs", "without a meaning here", taking(whole(0)), 30, False,
-                      "GraceSecs"))  # fmt: skip
-class HasGraceSecs(_Mixed):
-    """``grace_secs``."""
-
-
-@has_params(ParamSpec("input_mapping", "column -> tensor", _mapping, {}, title="InputMapping"))
-class HasInputMapping(_Mixed):
-    """``input_mapping``."""
-
-
-@has_params(ParamSpec("output_mapping", "tensor -> column", _mapping, {}, title="OutputMapping"))
-class HasOutputMapping(_Mixed):
-    """``output_mapping``."""
-
-
-@has_params(ParamSpec("input_mode", "InputMode.SPARK", taking(whole(0)), 1, False, "InputMode"))
-class HasInputMode(_Mixed):
-    """``input_mode``."""
-
-
-@has_params(ParamSpec("master_node", "'chief'; None: all are workers", text, "chief", True,
-                      "MasterNode"))  # fmt: skip
-class HasMasterNode(_Mixed):
-    """``master_node``."""
-
-
-@has_params(ParamSpec("model_dir", "the folder of checkpoints", text, None, True, "ModelDir"))
-class HasModelDir(_Mixed):
-    """``model_dir``."""
-
-
-@has_params(ParamSpec("export_dir", "the folder of the SavedModel", text, None, True, "ExportDir"))
-class HasExportDir(_Mixed):
-    """``export_dir``."""
-
-
-@has_params(ParamSpec("protocol", "for the function", text, "grpc", False, "Protocol"))
-class HasProtocol(_Mixed):
-    """``protocol``."""
-
-
-@has_params(ParamSpec("readers", "for the function", taking(whole(1)), 1, False, "Readers"))
-class HasReaders(_Mixed):
-    """``readers``."""
-
-
-@has_params(ParamSpec("steps", "for the function", taking(whole(1)), 1000, False, "Steps"))
-class HasSteps(_Mixed):
-    """``steps``."""
-
-
-@has_params(ParamSpec("tensorboard", "on the chief, while it trains", taking(FLAG), False, False,
-                      "Tensorboard"))  # fmt: skip
-class HasTensorboard(_Mixed):
-    """``tensorboard``."""
-
-
-@has_params(ParamSpec("tfrecord_dir", "for the function", text, None, True, "TFRecordDir"))
-class HasTFRecordDir(_Mixed):
-    """``tfrecord_dir``."""
-
-
-@has_params(ParamSpec("signature_def_key", "of the SavedModel", text, SERVED[0], False,
-                      "SignatureDefKey"))  # fmt: skip
-class HasSignatureDefKey(_Mixed):
-    """``signature_def_key``."""
-
-
-@has_params(ParamSpec("tag_set", "of the SavedModel", text, "serve", False, "TagSet"))
-class HasTagSet(_Mixed):
-    """``tag_set``."""
-
+HasBatchSize: Any = _mixin("batch_size", "BatchSize", "rows per batch", taking(whole(1)), 100)
+HasClusterSize: Any = _mixin(
+    "cluster_size", "ClusterSize", "nodes of all roles", taking(whole(1)), 1
+)
+HasNumPS: Any = _mixin("num_ps", "NumPS", "parameter servers among them", taking(whole(0)), 0)
+HasDriverPSNodes: Any = _mixin(
+    "driver_ps_nodes", "DriverPSNodes", "servers on the driver", taking(FLAG), False
+)
+HasEpochs: Any = _mixin("epochs", "Epochs", "times that the rows are given", taking(whole(1)), 1)
+HasGraceSecs: Any = _mixin(
+    "grace_secs", "GraceSecs", "without a meaning here", taking(whole(0)), 30
+)
+HasInputMapping: Any = _mixin("input_mapping", "InputMapping", "column -> tensor", _mapping, {})
+HasOutputMapping: Any = _mixin("output_mapping", "OutputMapping", "tensor -> column", _mapping, {})
+HasInputMode: Any = _mixin("input_mode", "InputMode", "InputMode.SPARK", taking(whole(0)), 1)
+HasMasterNode: Any = _mixin(
+    "master_node", "MasterNode", "'chief'; None: all are workers", text, "chief", True
+)
+HasModelDir: Any = _mixin("model_dir", "ModelDir", "the folder of checkpoints", text, None, True)
+HasExportDir: Any = _mixin(
+    "export_dir", "ExportDir", "the folder of the SavedModel", text, None, True
+)
+HasProtocol: Any = _mixin("protocol", "Protocol", "for the function", text, "grpc")
+HasReaders: Any = _mixin("readers", "Readers", "for the function", taking(whole(1)), 1)
+HasSteps: Any = _mixin("steps", "Steps", "for the function", taking(whole(1)), 1000)
+HasTensorboard: Any = _mixin(
+    "tensorboard", "Tensorboard", "on the chief, while it trains", taking(FLAG), False
+)
+HasTFRecordDir: Any = _mixin("tfrecord_dir", "TFRecordDir", "for the function", text, None, True)
+HasSignatureDefKey: Any = _mixin(
+    "signature_def_key", "SignatureDefKey", "of the SavedModel", text, SERVED[0]
+)
+HasTagSet: Any = _mixin("tag_set", "TagSet", "of the SavedModel", text, "serve")
 
 __all__ = [
     "HasBatchSize", "HasClusterSize", "HasDriverPSNodes", "HasEpochs", "HasExportDir",

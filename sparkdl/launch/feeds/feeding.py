@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparkdl.collective.communicator import Communicator
 from sparkdl.data.feed import Columns, FedRows, Feed, RowFeed, RowSpool, Uneven, equal_rows
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.launch.thread_call import ThreadCall
+from sparkdl.launch.threads import ThreadCall
 
 _LOOK_S = 0.1
 
@@ -79,7 +79,7 @@ class FeedSettings:
         columns: Names of the columns, in the order in which they travel.
         epochs: Times that all rows are given; None for ever.
         shuffle: Whether each epoch has an order of its own.
-        uneven: What becomes of ranks that have different numbers of rows.
+        uneven: What happens to ranks that have different numbers of rows.
         memory_budget_bytes: Rows beyond this are kept on the rank's disk.
         stall_timeout_s: How long the function may ask for no rows while there are some; None for
             ever.

@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Worker
 from sparkdl.coordinator.store import Store, Work
-from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import Body, FrameKind, FrameLimits, Kind, Message, kinds_of
 
@@ -22,7 +21,7 @@ class Offer:
     """A micro-batch that the ranks have received.
 
     Args:
-        number: Of the offer, from 0 in each run.
+        number: Number of the offer, from 0 in each run.
         batch_id: Spark's number of the micro-batch.
         rows: Rank -> rows that it gives to its function.
         attempts: Rank -> the attempt of the task that sent them.

@@ -30,8 +30,13 @@ Forgotten = Callable[..., tuple[list[Any], list[Any]]]
 class HostRows(Protocol):
     """The rows of one call of a layer, as NumPy arrays."""
 
-    def pull(self, ids: Ids) -> FloatArray:
-        """The rows of ``ids``, of shape ``(*ids.shape, dim)``."""
+    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
+        """The rows of ``ids``, of shape ``(*ids.shape, dim)``.
+
+        Args:
+            ids: Ids of any shape.
+            differentiated: Whether the framework keeps this call for a gradient.
+        """
 
     def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
         """Takes the gradient of what :meth:`pull` returned for ``ids``; returns the anchor's."""
@@ -40,8 +45,8 @@ class HostRows(Protocol):
 class HostClasses(Protocol):
     """The classes of one call of a loss, as NumPy arrays."""
 
-    def measure(self, features: FloatArray, labels: Ids) -> FloatArray:
-        """The loss of each row, of shape ``(rows,)``."""
+    def measure(self, features: FloatArray, labels: Ids, differentiated: bool) -> FloatArray:
+        """The loss of each row, of shape ``(rows,)``; see :meth:`HostRows.pull`."""
 
     def learn(self, upstream: FloatArray) -> FloatArray:
         """Takes the gradient by the losses; returns that by the features."""

@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     shape = jax.ShapeDtypeStruct((*ids.shape, width), jnp.float32)
     nothing = jax.ShapeDtypeStruct((), jnp.float32)
 
-    def pull(ids: Any) -> Any:
-        return rows.pull(np.asarray(ids))
+    def fetch(ids: Any, differentiated: bool) -> Any:
+        def pull(ids: Any) -> Any:
+            return rows.pull(np.asarray(ids), differentiated)
+
+        return io_callback(carried(pull), shape, ids, ordered=True)
 
     def push(ids: Any, gradients: Any) -> Any:
         return rows.push(np.asarray(ids), np.asarray(gradients, np.float32))
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def rows_of(ids: Any, anchor: Any) -> Any:
-        return io_callback(carried(pull), shape, ids, ordered=True)
+        return fetch(ids, False)
 
     def forward(ids: Any, anchor: Any) -> Any:
-        return rows_of(ids, anchor), ids
+        return fetch(ids, True), ids
 
     def backward(ids: Any, upstream: Any) -> Any:
         done = io_callback(carried(push), nothing, ids, upstream, ordered=True)
@@ -44,22 +46,25 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     per_row = jax.ShapeDtypeStruct(features.shape[:1], jnp.float32)
     as_features = jax.ShapeDtypeStruct(features.shape, jnp.float32)
 
-    def measure(features: Any, labels: Any) -> Any:
-        return classes.measure(np.asarray(features, np.float32), np.asarray(labels))
+    def ask(features: Any, labels: Any, differentiated: bool) -> Any:
+        def measure(features: Any, labels: Any) -> Any:
+            array = np.asarray(features, np.float32)
+            return classes.measure(array, np.asarray(labels), differentiated)
+
+        return io_callback(carried(measure), per_row, features, labels, ordered=True)
 
     def learn(upstream: Any) -> Any:
         return classes.learn(np.asarray(upstream, np.float32))
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def losses_of(features: Any, labels: Any, anchor: Any) -> Any:
-        return io_callback(carried(measure), per_row, features, labels, ordered=True)
+        return ask(features, labels, False)
 
     def forward(features: Any, labels: Any, anchor: Any) -> Any:
-        return losses_of(features, labels, anchor), None
+        return ask(features, labels, True), None
 
     def backward(kept: None, upstream: Any) -> Any:
         gradient = io_callback(carried(learn), as_features, upstream, ordered=True)
@@ -72,7 +77,6 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)
 
 

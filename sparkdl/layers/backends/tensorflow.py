@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+from tensorflow.python.eager.record import should_record_backprop
 
 from sparkdl.failures import carried
 
@@ -15,15 +16,20 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
-    ids = tf.convert_to_tensor(ids)
+    ids, anchor = tf.convert_to_tensor(ids), tf.convert_to_tensor(anchor)
+    differentiated = should_record_backprop([anchor])
+
+    def pull(ids: Any) -> Any:
+        return rows.pull(ids, differentiated)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: Any) -> Any:
-        values = tf.numpy_function(carried(rows.pull), [ids], tf.float32)
+        values = tf.numpy_function(carried(pull), [ids], tf.float32)
         values.set_shape([*ids.shape, width])
 
         def gradient(upstream: Any) -> Any:
+            nonlocal differentiated
+            differentiated = True  # a graph of its own, which a tape differentiates afterwards
             done = tf.numpy_function(carried(rows.push), [ids, upstream], tf.float32)
             done.set_shape([])
             return done
@@ -34,15 +40,20 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
-    labels = tf.convert_to_tensor(labels)
+    labels, anchor = tf.convert_to_tensor(labels), tf.convert_to_tensor(anchor)
+    differentiated = should_record_backprop([tf.convert_to_tensor(features), anchor])
+
+    def measure(features: Any, labels: Any) -> Any:
+        return classes.measure(features, labels, differentiated)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def losses_of(features: Any, anchor: Any) -> Any:
-        found = tf.numpy_function(carried(classes.measure), [features, labels], tf.float32)
+        found = tf.numpy_function(carried(measure), [features, labels], tf.float32)
         found.set_shape(features.shape[:1])
 
         def gradient(upstream: Any) -> Any:
+            nonlocal differentiated
+            differentiated = True
             onward = tf.numpy_function(carried(classes.learn), [upstream], tf.float32)
             onward.set_shape(features.shape)
             with tf.control_dependencies([onward]):
@@ -54,7 +65,6 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     found = tf.numpy_function(function, [], tf.float32)
     found.set_shape(like.shape[:1])
     return found

@@ -16,34 +16,32 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
-    """See :func:`sparkdl.layers.backends.lookup`."""
     if in_stateless_scope():  # Keras asks for shapes by calling the model on zeros
         return torch.zeros((*ids.shape, width), device=ids.device)
-    return _Rows.apply(anchor, rows, ids.detach())
+    return _Rows.apply(anchor, rows, ids.detach(), torch.is_grad_enabled())
 
 
 class _Rows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, anchor: Any, rows: HostRows, ids: Any) -> Any:
+    def forward(context: Any, anchor: Any, rows: HostRows, ids: Any, recorded: bool) -> Any:
         context.rows, context.ids = rows, ids.cpu().numpy()
-        return torch.from_numpy(rows.pull(context.ids)).to(ids.device)
+        differentiated = recorded and anchor.requires_grad
+        return torch.from_numpy(rows.pull(context.ids, differentiated)).to(ids.device)
 
     @staticmethod
     def backward(context: Any, *upstream: Any) -> Any:
         gradients = np.ascontiguousarray(upstream[0].detach().cpu().numpy(), np.float32)
         found = context.rows.push(context.ids, gradients)
-        return upstream[0].new_full((), float(found)), None, None
+        return upstream[0].new_full((), float(found)), None, None, None
 
 
 def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.losses`."""
     if in_stateless_scope():
         return torch.zeros(features.shape[:1], device=features.device)
-    return _Losses.apply(features, anchor, classes, labels.detach())
+    return _Losses.apply(features, anchor, classes, labels.detach(), torch.is_grad_enabled())
 
 
 def after(function: Callable[[], FloatArray], like: Any) -> Any:
-    """See :func:`sparkdl.layers.backends.after`."""
     if in_stateless_scope():
         return torch.zeros(like.shape[:1], device=like.device)
     return torch.from_numpy(function()).to(like.device)
@@ -51,16 +49,20 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
 
 class _Losses(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, features: Any, anchor: Any, classes: HostClasses, labels: Any) -> Any:
+    def forward(
+        context: Any, features: Any, anchor: Any, classes: HostClasses, labels: Any, recorded: bool
+    ) -> Any:
+        differentiated = recorded and (features.requires_grad or anchor.requires_grad)
         context.classes = classes
         array = np.ascontiguousarray(features.detach().cpu().numpy(), np.float32)
-        return torch.from_numpy(classes.measure(array, labels.cpu().numpy())).to(features.device)
+        losses = classes.measure(array, labels.cpu().numpy(), differentiated)
+        return torch.from_numpy(losses).to(features.device)
 
     @staticmethod
     def backward(context: Any, *upstream: Any) -> Any:
         gradient = context.classes.learn(upstream[0].detach().cpu().numpy().astype(np.float32))
         found = torch.from_numpy(gradient).to(upstream[0].device)
-        return found, upstream[0].new_zeros(()), None, None
+        return found, upstream[0].new_zeros(()), None, None, None
 
 
 def recompute(

@@ -72,7 +72,7 @@ def compared_with_rebuilt(
 
     Args:
         model: Built, compiled or not.
-        key: Of its architecture and compile settings.
+        key: Key of its architecture and compile settings.
         load: Loads the file here, with values or without.
         custom_objects: Name -> class or function of the user's own.
 
@@ -254,7 +254,7 @@ class SharedLayers:
         """Numbers calls of layers in a saved configuration as those of loaded layers.
 
         Args:
-            config: Of the model; changed in place.
+            config: Config of the model; changed in place.
             load: Makes the model of a configuration, which it may change.
 
         Raises:

@@ -13,6 +13,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.gradients import GradientReducer, as_dense, make_reducer
+from sparkdl.learner.state.synchronized_norms import refuse_among_ranks
 from sparkdl.settings.call_arguments import lists_its_arguments
 
 
@@ -69,6 +70,7 @@ def DistributedOptimizer(
     _check(optimizer, backward_passes_per_step)
     communicator = current() if communicator is None else communicator
     reducer = make_reducer(communicator, op, compression, sparse_as_dense)
+    refuse_among_ranks(lambda: current().size)
     scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if keras.config.dtype_policy().name == "mixed_float16" and not scaled:
         # Keras would wrap the distributed optimizer in one: each rank would skip steps on its own.

@@ -48,8 +48,8 @@ class ArchiveSource:
     Args:
         archive: The model.
         objects: Name -> class or function that it uses.
-        outline: Of the archive.
-        digest: Of the archive's content.
+        outline: Outline of the archive.
+        digest: Digest of the archive's content.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ def build_ensemble(model: Any, states: Sequence[RunState]) -> tuple[Any, list[An
 
     Args:
         model: Compiled and built; Sequential or functional. Not changed.
-        states: Of each member: weights, and the variables that these do not hold.
+        states: States of each member: weights, and the variables that these do not hold.
 
     Returns:
         The mean, compiled as ``model`` is (with a fresh optimizer), and its members, which it

@@ -46,7 +46,7 @@ class PredictorArchive:
         archive: The model.
         form: ``'keras'``, ``'saved_model'`` for a program that TensorFlow exported, or
             ``'causal_lm'`` for what writes texts on.
-        digest: Of the architecture and the weights: equal models have equal digests.
+        digest: Digest of the architecture and the weights: equal models have equal digests.
         signature: The model's inputs; the outputs that are computed, and after them those of
             layers, called ``'layer <name>'``.
         scores: Output name -> which classes its numbers are about, where that is known.

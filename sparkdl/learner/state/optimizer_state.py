@@ -37,7 +37,7 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
 
     Args:
         model: Compiled.
-        state: Of an equal model's optimizer.
+        state: State of an equal model's optimizer.
         keep_rate: The model's learning rate stays as it is.
 
     Raises:
@@ -196,7 +196,7 @@ def read_slots(
         optimizer: Built.
         trained: The model's trained variables.
         arrays: The values of ``optimizer.variables``.
-        names: Of the slots, e.g. ``'_momentums'``.
+        names: Names of the slots, e.g. ``'_momentums'``.
 
     Returns:
         Name -> the values in the order of ``trained``; None if the optimizer lacks one of them.
@@ -278,8 +278,8 @@ class DriverSlots:
     def left_out(self) -> Iterator[None]:
         """Within, the model has an optimizer with the learning rate and the steps, without slots.
 
-        If the loss is scaled, that optimizer scales it as the model's own does; what becomes of
-        scale and counter within stays. Two threads must not use the model meanwhile.
+        If the loss is scaled, that optimizer scales it as the model's own does; scale and
+        counter keep what they become within. Two threads must not use the model meanwhile.
         """
         own, inner = self._model.optimizer, innermost_optimizer(self._model)
         rate = inner._learning_rate
@@ -321,7 +321,7 @@ class DriverSlots:
 
         Args:
             rule: The state of the rule.
-            optimizer: That of the optimizer without slots.
+            optimizer: The optimizer without slots.
         """
         with self.left_out():
             load_optimizer_state(self._model, optimizer)
@@ -360,7 +360,7 @@ def slots_of(optimizer: Any) -> int:
     """How many numbers an optimizer keeps for each trained weight; the optimizer stays as it is.
 
     Args:
-        optimizer: Of Keras; None for none.
+        optimizer: Optimizer of Keras; None for none.
     """
     if optimizer is None:
         return 0

@@ -99,8 +99,8 @@ class SeedStreams:
         Args:
             variable: A seed's state counts the draws of these steps; any other is as it is.
             value: Its value now.
-            steps: Of this rank since then.
-            wanted: Of all ranks.
+            steps: Steps of this rank since then.
+            wanted: Steps of all ranks.
         """
         for seed, marked in zip(self._seeds, self._marked, strict=False):
             if seed is variable and steps > 0 and value[0] == marked[0]:
@@ -115,8 +115,8 @@ class SeedStreams:
         again from one rank's state draws what an undisturbed one does.
 
         Args:
-            steps: Of this rank since :meth:`mark`.
-            steps_of_all: Of all ranks since then.
+            steps: Steps of this rank since :meth:`mark`.
+            steps_of_all: Steps of all ranks since then.
         """
         if not self._marked or not 0 < steps < steps_of_all:
             return

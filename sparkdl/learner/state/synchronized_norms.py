@@ -1,16 +1,25 @@
 """``BatchNormalization(synchronized=True)`` is followed by several workers, or refused.
 
 Followed, the mean and the variance of a channel are those of the rows of all workers in this step
-(:class:`sparkdl.learner.steps.tensorflow_exchange.SynchronizedMoments`).
+(:class:`sparkdl.learner.steps.tensorflow_exchange.SynchronizedMoments`). A call of
+``keras.ops.moments(synchronized=True)`` in code of the user's own is refused.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
+from unittest import mock
 
 import keras
 
 from sparkdl.errors import ConfigError
+from sparkdl.learner.signature import model_signature, traced
+from sparkdl.learner.structure import arrange_inputs
+
+_CALL = "keras.ops.moments(synchronized=True)"
 
 
 def synchronized_layers(model: Any) -> list[Any]:
@@ -37,6 +46,8 @@ def require_synchronized(model: Any, num_workers: int, way: str, *, followed: bo
         ConfigError: Nobody can follow a layer's ``synchronized=True``.
     """
     layers = synchronized_layers(model) if num_workers > 1 else []
+    if num_workers > 1 and calls_moments(model):
+        raise _refusal(f"a layer of model {model.name!r}", num_workers, f"a call of {_CALL}")
     if not layers:
         return
     where, reason = layers[0], way
@@ -50,11 +61,80 @@ def require_synchronized(model: Any, num_workers: int, way: str, *, followed: bo
                 reason = f"a layer inside of {type(outer).__name__} {outer.name!r}"
     if followed:
         return
-    raise ConfigError(
-        f"layer {where.name!r} of model {model.name!r} has synchronized=True, which "
-        f"{num_workers} workers cannot follow here",
-        expected="TensorFlow, and mode='allreduce' or 'synchronous' with their own rules, an "
-        "exchange at each batch, and on_nan='raise' or 'ignore'",
+    raise _refusal(f"layer {where.name!r} of model {model.name!r}", num_workers, reason)
+
+
+def calls_moments(model: Any) -> bool:
+    """Whether code of the user's own in a model has synchronized moments when it trains.
+
+    Only a model whose code has the word is traced.
+    """
+    seen: set[int] = set()
+    every = [thing for part in model._flatten_layers() for thing in (part, *type(part).__mro__)]
+    values = [value for thing in every for value in vars(thing).values()]
+    operations = [op for thing in every for op in vars(thing).get("_operations", ())]
+    if any(isinstance(op, keras.src.ops.nn.Moments) and op.synchronized for op in operations):
+        return True
+    if keras.backend.backend() != "tensorflow" or not any(_mentions(v, seen) for v in values):
+        return False
+    found, plain = [], keras.src.backend.nn.moments
+
+    def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
+        caller = sys._getframe(2).f_locals.get("self")  # behind keras.ops.moments
+        found.append(synchronized and not isinstance(caller, keras.layers.BatchNormalization))
+        return plain(x, axes, keepdims)
+
+    specs = model_signature(model).inputs.values()
+    given = {s.name: keras.KerasTensor((None, *(s.shape or ())), s.dtype) for s in specs}
+    told = {"training": True} if model._call_has_training_arg else {}
+    with mock.patch.object(keras.src.backend.nn, "moments", moments):
+        traced(lambda x: model(x, **told), arrange_inputs(model, given))
+    return any(found)
+
+
+def _mentions(thing: object, seen: set[int]) -> bool:
+    """Whether a function, or one that it calls by name, has the word ``moments``."""
+    if not isinstance(thing, FunctionType) or id(thing) in seen or _of_keras(thing.__module__):
+        return False
+    seen.add(id(thing))
+    codes = [thing.__code__]
+    for code in codes:
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    names = {name for code in codes for name in code.co_names}
+    values = [thing.__globals__.get(name) for name in names]
+    values += [cell.cell_contents for cell in thing.__closure__ or ()]
+    for module in [v for v in values if isinstance(v, ModuleType) and not _of_keras(v.__name__)]:
+        values += [vars(module).get(name) for name in names]
+    return "moments" in names or any(v is keras.ops.moments or _mentions(v, seen) for v in values)
+
+
+def _of_keras(module: str) -> bool:
+    return module.partition(".")[0] in ("keras", "tensorflow", "numpy")
+
+
+def refuse_among_ranks(size: Callable[[], int]) -> None:
+    """From now on synchronized moments are an error while there are several ranks.
+
+    Args:
+        size: Tells how many ranks of a user's own function there are.
+    """
+    plain = keras.src.backend.nn.moments
+    if plain.__module__ == __name__:
+        return
+
+    def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
+        if synchronized and size() > 1:
+            raise _refusal("a layer", size(), "a training function of your own")
+        return plain(x, axes, keepdims, synchronized=synchronized)
+
+    keras.src.backend.nn.moments = moments
+
+
+def _refusal(what: str, num_workers: int, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{what} has synchronized=True, which {num_workers} workers cannot follow here",
+        expected="BatchNormalization on TensorFlow, and mode='allreduce' or 'synchronous' with "
+        "their own rules, an exchange at each batch, and on_nan='raise' or 'ignore'",
         received=reason,
         hint="synchronized=False normalises the batch of each worker; mode='allreduce' follows it",
     )

@@ -65,7 +65,7 @@ def captured_gradients(model: Any, share: Any = None) -> Iterator[list[tuple[Any
 def _divided(gradient: Any, variable: Any, share: Any) -> Any:
     if gradient is None or share is None or is_overwritten(variable):
         return gradient
-    if hasattr(gradient, "indices"):  # slices of TensorFlow
+    if hasattr(gradient, "dense_shape"):  # slices of TensorFlow
         return type(gradient)(gradient.values / share, gradient.indices, gradient.dense_shape)
     return gradient / keras.ops.cast(share, gradient.dtype)
 

@@ -13,9 +13,9 @@ each worker multiplies each of its terms, before the backward pass, by ::
 - a sum over rows: it is divided by nothing, so ``f_k = Σ r / r_k``; where code of the user's own
   divides it by the rows, ``f_k = 1`` (:mod:`sparkdl.learner.steps.repeated_rows` finds that out);
 - what regularizes weights is the same on all workers: ``f_k = 1``;
-- what a layer adds (``add_loss``), what a user's own loss function returns as one number, and what
-  a ``compute_loss`` or ``train_step`` of the user's own computes by itself: nobody tells what it
-  was divided by. It is taken as a mean over rows, ``f_k = 1``.
+- terms whose divisor Keras does not show (``add_loss``, a user's loss function that returns one
+  number, a ``compute_loss`` or ``train_step`` of the user's own): taken as means over rows,
+  ``f_k = 1``.
 
 Keras computes the terms with a known denominator in one function, whose calls are followed here
 while a step is traced. As a loss tracker is told the terms with their factors, the means over rows
@@ -72,7 +72,7 @@ class Terms:
 
     Attributes:
         counted: For each term whether it has a denominator.
-        denominators: Of each term: a tensor, or None.
+        denominators: The denominator of each term: a tensor, or None.
     """
 
     def __init__(

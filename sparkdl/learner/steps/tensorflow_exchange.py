@@ -75,7 +75,7 @@ def with_slices(
     """Gradients and statistics in the layout's order.
 
     Args:
-        layout: Of all of them.
+        layout: Layout of all of them.
         places: Which of them are slices.
         dense: The others.
         slices: Indices and rows of each, one after the other.
@@ -335,7 +335,7 @@ class NumpyExchange:
     """Calls the reducer from inside the graph, for each part as soon as its gradients are there.
 
     Args:
-        layout: Of the flat buffer.
+        layout: Layout of the flat buffer.
         reducer: Gives the reducer of the present run. One call serves all runs whose reducers have
             the same parts.
         agree: Called in each step before its first part is handed over.
@@ -477,7 +477,7 @@ class HorovodExchange:
     """Horovod's all-reduce operations, fused per part; ranks weighted by their rows.
 
     Args:
-        layout: Of the flat buffer.
+        layout: Layout of the flat buffer.
         wire: ``'float16'``, ``'bfloat16'`` or None: what gradients travel as.
         parts: See :class:`sparkdl.training.learning.Reducer`.
         checks: Whether to look for NaN and infinity in this worker's gradients.

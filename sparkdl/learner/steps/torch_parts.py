@@ -28,7 +28,7 @@ class BackwardPass:
 
     Args:
         reducer: Takes the parts.
-        slots: Of the reducer's buffer.
+        slots: Slots of the reducer's buffer.
         trained: The model's trained variables, in the order of the slots.
         averaged: Its statistics, behind them.
         sends: False: nothing leaves; what comes is only watched.
@@ -75,7 +75,7 @@ class BackwardPass:
         """Whether the optimizer is given what came, each gradient once and unchanged since then.
 
         Args:
-            gradients: Those of the trained variables that the optimizer is given.
+            gradients: The gradients of the trained variables that the optimizer is given.
         """
         if not self._once or self._versions != self._now():
             return False

@@ -2,8 +2,6 @@
 
 ``config``
     :class:`ServerConfig`: layout, rule, where to listen, limits.
-``shard``
-    The same for one of several servers, which holds a range of the center.
 ``process``, ``__main__``
     :class:`ServerProcess`, which the driver holds, and the process that it starts.
 """

@@ -18,8 +18,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.process import LENGTH
-from sparkdl.transport.address import Address
-from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.address import Address, Listeners
 from sparkdl.transport.server import Server
 from sparkdl.weights import FloatArray
 from sparkdl.wire.anonymous import map_file

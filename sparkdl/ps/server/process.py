@@ -27,8 +27,7 @@ from sparkdl.errors import ResourceError, TransportError
 from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
 from sparkdl.ps.server.config import ServerConfig
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.listeners import Listeners
+from sparkdl.transport.address import Endpoint, Listeners
 from sparkdl.weights import FloatArray
 from sparkdl.wire.anonymous import anonymous_file
 
@@ -104,7 +103,6 @@ class ServerProcess(Closing):
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
@@ -207,7 +205,6 @@ class ServerProcess(Closing):
             )
 
     def close(self) -> None:
-        """Ends the server."""
         self.stop()
 
 

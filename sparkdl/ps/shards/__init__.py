@@ -18,5 +18,5 @@
 
 The coordinator alone (:mod:`sparkdl.ps.store`) knows who takes part. Its store is that of a run
 with one server, but for the values: these lie on the shards, which follow its decisions
-(:mod:`sparkdl.ps.decision`).
+(:mod:`sparkdl.ps.kinds`).
 """

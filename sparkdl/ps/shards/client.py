@@ -12,8 +12,7 @@ from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.errors import WorkerError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
-from sparkdl.ps.decision import Decision
-from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
 from sparkdl.ps.shards.ahead import RowsAhead
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
@@ -36,7 +35,7 @@ class ShardClient(Closing):
     Args:
         range_: Which values it holds.
         values: The part of the worker's flat buffer that a push sends and a pull fills.
-        compression: Of the run, for this range.
+        compression: Compression of the run, for this range.
     """
 
     def __init__(
@@ -79,12 +78,10 @@ class ShardClient(Closing):
 
     @property
     def residual(self) -> FloatArray | None:
-        """See :attr:`Client.residual`."""
         return None if self._coder is None else self._coder.residual
 
     @property
     def encodes(self) -> bool:
-        """Whether commits to this shard are encoded."""
         return self._coder is not None
 
     @property
@@ -110,7 +107,6 @@ class ShardClient(Closing):
         self._connection.give_up()
 
     def close(self) -> None:
-        """Closes the connection."""
         self._connection.close()
 
     def _signed(self, message: Message) -> Message:
@@ -135,7 +131,7 @@ class ShardedClient(Client):
     A commit to a rule that does not wait goes to all shards at the same time, each of which applies
     and answers it, and then to the coordinator: a worker that dies in between is tried again from
     where the coordinator knows it, and each shard knows what it has had. How a round goes is in
-    :mod:`sparkdl.ps.decision`.
+    :mod:`sparkdl.ps.kinds`.
 
     Args:
         session: With the coordinator; closed with the client.
@@ -162,19 +158,16 @@ class ShardedClient(Client):
 
     @property
     def buffer(self) -> FloatArray:
-        """The float32 buffer that pushes send and pulls fill."""
         return self._flat
 
     @property
     def residual(self) -> FloatArray | None:
-        """See :attr:`Client.residual`."""
         kept = [shard.residual for shard in self._shards]
         parts = [part for part in kept if part is not None]
         return np.concatenate(parts) if parts else None
 
     @property
     def encodes(self) -> bool:
-        """Whether what is pushed is encoded."""
         return any(shard.encodes for shard in self._shards)
 
     @property
@@ -184,7 +177,6 @@ class ShardedClient(Client):
         return names.pop() if len(names) == 1 else min(names - {"shm"})
 
     def join(self, *, rows: int = 0, batches_per_epoch: int = 0) -> Welcome:
-        """Joins the run; see :meth:`Session.join`."""
         welcome = super().join(rows=rows, batches_per_epoch=batches_per_epoch)
         if welcome.decision is not None:
             self._decision = Decision.from_wire(welcome.decision)
@@ -214,7 +206,6 @@ class ShardedClient(Client):
         return RowLink(connections, limits, dims, session.rank, session.attempt, decided)
 
     def close(self) -> None:
-        """Closes all connections."""
         if self._rows is not None:
             self._rows.close()
         for shard in self._shards:
@@ -234,7 +225,6 @@ class ShardedClient(Client):
         return self.buffer
 
     def push(self, progress: Progress) -> None:
-        """Commits what ``buffer`` holds; its content is undefined afterwards."""
         if self._rule.blocking:
             self.push_pull(progress)  # a shard applies a round when a member asks for its result
             return
@@ -256,7 +246,6 @@ class ShardedClient(Client):
         return self.buffer
 
     def sliced_buffer(self, size: int, places: int) -> FloatArray:
-        """See :meth:`Client.sliced_buffer`."""
         if self._dense.size != size:
             self._dense = np.zeros(size, np.float32)
         return self._dense
@@ -294,14 +283,12 @@ class ShardedClient(Client):
             self._layout.copy_without(places, self._flat, dense)
 
     def snapshot_wanted(self, epoch: int, batch: int = 0, *, every_step: bool = True) -> bool:
-        """See :meth:`Client.snapshot_wanted`."""
         wanted = super().snapshot_wanted(epoch, batch, every_step=every_step)
         if not wanted:
             self._decision = Decision(self._decision.round, self._decision.members, (epoch, batch))
         return wanted
 
     def snapshot(self, epoch: int, batch: int = 0) -> None:
-        """Stores ``buffer`` (weights) as the center; for rules that wait and take gradients."""
         self._keep(epoch, batch)
         super().snapshot(epoch, batch)
         self._decision = Decision(self._decision.round, self._decision.members, (epoch, batch))

@@ -17,7 +17,7 @@ class Range:
 
     Args:
         place: In the flat buffer of the model.
-        layout: Of the values in it: one trained vector, and one of averaged statistics.
+        layout: Layout of the values in it: one trained vector, and one of averaged statistics.
     """
 
     place: slice

@@ -27,7 +27,7 @@ class ShardsDriver(Closing):
     """Reads the center from all shards, and writes to it. One thread uses it.
 
     Args:
-        endpoints: Of the shards, in order.
+        endpoints: Endpoints of the shards, in order.
         check: Called before a request is tried again; raises if a shard has ended.
     """
 
@@ -110,6 +110,5 @@ class ShardsDriver(Closing):
                 pass
 
     def close(self) -> None:
-        """Closes all connections."""
         for connection in self._connections:
             connection.close()

@@ -21,7 +21,7 @@ from sparkdl.ps.shards.pushes import (
     row_bytes,
     unpack_reply,
 )
-from sparkdl.tables.routing import by_owner
+from sparkdl.tables.index import by_owner
 from sparkdl.tables.service import IdArray
 from sparkdl.transport.connection import Connection
 from sparkdl.transport.frames import Flag, FrameLimits, Message
@@ -34,7 +34,7 @@ class Fetched:
 
     Args:
         ids: Each once.
-        rows: Of shape ``(len(ids), dim)``.
+        rows: Rows of shape ``(len(ids), dim)``.
         clocks: The table's clock on each shard when the rows left it; ``NO_CLOCK`` where none did.
     """
 
@@ -69,7 +69,7 @@ class Pushed:
     """The answer to a :class:`RowPush`.
 
     Args:
-        places: Those of the rows that came back, among the ids that were pushed.
+        places: The places of the rows that came back, among the ids that were pushed.
         values: Theirs.
         clocks: The table's clock on each shard after the push.
         again: A shard had the push before.
@@ -200,7 +200,7 @@ class RowLink(Closing):
 
         Args:
             progress: After the round.
-            sequence: Of the commit to the coordinator that follows.
+            sequence: Number of the commit to the coordinator that follows.
         """
         parts, _ = self._parts(pushes)
 
@@ -247,7 +247,6 @@ class RowLink(Closing):
             connection.give_up()
 
     def close(self) -> None:
-        """Closes the connections."""
         self.give_up()
         self._threads.shutdown(wait=True, cancel_futures=True)
         for connection in self._connections:

@@ -19,7 +19,7 @@ class RoundRows(RowsOfWorker):
 
     A worker's part of a round is put aside on the shards before the coordinator hears of its
     commit; the members that the coordinator names then make one step of each row. Pulls bring that
-    decision along (:mod:`sparkdl.ps.decision`), so that a worker sees the rounds it has been told
+    decision along (:mod:`sparkdl.ps.kinds`), so that a worker sees the rounds it has been told
     of.
     """
 
@@ -28,7 +28,6 @@ class RoundRows(RowsOfWorker):
         self._link = link
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
         self._begin_pull(training=training)
         ids = np.ascontiguousarray(ids, np.int64)
         found = self._link.fetch(table, ids, training=training)
@@ -54,10 +53,8 @@ class RoundRows(RowsOfWorker):
         self._link.put_aside(pushes, progress, sequence)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._link.close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """See :class:`RowsOfWorker`."""
         return self._link.bytes_moved

@@ -78,12 +78,10 @@ class WindowRows(RowsOfWorker):
             copies.end_window(push.ids, push.values, back.places, back.values, back.clocks)
 
     def close(self) -> None:
-        """Closes the connections."""
         self._link.close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """See :class:`RowsOfWorker`."""
         return self._link.bytes_moved
 
 
@@ -101,7 +99,6 @@ class _Copies:
 
     @property
     def trained(self) -> Slots:
-        """The places of the rows that this window has trained."""
         return np.flatnonzero(self._touched)
 
     def has(self, ids: IdArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
@@ -124,13 +121,11 @@ class _Copies:
         ]
 
     def rows(self, ids: IdArray) -> FloatArray:
-        """The values of rows that are here."""
         return self._store.values_at(self._store.slots_of(ids))
 
     def step(
         self, ids: IdArray, gradients: FloatArray, counts: IdArray, learning_rate: float
     ) -> None:
-        """One step of some rows."""
         slots = self._store.slots_of(ids)
         rate = learning_rate if self._rate is None else self._rate
         self._store.step_at(slots, gradients, rate)
@@ -154,11 +149,11 @@ class _Copies:
         """Takes the rows that others have changed; the next window begins.
 
         Args:
-            ids: Of the rows that were sent.
+            ids: Ids of the rows that were sent.
             sent: Their changes.
             places: Among them, those that came back.
             center: Their values on the shards.
-            clocks: Of the shards, after the changes.
+            clocks: Clocks of the shards, after the changes.
         """
         slots = self._store.slots_of(ids)
         self._old[slots] += sent

@@ -25,8 +25,8 @@ class Pull:
 
     Args:
         ids: Each once.
-        clocks: Of the table on each shard, when the rows left it.
-        gradients: Of the rows; None while there are none.
+        clocks: Clocks of the table on each shard, when the rows left it.
+        gradients: Gradients of the rows; None while there are none.
         counts: How often the batch has each id.
     """
 
@@ -43,9 +43,9 @@ class StepOfTable:
 
     Args:
         ids: Each once, in order.
-        gradients: Of their rows, those of all calls summed.
+        gradients: Gradients of their rows, those of all calls summed.
         counts: How often the batch has each id.
-        clocks: Of the table on each shard, when the first of the rows left it.
+        clocks: Clocks of the table on each shard, when the first of the rows left it.
     """
 
     table: str
@@ -165,11 +165,9 @@ class ServedRows(RowsOfWorker):
         self._own: dict[str, list[list[int]]] = {}  # the clocks after this worker's last pushes
 
     def begin_batch(self, wanted: Wanted | None) -> None:
-        """See :class:`RowsOfWorker`."""
         self._ahead.begin_batch(wanted)
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
         self._begin_pull(training=training)
         ids = np.ascontiguousarray(ids, np.int64)
         found = self._ahead.take(table, ids) if training else None
@@ -180,7 +178,6 @@ class ServedRows(RowsOfWorker):
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
-        """See :class:`RowsOfWorker`."""
         steps = self._take_step(loss_scale)
         if not steps:
             return
@@ -201,13 +198,11 @@ class ServedRows(RowsOfWorker):
             self._ahead.renew(step.table, step.ids[done.places[order]], done.values[order])
 
     def close(self) -> None:
-        """Closes the connections."""
         self._ahead.close()
         self._link.close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """See :class:`RowsOfWorker`."""
         sent, received = self._link.bytes_moved
         more = self._ahead.bytes_moved
         return sent + more[0], received + more[1]

@@ -10,11 +10,10 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import Assembly
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, ROWS, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, ROWS, Decision, Member, StoreKind, limits_of
 from sparkdl.ps.shards.cut import Range
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store.center import Center
@@ -28,7 +27,7 @@ from sparkdl.transport.service import Metric, Replies
 from sparkdl.weights import FloatArray
 
 MAX_CHANGES_BYTES = 1 << 34
-"""Bound of what a callback may write to the weights at a time."""
+"""Most bytes that a callback may write to the weights at a time."""
 
 
 @dataclass
@@ -51,7 +50,7 @@ class ShardService:
         range_: Which values it holds.
         center: These values; taken over, not copied.
         rule: How commits change them; it works element by element.
-        compression: Of the run, for this range; None refuses encoded commits.
+        compression: Compression of the run, for this range; None refuses encoded commits.
         tables: The rows of the model's tables that this shard holds; None for a model without.
     """
 
@@ -157,7 +156,6 @@ class ShardService:
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         with self._lock:
             staged = sum(len(commits) for commits in self._staged.values())
             workers = self._workers.values()

@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.coordinator.worker import Worker
-from sparkdl.errors import ProtocolError
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, StoreKind
+from sparkdl.coordinator.group import Worker
+from sparkdl.errors import ProtocolError, RowsAheadError
+from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
     Mask,
@@ -34,7 +33,7 @@ from sparkdl.transport.service import Metric
 
 _STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
-"""Frames in which a worker's part of a round may come."""
+"""Most frames in which a worker's part of a round may come."""
 
 
 class _Guarded:
@@ -42,8 +41,8 @@ class _Guarded:
 
     Args:
         store: The rows.
-        lock: Of the table; held where the rows are read.
-        clock: That is written: all shards write the same.
+        lock: Lock of the table; held where the rows are read.
+        clock: The clock that is written: all shards write the same.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class _Guarded:
         self.rule, self.tracks = store.rule, store.tracks
 
     def waiting_ids(self) -> tuple[Ids, Counts]:
-        """See :class:`RowStore`, like the others."""
         with self._lock:
             return self._store.waiting_ids()
 
@@ -84,7 +82,6 @@ class _Changed:
         return found
 
     def note(self, slots: npt.NDArray[np.int64], clock: int) -> None:
-        """Rows have changed."""
         slots = slots[slots >= 0]
         if len(slots) and slots.max() >= len(self._clocks):
             more = max(1024, int(slots.max()) + 1, len(self._clocks) * 3 // 2)
@@ -116,7 +113,7 @@ class _StagedRows:
     Args:
         position: After the round.
         count: Pieces in which it comes.
-        pieces: Those that are here.
+        pieces: The pieces that are here.
     """
 
     position: tuple[int, int]
@@ -126,7 +123,6 @@ class _StagedRows:
     pieces: dict[int, list[PushPart]] = field(default_factory=dict)
 
     def parts_of(self, table: str) -> list[PushPart]:
-        """Those of one table that have rows."""
         pieces = [self.pieces[number] for number in sorted(self.pieces)]
         return [p for piece in pieces for p in piece if p.table == table and len(p.ids)]
 
@@ -194,7 +190,6 @@ class TableService:
         return self._save(message)
 
     def metrics(self) -> list[Metric]:
-        """Numbers for ``/metrics``."""
         stores, mean = self.stores.values(), self._stale_steps / max(1, self._known_pushes)
         return [
             Metric("table_rows", "gauge", "Rows of tables", sum(len(s) for s in stores)),
@@ -307,12 +302,11 @@ class TableService:
         with self._lock:
             self._identify(message)
             if position <= self._position:
-                raise ProtocolError(
+                raise RowsAheadError(
                     "the rows of tables are ahead of the weights",
                     expected=f"a round after epoch {self._position[0]}, batch {self._position[1]}",
                     received=f"epoch {position[0]}, batch {position[1]}",
-                    hint="all workers were lost amid an epoch: fit(..., resume=True) goes on from "
-                    "the last checkpoint, rows and weights together",
+                    hint="fit(..., resume=True) goes on from the last checkpoint",
                 )
             key = message.rank, message.attempt, message.sequence
             staged = self._staged.setdefault(

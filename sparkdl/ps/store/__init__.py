@@ -6,7 +6,7 @@
     The part of both: the center and its pulls.
 ``replies``
     How commits are read, and answered with the center or with the change of what a worker holds.
-``rounds``, ``sliced_commits``, ``snapshot``
+``rounds``, ``snapshot``
     Parts of a store of rounds.
 ``center``
     The weights and the rule.

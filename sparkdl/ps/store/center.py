@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparkdl.codecs import Compression, Sections
-from sparkdl.coordinator.worker import Worker
+from sparkdl.coordinator.group import Worker
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.training.slices import Slices, join_slices, pack
@@ -26,7 +26,7 @@ class Center:
         layout: What is where in the buffer.
         weights: The initial center; taken as it is, not copied, and written to.
         rule: How commits change it.
-        compression: Of the run; it is then applied to a round's mean gradient once for all ranks,
+        compression: The run's compression, applied to a round's mean gradient once for all ranks,
             so that they stay in step, however each of them is connected.
     """
 

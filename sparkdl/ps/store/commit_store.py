@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from sparkdl.codecs import Compression
-from sparkdl.coordinator.group import Group, Wait
+from sparkdl.coordinator.group import Group, Wait, Worker
 from sparkdl.coordinator.store import Entry, Work
-from sparkdl.coordinator.worker import Worker
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.rules.rule import Rule
@@ -16,8 +15,8 @@ from sparkdl.weights import FloatArray, Layout
 class FirstPulls:
     """Holds the first pulls back until all workers that were let in together have asked.
 
-    Otherwise one that is slow to pull would begin with a center that holds what the others trained
-    meanwhile: with short epochs, all of it.
+    Without this, a worker that pulls late would start from weights that the others have already
+    trained; with short epochs, trained to the end.
     """
 
     def __init__(self, group: Group) -> None:
@@ -43,7 +42,6 @@ class FirstPulls:
             self._ranks.clear()
 
     def take(self) -> list[tuple[int, Wait]]:
-        """The pulls to be answered now."""
         waits = self._group.waiting("begin")
         if self._ranks - {wait.message.rank for _, wait in waits}:
             return []
@@ -76,7 +74,6 @@ class CommitStore(ParameterStore):
         self.together = together or self._gated  # where any of them waits for others
 
     def attach(self, group: Group) -> None:
-        """Takes the run's group."""
         super().attach(group)
         self._first_pulls = FirstPulls(group)
 
@@ -90,7 +87,6 @@ class CommitStore(ParameterStore):
         return Entry("center")
 
     def leave(self, worker: Worker) -> None:
-        """Forgets what is kept for a worker that is dead or done."""
         super().leave(worker)
         self._first_pulls.forget(worker.rank)
 

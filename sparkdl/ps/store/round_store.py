@@ -9,23 +9,20 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import chunk_reply
-from sparkdl.coordinator.group import Group
+from sparkdl.coordinator.group import Group, Worker
 from sparkdl.coordinator.store import Entry, Work
-from sparkdl.coordinator.worker import Worker
 from sparkdl.errors import TransportError
-from sparkdl.ps.decision import Decision, Member
-from sparkdl.ps.kinds import DECISION, StoreKind
+from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
-from sparkdl.ps.store.sliced_commits import SlicedCommits
-from sparkdl.ps.store.snapshot import CarriedValues, Snapshot, StateTransfer
+from sparkdl.ps.store.snapshot import CarriedValues, SlicedCommits, Snapshot, StateTransfer
 from sparkdl.rules.rule import Rule
 from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.weights import FloatArray, Layout
 
 GIVE_WAY_S = 5.0
-"""A lost rank's own attempt has this long to come before a live rank leaves its slot to it."""
+"""Seconds that a lost rank's own attempt has to come before a live rank leaves its slot to it."""
 
 
 class RoundStore(ParameterStore):
@@ -73,7 +70,6 @@ class RoundStore(ParameterStore):
         self._entered: dict[int, int | None] = {}
 
     def attach(self, group: Group) -> None:
-        """Takes the run's group."""
         super().attach(group)
         self._snapshot = Snapshot(group, "snapshot", "the weights after the last round")
         self._sums = Sums(group)
@@ -155,7 +151,6 @@ class RoundStore(ParameterStore):
         return {**super().welcome(), **self._decision}
 
     def leave(self, worker: Worker) -> None:
-        """Forgets what is kept for a worker that is dead or done."""
         super().leave(worker)
         self._sliced.forget(worker.rank)
         self._transfer.leave(worker.rank)
@@ -200,7 +195,6 @@ class RoundStore(ParameterStore):
         return super().decoded(connection, message)
 
     def receive(self, connection: int, message: Message) -> Work | None:
-        """Answers or defers a request."""
         if message.kind in ParameterStore.kinds:
             return super().receive(connection, message)
         group, kind = self._group, message.kind

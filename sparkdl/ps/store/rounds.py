@@ -140,8 +140,8 @@ class Sums:
         """Answers those who wait, if nobody is missing.
 
         Args:
-            ranks: That take part in the round.
-            committed: Those of them whose commit waits for it.
+            ranks: The ranks that take part in the round.
+            committed: The ranks among them whose commit waits for it.
         """
         waits = self._group.waiting("sums")
         if not waits or set(ranks) - {w.message.rank for _, w in waits} - set(committed):

@@ -257,7 +257,7 @@ def check_gpus(
         broken = [name for name, count in seen.items() if not count]
         if broken:
             return Check(
-                "gpus", "error", f"Spark gives GPUs, and {broken[0]} has none that work",
+                "gpus", "error", f"Spark gives GPUs, and {broken[0]} has no working one",
                 "NVIDIA's driver where Spark gives GPUs", "run nvidia-smi there",
             )  # fmt: skip
         blind = [a for a in answers if a.seen_gpus is not None and a.seen_gpus < len(a.gpus)]

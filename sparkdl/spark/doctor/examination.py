@@ -40,12 +40,12 @@ from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_execu
 from sparkdl.spark.doctor.host_checks import check_hosts
 from sparkdl.spark.doctor.network import Answer, Echo, ProbeTask
 from sparkdl.spark.doctor.report import Check, DoctorReport, worst
-from sparkdl.spark.runs import capacity, jobs
+from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.network import listening_address, rank_listening
+from sparkdl.spark.runs.resources import listening_address, rank_listening
 from sparkdl.spark.session import running
-from sparkdl.spark.session.interpreter import interpreter_of
+from sparkdl.spark.session.running import interpreter_of
 from sparkdl.wire.proving import TOKEN_BYTES
 
 if TYPE_CHECKING:
@@ -346,7 +346,7 @@ class _Examination:
         A Connect client cannot count slots; into how many parts Spark cuts a range tells.
         """
         action = lambda: capacity.default_parallelism(self.spark)  # noqa: E731
-        stage = jobs.SparkJob(self.spark, action, "sparkdl: doctor, slots")
+        stage = capacity.SparkJob(self.spark, action, "sparkdl: doctor, slots")
         try:
             stage.start()
             stage.wait(self.timeout_s)

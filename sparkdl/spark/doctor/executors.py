@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.spark.doctor import host_facts
-from sparkdl.spark.runs.jobs import SparkJob
-from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.runs.capacity import SparkJob
+from sparkdl.spark.session.running import this_interpreter
 
 Facts = Mapping[str, Any]
 """The result of :func:`host_facts.collect`."""
@@ -40,7 +40,7 @@ class Executor:
     Args:
         name: Its process and host, e.g. ``'4711@node3'``.
         version: What ``python --version`` printed there.
-        facts: Of its Python; None where the program failed.
+        facts: Facts of its Python; None where the program failed.
         output: The end of what the program printed where it failed.
     """
 

@@ -31,10 +31,10 @@ class MemoryNeeds:
     """Bytes that a model takes in a run; what the framework computes with a batch is not known.
 
     Args:
-        weights: Of the model, in float32.
+        weights: Weights of the model, in float32.
         slots: Copies of the trained weights that the optimizer keeps.
-        workers: Of the run.
-        servers: That share the weights; 0 in all-reduce.
+        workers: Workers of the run.
+        servers: The servers that share the weights; 0 in all-reduce.
     """
 
     weights: int

@@ -1,7 +1,7 @@
 """The parts that run on executors.
 
 ``stage``: a task of Spark becomes a rank.
-``trainer``: the task of ``fit``. ``linear_task``: those of a linear model.
+``trainer``: the task of ``fit``.
 ``barrier_strategy``: all-reduce among a barrier stage's tasks.
 ``shard_task``: a parameter server as a task.
 """

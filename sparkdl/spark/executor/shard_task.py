@@ -16,7 +16,7 @@ from sparkdl.errors import SparkDLError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.settings.network import RankListening
 from sparkdl.transport.address import Address, Endpoint
 from sparkdl.transport.frames import Message
@@ -31,11 +31,11 @@ class ShardTask(RaisingTask):
     """Serves one range of the weights until the driver says stop, or is gone.
 
     Args:
-        config: Of the run, with one server.
+        config: Config of the run, with one server.
         center: The weights to begin with, of all servers.
         listening: Where this server listens.
         meeting: The coordinator of the servers, at the driver.
-        tables: Those of the model.
+        tables: The tables of the model.
     """
 
     config: ServerConfig
@@ -81,6 +81,6 @@ def endpoint_of(kept: bytes, token: str, fingerprint: str) -> Endpoint:
     Args:
         kept: By the task.
         token: The run's secret.
-        fingerprint: Of the run's certificate; empty without encryption.
+        fingerprint: Fingerprint of the run's certificate; empty without encryption.
     """
     return Endpoint(Address(**json.loads(kept)["address"]), token, fingerprint)

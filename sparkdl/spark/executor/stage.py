@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
+from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError, fold
 from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
@@ -20,8 +20,8 @@ from sparkdl.spark.forms.shared_rows import batches_of, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
-"""From when a rank has left an exchange until all have; Spark 4.3 ends the executor of a task that
-waits there when its stage is ended."""
+"""Seconds that ranks are given to leave an exchange after the first has left it. If the stage ended
+earlier, Spark 4.3 would end the executors of those that still wait."""
 _ALL_COME_S = 10.0
 """Seconds after which a failure is told also where ranks are still to come."""
 
@@ -105,7 +105,7 @@ class TaskBroadcast:
 
     Args:
         pieces: Spark's broadcasts.
-        size_bytes: Of the task.
+        size_bytes: Bytes of the task.
     """
 
     pieces: tuple[PieceBroadcast, ...]
@@ -135,7 +135,7 @@ class TaskFile:
     """A pickled task in a file of the session's, where there are no broadcasts (Spark Connect).
 
     Args:
-        name: Of the file, as ``SparkFiles`` knows it on the executors.
+        name: Name of the file, as ``SparkFiles`` knows it on the executors.
     """
 
     name: str
@@ -168,7 +168,7 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInA
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.executor.stage import content_of, input_of, run_task
 
-        yield from run_task(input_of(batches), content_of(shipped), num_ranks, rows)
+        return run_task(input_of(batches), content_of(shipped), num_ranks, rows)
 
     return run
 
@@ -188,7 +188,7 @@ def run_task(
 
     Rows of a broadcast are read only by a task that wants them. An error of this library says what
     failed and where, so it comes without the frames between Spark's worker and that place; those
-    of its cause (the user's decoder) stay.
+    of a user's code (a decoder) stay.
     """
     from pyspark import TaskContext
 
@@ -199,7 +199,7 @@ def run_task(
     try:
         yield from rank
     except SparkDLError as error:
-        raise error.with_traceback(None) from error.__cause__
+        raise fold(error) from error.__cause__
     read_to_end(batches)
 
 

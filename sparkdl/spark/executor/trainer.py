@@ -73,8 +73,8 @@ def lent(key: Key | None, partition: Partition) -> Iterator[None]:
 
 
 _FIRST_ROWS_S = 1.0
-"""Seconds that the import of the framework waits for the first rows: most data that do not fit are
-found there, at no cost. Where the rows take longer to come, it begins without them."""
+"""Seconds that a task waits for its first rows before it imports the framework. Rows of a wrong
+kind are then refused before the import."""
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def jvm_called() -> Iterator[None]:
 
     Raises:
         DamagedFileError: Hadoop's check sum of a file is another.
-        FileNotFoundError: Of Java, with its first line.
+        FileNotFoundError: The error of Java, with its first line.
         OSError: Any other exception of Java, or the JVM did not answer.
     """
     from py4j.protocol import Py4JError, Py4JJavaError

@@ -31,7 +31,7 @@ def find_file_system(path: str, scheme: str | None) -> FileSystem | None:
 
     Args:
         path: A path or URI.
-        scheme: Of the URI, in small letters; None without one.
+        scheme: Scheme of the URI, in small letters; None without one.
 
     Raises:
         OSError: The session's JVM cannot be asked.

@@ -30,11 +30,11 @@ from sparkdl.settings.network import require_encryptable
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
 from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import Layout
 
 CONNECT_TIMEOUT_S = 20.0
@@ -62,8 +62,8 @@ def start_all_reduce(
     Args:
         config: Ports, addresses and time limits.
         exchange: What the workers exchange, and when.
-        rule: That of ``exchange``, bound to the number of workers and the model's optimizer.
-        layout: Of the model's variables.
+        rule: The rule of ``exchange``, bound to the number of workers and the model's optimizer.
+        layout: Layout of the model's variables.
         rule_state: What the rule kept in an earlier run.
         num_workers: Workers of the run.
         spark: The session.

@@ -193,7 +193,7 @@ def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str
 
     Args:
         owner: The class whose ``fit`` was called.
-        arguments: Those that ``fit`` does not name.
+        arguments: The arguments that ``fit`` does not name.
 
     Raises:
         UnknownArgumentError: Another argument; the hint says what to do instead.

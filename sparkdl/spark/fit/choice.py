@@ -27,7 +27,7 @@ def choose_exchange(
         config: What the user asked beside the rest.
         rule: A name, a rule, a class of rules, a dict, or None for the mode's default.
         compression: A name, a codec, a class of codecs, a dict, or None for float32.
-        optimizer: Of the compiled Keras model.
+        optimizer: Optimizer of the compiled Keras model.
 
     Raises:
         ConfigError: A combination that makes no sense; says why.

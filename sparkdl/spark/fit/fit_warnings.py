@@ -65,12 +65,12 @@ def warn_of_damping(
     The figures are those of ``benchmarks/high_rates.py``.
 
     Args:
-        counted: The part of their changes that counted; see :mod:`sparkdl.ps.damping`.
+        counted: The part of their changes that counted; see :mod:`sparkdl.rules.damping`.
         num_workers: Workers that trained at the same time.
-        steps: Of each worker, in all epochs.
+        steps: Steps of each worker, in all epochs.
         off_center: See :func:`sparkdl.data.statistics.off_center`; of the input where it is
             highest; 0 where the model centers.
-        furthest: That input.
+        furthest: The name of that input.
     """
     if num_workers > 2 and counted < MUCH_DAMPED:
         warn_user(

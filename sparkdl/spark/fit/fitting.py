@@ -12,7 +12,7 @@ from typing import Any
 from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rules import Sliced
 from sparkdl.config import FitConfig, LoopSettings
-from sparkdl.errors import TransportError
+from sparkdl.errors import RowsAheadError, TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
@@ -102,7 +102,7 @@ class FitCall:
     Args:
         callbacks: Keras callbacks.
         profile: Whether the profile is printed.
-        sinks: Those of the user.
+        sinks: The sinks of the user.
         timeline: A file to write what every rank did when; None for none.
         began_at: The time of the call, in seconds since 1970.
         arguments: All others.
@@ -320,7 +320,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 archive = encode_model(trained.model, plan.custom_objects)
         run: Run = starting.result()
 
-        monitor.watch(lambda: trained.take(run.state()))
+        waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
+        monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
             archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
             plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
@@ -329,7 +330,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
 
         def save_checkpoint(epoch: int) -> None:
             if plan.checkpoints is not None:
-                if not monitor.has_callbacks:
+                if not monitor.loads:
                     trained.take(run.state())
                 trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
 
@@ -338,8 +339,11 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 source, trained, run, task, monitor, repartition=plan.config.repartition,
                 barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
             )  # fmt: skip
-        except TransportError as error:
-            if plan.checkpoints is None or not (isinstance(run, ServerRun) and run.server_lost):
+        except (TransportError, RowsAheadError) as error:
+            gone = isinstance(error, RowsAheadError) or (
+                isinstance(run, ServerRun) and run.server_lost
+            )
+            if plan.checkpoints is None or not gone:
                 raise
             lost = StageLost(error)
             lost.epoch = trained.restore(plan.checkpoints)
@@ -407,9 +411,11 @@ def _start_run(
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
     """The plan of the next try: as many workers as there is room for now.
 
-    In the modes with a server no worker was lost.
+    In the modes with a server Spark has replaced the workers.
     """
     workers, who = plan.num_workers, "a parameter server was"
+    if isinstance(lost.error, RowsAheadError):
+        who = "all workers were"
     if not plan.config.with_server:
         who = "workers were"
         slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)

@@ -47,7 +47,7 @@ class FitPlan:
         source: The rows.
         num_workers: Workers of the run.
         at_once: How many of them can run at the same time (0: unknown).
-        settings: Of the workers' loops, for the whole fit.
+        settings: Settings of the workers' loops, for the whole fit.
         checkpoints: Where to, or None.
         profile: What each worker's task asks of its executor; None for the application's settings.
     """

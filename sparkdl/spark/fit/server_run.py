@@ -22,7 +22,7 @@ from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.driver import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
@@ -33,7 +33,7 @@ from sparkdl.spark.fit.shard_servers import (
     on_executors,
 )
 from sparkdl.spark.fit.training_run import CoordinatedRun
-from sparkdl.spark.runs.network import certificate_of, listening_address
+from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.phases import ServerUsage
 from sparkdl.training.run_state import RunState
@@ -52,7 +52,7 @@ class ServerRun(CoordinatedRun):
         num_workers: Workers of the run.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
-        tables: Those of the model, on the shards; None: it has none.
+        tables: The tables of the model, on the shards; None: it has none.
     """
 
     def __init__(
@@ -95,13 +95,13 @@ class ServerRun(CoordinatedRun):
         Args:
             config: Ports, addresses and time limits.
             exchange: The rule that the server applies.
-            layout: Of the center.
+            layout: Layout of the center.
             center: The weights to begin with.
             num_workers: Workers of the run.
             at_once: How many of them begin together (0: unknown).
             spark: The session.
             waits: Whether the workers wait for the driver at an epoch's end.
-            tables: Those of the model; None: it has none.
+            tables: The tables of the model; None: it has none.
         """
         network = config.network
         bind, advertised = listening_address(spark, network)
@@ -225,18 +225,21 @@ class ServerRun(CoordinatedRun):
     def state(self) -> RunState:
         """The present center (a copy), and what :meth:`kept` has."""
         kept, driver = self.kept() or RunState(0), self._driver
+        commits = driver.status().clock  # before the pull, of whose round the rows are
         center = pull_center(driver) if self._center is None else self._center.pull(driver)
-        return replace(kept, weights=center, rule=self._save_rows())
+        return replace(kept, weights=center, rule=self._save_rows(commits))
 
-    def _save_rows(self) -> bytes:
+    def _save_rows(self, commits: int) -> bytes:
         """Has the servers write the rows of tables, if there were pushes since they did last.
+
+        Args:
+            commits: The commits that the rows are to have at least.
 
         Returns:
             Where they are; empty for a model without tables.
         """
         if self._tables is None:
             return b""
-        commits = self._driver.status().clock
         if not self._saved or commits > self._saved_at:
             assert self._center is not None
             files = TableCheckpoints(self._tables.folder)

@@ -13,14 +13,13 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.failures import RankFailure
 from sparkdl.ps.server import ServerConfig, ServerProcess
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.settings.network import Network
 from sparkdl.spark.executor.shard_task import ShardTask, endpoint_of
 from sparkdl.spark.runs.capacity import count_slots
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
-from sparkdl.spark.runs.network import rank_listening
-from sparkdl.transport.address import Endpoint
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.spark.runs.resources import rank_listening
+from sparkdl.transport.address import Endpoint, ListenOptions
 from sparkdl.weights import FloatArray
 
 _LOOK_S = 0.1

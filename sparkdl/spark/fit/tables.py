@@ -15,7 +15,7 @@ from sparkdl.layers.stored_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.ps.choice import ServerExchange
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.tables.checkpoints import TableCheckpoints
 
@@ -105,8 +105,8 @@ def tables_of_run(
     Rows that the model's layers have themselves are written to files, from which servers load them.
 
     Args:
-        folder: Of the tables' files.
-        reference: Of what an earlier fit has written; empty: none has.
+        folder: Folder of the tables' files.
+        reference: Reference of what an earlier fit has written; empty: none has.
         on_nan: See :class:`FitConfig`.
     """
     if folder is None:

@@ -16,11 +16,11 @@ from sparkdl.progress.events import Json, RunDescription, Sink
 from sparkdl.spark.fit.arguments import FitArguments, verbosity
 from sparkdl.spark.fit.plan import FitPlan
 from sparkdl.spark.fit.training import StageSummary
+from sparkdl.tracking.event_files import Timeline
 from sparkdl.tracking.notebook import NotebookCurves, curves_take_the_bars_place
 from sparkdl.tracking.page.dashboard import process_dashboard
 from sparkdl.tracking.profile import Facts
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
-from sparkdl.tracking.timeline import Timeline
 from sparkdl.worker import auto_window
 
 DASHBOARD = "spark.sparkdl.dashboard"

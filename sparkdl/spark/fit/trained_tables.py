@@ -16,15 +16,14 @@ from sparkdl.failures import Failure
 from sparkdl.settings.values import require_int
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import session_of
+from sparkdl.spark.session.running import context_of, session_of, this_interpreter
 from sparkdl.spark.session.versions import frame_of_table
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
 from sparkdl.tables.hashing import signed
+from sparkdl.tables.index import owner
 from sparkdl.tables.reading import TableReader
-from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 
@@ -95,7 +94,7 @@ class TrainedTable(TableReader):
         Args:
             data: A DataFrame with the columns ``id`` (integers) and ``row`` (arrays of ``dim``
                 numbers), or the ids, of shape ``(n,)``.
-            rows: Of the ids, of shape ``(n, dim)``; None with a DataFrame.
+            rows: Rows of the ids, of shape ``(n, dim)``; None with a DataFrame.
 
         Raises:
             DataError: The columns or shapes are others; an id is there twice, or has no row; a
@@ -136,8 +135,8 @@ class TrainedTable(TableReader):
         """Removes rows; the table is written anew, as by :meth:`load`.
 
         Args:
-            unseen: Those that had no gradient for more steps than that.
-            below: Those whose ids were seen fewer times.
+            unseen: Rows without a gradient for more steps than that go.
+            below: Rows whose ids were seen fewer times go.
 
         Returns:
             How many rows left.
@@ -214,7 +213,7 @@ class TrainedTable(TableReader):
                 as in NumPy; or a function of a module that is installed on all hosts. It gets the
                 ids of some rows, of shape ``(n,)``, and the rows, ``(n, dim)``, and returns new
                 rows.
-            *numbers: Of a change by name: one, for ``'clip'`` two.
+            *numbers: Numbers of a change by name: one, for ``'clip'`` two.
 
         Returns:
             How many rows the table has. The optimizer's state of the rows stays.

@@ -15,7 +15,7 @@ from pyspark.sql import Column
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.data.arrays import as_numbers
 from sparkdl.data.conform import matches
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, SparkDLError, fold
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.settings.call_arguments import shows_signature
 from sparkdl.settings.values import shown
@@ -350,7 +350,10 @@ def takes_labels_apart(method: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         joined, options = join_labels(method.__name__, args[1:], kwargs)
         together: Callable[..., R] = method
-        return together(args[0], *joined, **options)
+        try:
+            return together(args[0], *joined, **options)
+        except SparkDLError as error:
+            raise fold(error) from error.__cause__
 
     return shows_signature(call, method)
 

@@ -180,7 +180,7 @@ def frame_of_arrow(spark: Any, path: str) -> Any:
     from pyspark.sql import types as T
 
     from sparkdl.spark.files.worker_paths import files_for_workers
-    from sparkdl.spark.session.interpreter import context_of, this_interpreter
+    from sparkdl.spark.session.running import context_of, this_interpreter
     from sparkdl.spark.tfrecord.reading import folder_fields
 
     files = files_for_workers(path)

@@ -185,7 +185,7 @@ def _match(
         return names
     if len(wanted) > 1:
         raise DataError(
-            f"the model has {len(wanted)} {what}s, and {argument} names one",
+            f"the model has {len(wanted)} {what}s, and {argument} tells none by its name",
             expected=f"{argument}={{{', '.join(f'{n!r}: column' for n in wanted)}}}",
             received=repr(given),
         )

@@ -24,8 +24,7 @@ from sparkdl.spark.forms.matching import label_dtype, one_number_error
 from sparkdl.spark.forms.shared_rows import read_to_end
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
-from sparkdl.spark.session.interpreter import this_interpreter
-from sparkdl.spark.session.running import require_running_rdd, session_of
+from sparkdl.spark.session.running import require_running_rdd, session_of, this_interpreter
 
 
 class RddForm(Form):

@@ -119,7 +119,7 @@ def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
     """The mask of a padded column, for an input of the model.
 
     Args:
-        name: Of the input that takes the mask.
+        name: Name of the input that takes the mask.
         wanted: Its shape and dtype.
         padded: The column.
 

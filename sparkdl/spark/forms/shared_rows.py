@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.spark.session.interpreter import this_interpreter
+from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 
 _READ_ON_S = 5.0
@@ -32,7 +32,7 @@ class SharedRows:
     """Rows that several fits read.
 
     Args:
-        key: Of these rows, these columns and these roles; no others have it.
+        key: Key of these rows, these columns and these roles; no others have it.
         content: Spark's broadcast of a list of Arrow streams; None for rows that workers read from
             files by themselves.
     """
@@ -60,8 +60,8 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
     more than the limit.
 
     Args:
-        frame: Of a classic session.
-        limit_bytes: Of all rows as Arrow.
+        frame: Frame of a classic session.
+        limit_bytes: Most bytes of all rows as Arrow.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions as F

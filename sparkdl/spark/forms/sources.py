@@ -75,7 +75,7 @@ class Source:
         origin: The user's own frame, if ``frame`` has its partitions.
         files: From which the workers read the rows by themselves; then nobody reads ``frame``.
         split: Share of the files' rows to validate on.
-        seed: Of the choice of these rows.
+        seed: Seed of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
             ``validation_split``), or may be (where a column chooses
@@ -130,12 +130,12 @@ class Source:
         Args:
             repartition: Whether they are to be dealt to the workers.
         """
-        frame = self.origin
-        if self.files or frame is None or is_connect(self.spark):
+        if self.files or self.origin is None or is_connect(self.spark):
             return
-        level = frame.storageLevel
+        level = self.origin.storageLevel
         kept = level.useMemory or level.useDisk  # its plan may be from before
-        chance = [] if kept else drawn_in(frame._jdf.queryExecution().withCachedData())
+        frame = self.frame.drop(ROLE) if self.validates == "split" else self.frame
+        chance = [] if kept else drawn_in(frame)
         if chance:
             warn_user(
                 f"the rows are computed by chance ({', '.join(chance)}): another fit, and a worker "
@@ -150,32 +150,50 @@ class Source:
             )
 
 
-def drawn_in(plan: Any) -> list[str]:
-    """The expressions of a plan that are computed by chance, as Spark writes them.
+def drawn_in(frame: Any) -> list[str]:
+    """The expressions in a frame's columns that are computed by chance, as Spark writes them.
 
     Functions of Spark ML (of a ``StringIndexerModel``) only say that they are, so that Spark runs
-    them once: they give the same value for the same row.
+    them once: they give the same value for the same row. So do the name of a row's file, and its
+    place where nothing has dealt the rows anew.
 
     Args:
-        plan: A logical plan in the JVM.
+        frame: A DataFrame, not of Spark Connect.
     """
+    plans = frame._jdf.queryExecution()
+    # without the columns that nobody reads, which takes longer
+    return [] if plans.withCachedData().deterministic() else _drawn_in(plans.optimizedPlan())
+
+
+def _drawn_in(plan: Any) -> list[str]:
     if plan.deterministic():
         return []
     own = [e for e in _items(plan.expressions()) if not e.deterministic()]
     below = [p for p in _items(plan.children()) if not p.deterministic()]
-    found = [name for e in own for name in _drawn_by(e)] + [n for p in below for n in drawn_in(p)]
+    placed = all(map(_keeps_places, _items(plan.children())))
+    found = [name for e in own for name in _drawn_by(e, placed)]
+    found += [name for p in below for name in _drawn_in(p)]
     return list(dict.fromkeys(found if own or below else [str(plan.nodeName())]))
 
 
-def _drawn_by(expression: Any) -> list[str]:
+def _keeps_places(plan: Any) -> bool:
+    """Whether each row of a plan is where it is in the files or the cache that it comes from."""
+    children = _items(plan.children())
+    kept = not children or plan.nodeName() in ("Project", "Filter", "Sample", "Generate")
+    return bool(kept) and all(map(_keeps_places, children))
+
+
+def _drawn_by(expression: Any, placed: bool) -> list[str]:
     inner = [e for e in _items(expression.children()) if not e.deterministic()]
-    found = [name for e in inner for name in _drawn_by(e)]
+    found = [name for e in inner for name in _drawn_by(e, placed)]
     kind = str(expression.getClass().getSimpleName())
     is_function = kind in ("ScalaUDF", "PythonUDF")
     if inner and not (is_function and not expression.udfDeterministic()):
         return found
     function = expression.function().getClass().getName() if kind == "ScalaUDF" else ""
-    if function.startswith(_SPARK_ML):
+    if function.startswith(_SPARK_ML) or kind.startswith("InputFile"):
+        return found
+    if placed and kind in ("MonotonicallyIncreasingID", "SparkPartitionID"):
         return found
     return [*found, str(expression)[:80]]
 
@@ -192,7 +210,7 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
     before it deals them), in which order they arrive there by chance.
 
     Args:
-        frame: Of the rows.
+        frame: Frame of the rows.
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
     """

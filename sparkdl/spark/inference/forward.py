@@ -18,7 +18,7 @@ from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
 from sparkdl.data.columns import aligned_empty
 from sparkdl.data.ragged import Ragged
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import QueryTask
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.process.closing import Closing
 from sparkdl.process.user_warnings import warn_user
@@ -49,8 +49,8 @@ def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
             )
 
 
-class ForwardTask:
-    """The base of tasks that run a model forward: its devices, and what becomes of failures."""
+class ForwardTask(QueryTask):
+    """The base of tasks that run a model forward: its devices."""
 
     archive: PredictorArchive
     use_gpu: UseGpu
@@ -59,10 +59,6 @@ class ForwardTask:
     def devices(self) -> DeviceRequest:
         """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.archive.backend, self.use_gpu)
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Raises it: Spark tries again, and at last shows it to whoever asks for the rows."""
-        raise error
 
 
 @dataclass(frozen=True)
@@ -97,7 +93,7 @@ class PredictorTask(ForwardTask):
 
 Mask = npt.NDArray[np.bool_]
 HandleInvalid = Literal["error", "skip", "keep"]
-"""What becomes of rows that no model can take; see :func:`sparkdl.predict`."""
+"""What happens to rows that no model can take; see :func:`sparkdl.predict`."""
 HANDLE_INVALID = ("error", "skip", "keep")
 _DECODED_BYTES = 2 << 20
 """Bytes of plain numbers that are decoded at a time, and cut into forward passes as arrays."""
@@ -130,7 +126,7 @@ class ForwardPass(Closing):
         batch_size: Rows per forward pass.
         outputs: The output columns.
         archive: What is known about the model.
-        handle_invalid: What becomes of rows that no model can take.
+        handle_invalid: What happens to rows that no model can take.
         open_predictor: Brings the model up in this process.
     """
 
@@ -150,7 +146,6 @@ class ForwardPass(Closing):
         self.outputs = [column.typed(self.archive, self.spec.features) for column in self.outputs]
 
     def close(self) -> None:
-        """Lets the model go."""
         self._opened.close()
 
     def over(self, batches: Iterable[pa.RecordBatch]) -> Iterator[Predicted]:

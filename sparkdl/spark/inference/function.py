@@ -8,6 +8,7 @@ columns stay where they are.
 from __future__ import annotations
 
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ from sparkdl.spark.inference.forward import (
 )
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
 
 if TYPE_CHECKING:
@@ -61,9 +62,8 @@ class UdfTask(ForwardTask):
         output: What to return.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
-        handle_invalid: What becomes of rows that no model can take; never ``'skip'``.
-        decoder: See :class:`sparkdl.SparkModel`.
-        pad: See there.
+        handle_invalid: What happens to rows that no model can take; never ``'skip'``.
+        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
@@ -76,7 +76,6 @@ class UdfTask(ForwardTask):
 
     @property
     def result(self) -> T.DataType:
-        """The type of the function's result."""
         return self.output.field(self.archive).dataType
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -342,12 +341,12 @@ def column_function(
         from sparkdl.spark.executor.stage import content_of
         from sparkdl.spark.inference.function import run_arguments
 
-        yield from run_arguments(arguments, content_of(shipped))
+        return run_arguments(arguments, content_of(shipped))
 
     def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:
         from sparkdl.spark.executor.stage import content_of
 
-        yield from run_series(arguments, content_of(shipped))
+        return run_series(arguments, content_of(shipped))
 
     run.__name__ = run_pandas.__name__ = name
     with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
@@ -381,10 +380,7 @@ def run_arguments(
             arrays = given if isinstance(given, tuple) else (given,)
             yield pa.RecordBatch.from_arrays(list(arrays), names=wire_names(len(arrays)))
 
-    predicted = run_task(input_of(batches()), content)
-    del content  # as large as the model
-    for batch in predicted:
-        yield batch.column(0)
+    return map(operator.itemgetter(0), run_task(input_of(batches()), content))
 
 
 def run_series(
@@ -398,9 +394,8 @@ def run_series(
         arguments: The columns of a batch of rows: one, or one for each argument.
         content: The pickled :class:`ColumnTask`.
     """
-    predicted = run_arguments(_typed(arguments), content)
-    del content
-    yield from map(to_series, predicted)
+
+    return map(to_series, run_arguments(_typed(arguments), content))
 
 
 def _typed(arguments: Iterable[Series | tuple[Series, ...]]) -> Iterator[tuple[pa.Array, ...]]:

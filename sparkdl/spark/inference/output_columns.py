@@ -45,11 +45,11 @@ class OutputColumn:
     """A column of predictions.
 
     Args:
-        name: Of the column.
-        output: Of the output in the predictor's signature; ``'layer <name>'`` for a layer.
-        form: What becomes of the output. All but ``'values'`` need an output with
+        name: Name of the column.
+        output: Name of the output in the predictor's signature; ``'layer <name>'`` for a layer.
+        form: What is made of the output. All but ``'values'`` need an output with
             ``PredictorArchive.scores``, ``'class'`` one with exclusive or two classes.
-        dtype: Of the values in the column; None: the output's own, see :meth:`typed`.
+        dtype: Dtype of the values in the column; None: the output's own, see :meth:`typed`.
         thresholds: For ``'class'``: see :meth:`ClassScores.classes`.
         vector: An array of numbers per row becomes an ML vector, whose numbers are float64.
     """

@@ -43,8 +43,12 @@ from sparkdl.spark.inference.output_columns import (
     with_nulls,
 )
 from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.interpreter import context_of, this_interpreter, with_this_interpreter
-from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.running import (
+    context_of,
+    require_running,
+    this_interpreter,
+    with_this_interpreter,
+)
 from sparkdl.spark.session.versions import has_arrow_functions
 
 Names = str | Mapping[str, str] | None
@@ -288,7 +292,7 @@ class PredictTask(PredictorTask):
 
     Args:
         outputs: The columns of predictions.
-        handle_invalid: What becomes of rows that no model can take.
+        handle_invalid: What happens to rows that no model can take.
     """
 
     outputs: tuple[OutputColumn, ...]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -22,8 +22,8 @@ from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
-from sparkdl.spark.ml.files import Loaded, StageContent, StageReader, StageWriter, load_source
-from sparkdl.spark.ml.params import ColumnsStage
+from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_source
+from sparkdl.spark.ml.stage import ColumnsStage
 from sparkdl.spark.session.frames import require_frame
 
 
@@ -47,7 +47,6 @@ class TrainingSummary:
 
     @property
     def totalIterations(self) -> int:
-        """Epochs trained."""
         return len(self.history.get("loss", ()))
 
     @property
@@ -160,7 +159,7 @@ class Trained:
             return self._predictor
 
 
-class FittedStage(ColumnsStage):
+class FittedStage(ColumnsStage, SavedStage):
     """A transformer with a trained model."""
 
     PARTS: tuple[str, ...] = ()
@@ -253,16 +252,56 @@ class FittedStage(ColumnsStage):
             (outputs,) = outputs
         return np.asarray(outputs)
 
+    def _columns(self) -> list[OutputColumn]:
+        """The columns that ``transform`` adds."""
+        raise NotImplementedError
+
+    def _scorer(self) -> PredictorArchive:
+        """The model that executors score with."""
+        return self.trained.predictor
+
+    def transformSchema(self, schema: Any) -> Any:
+        """The schema of ``transform``'s result.
+
+        Raises:
+            DataError: A column is missing, does not fit the model, or has the name of a new one.
+        """
+        predictor = self._scorer()
+        spec = make_spec(
+            schema, predictor.signature, self.features, None, None, self.trained.decoder,
+            pad=self.getOrDefault("pad"),
+        )  # fmt: skip
+        fields = []
+        taken = {field.name.lower() for field in schema.fields}
+        for output in self._columns():
+            if output.name.lower() in taken:
+                raise DataError(
+                    f"the data already have a column {output.name!r}",
+                    expected=f"a new name for a column of {type(self).__name__}",
+                    received=str(schema.names),
+                    hint="another name, or '' to leave the column out",
+                )
+            taken.add(output.name.lower())
+            fields.append(output.typed(predictor, spec.features).field(predictor))
+        return T.StructType([*schema.fields, *fields])
+
+    def _transform(self, dataset: Any) -> Any:
+        """The frame with the new columns; rows keep their order, and nothing runs yet."""
+        require_frame(f"{type(self).__name__}.transform", dataset)
+        self.transformSchema(dataset.schema)
+        outputs = self._columns()
+        if not outputs:
+            return dataset
+        inputs = Columns(
+            self.features, decoder=self.trained.decoder, pad=self.getOrDefault("pad")
+        )  # fmt: skip
+        return predict_columns(
+            dataset, self._scorer(), inputs, outputs,
+            batch_size=self.getOrDefault("inferenceBatchSize"), use_gpu=self.getOrDefault("useGpu"),
+            handle_invalid=self.getOrDefault("handleInvalid"),
+        )  # fmt: skip
+
     # -- files -------------------------------------------------------------------------------------
-
-    def write(self) -> StageWriter:
-        """Saves the stage: ``write().overwrite().save(path)``."""
-        return StageWriter(self)
-
-    @classmethod
-    def read(cls: type[F]) -> StageReader[F]:
-        """Loads what ``write`` saved: ``read().load(path)``; ``read().trusted()`` with code."""
-        return StageReader(cls)
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
@@ -281,58 +320,3 @@ class FittedStage(ColumnsStage):
         summary = None if saved is None else TrainingSummary.from_json(saved)
         decoder = loaded.code.get("decoder")
         self._with(Trained(archive, source, decoder, summary))
-
-
-def append_outputs(
-    stage: FittedStage, frame: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
-) -> Any:
-    """The frame with the columns of ``outputs``; rows keep their order, and nothing runs yet.
-
-    Args:
-        stage: Says what the model reads, and where and in which batches it runs.
-        frame: A DataFrame.
-        predictor: The model.
-        outputs: The columns to add.
-
-    Raises:
-        DataError: A column is missing, does not fit the model, or has the name of a new one.
-    """
-    require_frame(f"{type(stage).__name__}.transform", frame)
-    appended(stage, frame.schema, predictor, outputs)
-    if not outputs:
-        return frame
-    inputs = Columns(
-        stage.features, decoder=stage.trained.decoder, pad=stage.getOrDefault("pad")
-    )  # fmt: skip
-    return predict_columns(
-        frame, predictor, inputs, outputs,
-        batch_size=stage.getOrDefault("inferenceBatchSize"), use_gpu=stage.getOrDefault("useGpu"),
-        handle_invalid=stage.getOrDefault("handleInvalid"),
-    )  # fmt: skip
-
-
-def appended(
-    stage: FittedStage, schema: Any, predictor: PredictorArchive, outputs: Sequence[OutputColumn]
-) -> Any:
-    """The schema of :func:`append_outputs`' result.
-
-    Raises:
-        DataError: A column is missing, does not fit the model, or has the name of a new one.
-    """
-    spec = make_spec(
-        schema, predictor.signature, stage.features, None, None, stage.trained.decoder,
-        pad=stage.getOrDefault("pad"),
-    )  # fmt: skip
-    fields = []
-    taken = {field.name.lower() for field in schema.fields}
-    for output in outputs:
-        if output.name.lower() in taken:
-            raise DataError(
-                f"the data already have a column {output.name!r}",
-                expected=f"a new name for a column of {type(stage).__name__}",
-                received=str(schema.names),
-                hint="another name, or '' to leave the column out",
-            )
-        taken.add(output.name.lower())
-        fields.append(output.typed(predictor, spec.features).field(predictor))
-    return T.StructType([*schema.fields, *fields])

@@ -16,8 +16,8 @@ from sparkdl.coordinator.store import Store
 from sparkdl.errors import Cause, ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch import interrupts
+from sparkdl.launch.child import JoinedLauncher, ProcessLauncher
 from sparkdl.launch.function import FunctionTask, Returned, dump_call
-from sparkdl.launch.processes import JoinedLauncher, ProcessLauncher
 from sparkdl.launch.task import Launcher, Ranks
 from sparkdl.learner import BACKENDS
 from sparkdl.learner.framework import running_backend
@@ -30,9 +30,13 @@ from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.feeding import dealt_to_first
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.network import certificate_of, listening_address, rank_listening
+from sparkdl.spark.runs.resources import (
+    certificate_of,
+    listening_address,
+    rank_listening,
+)
 from sparkdl.spark.session import running
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 
 _LOG = logging.getLogger("sparkdl")
 

@@ -15,16 +15,15 @@ from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
-from sparkdl.spark.runs.capacity import barrier_refusal
-from sparkdl.spark.runs.jobs import SparkJob
+from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
-from sparkdl.spark.session.interpreter import (
+from sparkdl.spark.session.running import (
     context_of,
     interpreter_of,
     interpreter_problem,
+    session_problem,
     this_interpreter,
 )
-from sparkdl.spark.session.running import session_problem
 from sparkdl.spark.session.spark_errors import lost_rank, reason_of, rows_refused, was_cancelled
 from sparkdl.spark.session.versions import arrow_stage
 
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
 from sparkdl.launch.results import CHUNK_BYTES, Row
 
-PIECE_BYTES = 32 << 20
+RESULT_BYTES = 32 << 20
 """Bytes that come in one job, if each row is as large as it can be."""
 _PLACE = "place"
 
@@ -49,7 +48,7 @@ def collect_in_pieces(results: Any) -> list[Row]:
         places = sorted(int(row[_PLACE]) for row in kept.select(_PLACE).collect())
         names = [column.split()[0] for column in RESULT_SCHEMA.split(", ")]
         rows: list[Row] = []
-        at_once = max(1, PIECE_BYTES // CHUNK_BYTES)
+        at_once = max(1, RESULT_BYTES // CHUNK_BYTES)
         for first in range(0, len(places), at_once):
             ends = places[first], places[first : first + at_once][-1]
             part: list[Any] = (

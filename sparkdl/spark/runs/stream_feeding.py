@@ -16,7 +16,7 @@ from sparkdl.data.feed import Uneven, equal_rows
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import RankFailure, is_secondary
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.feeds.stream_intake import send_rows
+from sparkdl.launch.feeds.stream_feed import send_rows
 from sparkdl.launch.feeds.stream_store import Offer, StreamStore
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RaisingTask, RankContext
@@ -32,7 +32,7 @@ class SendTask(RaisingTask):
     """Sends rows; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        number: Of the offer that the rows will be.
+        number: Number of the offer that the rows will be.
         columns: Names of the columns, in the order in which they travel.
         addresses: Rank -> where it listens.
         token, fingerprint: Of the run.
@@ -72,8 +72,8 @@ class Destination:
     Args:
         count: Ranks.
         columns: Names of the columns, in the order in which they travel.
-        token: Of the run.
-        uneven: What becomes of ranks that have different numbers of rows.
+        token: Token of the run.
+        uneven: What happens to ranks that have different numbers of rows.
         start_timeout_s: Longest wait for the ranks.
     """
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
 from sparkdl.errors import ResourceError
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException

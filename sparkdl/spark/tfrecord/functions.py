@@ -14,8 +14,7 @@ from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.files.worker_paths import path_for_workers
 from sparkdl.spark.session.frames import is_vector_column, require_frame
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
-from sparkdl.spark.session.running import require_running
+from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import (
     condition_of,
     has_data_sources,

@@ -16,7 +16,7 @@ from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.listing import FoundFile, find_files, fits
 from sparkdl.files.streams import open_input
-from sparkdl.spark.session.interpreter import context_of, this_interpreter
+from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of, spark_type_of
 from sparkdl.spark.tfrecord.options import Options
 
@@ -32,7 +32,7 @@ def files_of(options: Options) -> list[FoundFile]:
     """All files to read.
 
     Raises:
-        ResourceError: There are none at a path, or none that the options leave.
+        ResourceError: There are none at a path, or the options leave none.
     """
     deep = options.recursive
     found = [file for path in options.paths for file in find_files(path, recursive=deep)]
@@ -88,7 +88,6 @@ def inferred_schema(options: Options) -> T.StructType:
 
 
 def folder_fields(files: Sequence[FoundFile]) -> list[T.StructField]:
-    """The columns that the folders give."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():
@@ -142,7 +141,7 @@ def _with_folders(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
+_WHOLE_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
 _BATCH_ROWS = 10_000
 
 
@@ -157,7 +156,7 @@ def read_whole_files(spark: Any, path: str) -> Any:
     """
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
     with this_interpreter(context_of(spark)):
-        schemas = contents.limit(_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
+        schemas = contents.limit(_WHOLE_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
     first = schemas.head()
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):

@@ -1,5 +1,5 @@
 """The live page: all fits of this process, and past ones from their event files.
 
-``book``: the runs, bounded in memory. ``server``: the page's own small web server.
-``dashboard``: what users call. The page itself is in ``static``.
+``book``: the runs, bounded in memory. ``dashboard``: what users call, and
+the page's own small web server. The page itself is in ``static``.
 """

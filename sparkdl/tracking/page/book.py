@@ -13,7 +13,7 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.storage import exists, read_start, sizes_of_files
 from sparkdl.process.closing import Closing
 from sparkdl.progress.events import Event, Json, SearchBegan, TrainingBegan, as_json
-from sparkdl.tracking.json_lines import ENDING
+from sparkdl.tracking.event_files import ENDING
 from sparkdl.training.phases import PHASES
 
 Record = dict[str, Json]
@@ -87,11 +87,14 @@ def record_of(event: dict[str, Any], time_s: float) -> Record | None:
 def _hosts(event: dict[str, Any]) -> Json:
     """``[host, processors, memory, [GPU, ...], [GPU memory, ...]]`` in percent, the driver first.
 
-    Of several workers on a host the first says it: they see the same. Event files of earlier
-    versions have none.
+    Of several workers on a host the first says it: they see the same, and more than a driver
+    there. Event files of earlier versions have none.
     """
     loads = {w["host"]: w.get("load") for w in reversed(event["workers"]) if w.get("load")}
-    told = [("the driver's host", event.get("driver_load")), *sorted(loads.items())]
+    driver = event.get("driver_host", "")
+    load = loads.pop(driver, None) or event.get("driver_load")
+    told = [(f"{driver} (the driver's)" if driver else "the driver's host", load)]
+    told += sorted(loads.items())
     return [
         [host, load["cpu_percent"], load["memory_percent"], load["gpu_percents"],
          load["gpu_memory_percents"]]
@@ -255,7 +258,6 @@ class RunBook:
         return listener
 
     def end_listeners(self) -> None:
-        """Ends all of them."""
         with self._lock:
             for listener in self._listeners:
                 listener.end()

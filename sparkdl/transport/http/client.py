@@ -26,9 +26,9 @@ from sparkdl.wire.tls import connect_encrypted
 FRAME_PATH = "/v1/frame"
 CLIENT_HEADER = "X-Sparkdl-Client"
 BUSY = 409
-"""An earlier request of this client, over a connection that broke, has not ended yet."""
+"""Status: an earlier request of this client, over a connection that broke, has not ended yet."""
 TIMED_OUT = 408
-"""The server, or a proxy, has ended a connection that was silent; the request was not read."""
+"""Status: the server, or a proxy, has ended a silent connection; the request was not read."""
 Reader = Callable[[memoryview], None]
 
 
@@ -63,7 +63,7 @@ class HttpChannel:
     ) -> None:
         parts = urlsplit(endpoint.address.http)
         self._limits = limits
-        self._raw = raw
+        self.raw = raw
         self._headers = (
             ("Authorization", f"Bearer {endpoint.token}"),
             (CLIENT_HEADER, client),
@@ -78,10 +78,6 @@ class HttpChannel:
             self._http.sock = connect_encrypted(
                 self._http.sock, endpoint.token, endpoint.fingerprint
             )
-
-    @property
-    def raw(self) -> ByteArray | None:
-        return self._raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         connection = self._http
@@ -136,7 +132,7 @@ class HttpChannel:
         reply, meta_len, body_len = read_head(read, self._limits)
         reply.meta = read_meta(read, reply.kind, meta_len)
         if body_len:
-            reply.body = require_raw(self._raw)[:body_len]
+            reply.body = require_raw(self.raw)[:body_len]
             read(reply.body.data)
         response.close()
         return reply

@@ -45,7 +45,7 @@ class ReplyBody:
 
 
 ANSWERED = "sparkdl.answered"
-"""Set in the environ of a request by the app that answers a member's frame."""
+"""Key in a request's environ, set by the app that answers a member's frame."""
 
 
 class Gateway(wsgi.Gateway_10):

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
-from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import (
     BUSY,
@@ -36,6 +35,7 @@ from sparkdl.transport.http.gateway import (
     ReplyBody,
     TunedConnection,
 )
+from sparkdl.transport.service import Dispatcher
 from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
 from sparkdl.wire.greeting import BusyError, Greeter, no_room
 from sparkdl.wire.listening import is_connected
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 MAX_HEADER_BYTES = 16 << 10
-"""The longest head of a request of a connection that has shown the token."""
+"""Most bytes of a request's head over a connection that has shown the token."""
 
 
 class _Clients:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from sparkdl.tune.searchers.asha import Asha, AshaStopping
-from sparkdl.tune.searchers.brackets import AdaptiveAsha, Hyperband, SuccessiveHalving
-from sparkdl.tune.searchers.population import PopulationBasedTraining
+from sparkdl.tune.searchers.brackets import (
+    AdaptiveAsha,
+    Hyperband,
+    PopulationBasedTraining,
+    SuccessiveHalving,
+)
 from sparkdl.tune.searchers.searcher import WORST, Grid, RandomSearch, Searcher, Single
 
 __all__ = [

@@ -58,7 +58,6 @@ class _Rung:
     promoted: set[int] = field(default_factory=set)
 
     def add(self, trial: int, score: float) -> None:
-        """Takes a score."""
         bisect.insort(self.scores, (-worst_to_best(score), len(self.scores), trial))
 
     def best(self, count: int) -> list[int]:

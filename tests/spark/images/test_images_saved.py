@@ -21,9 +21,9 @@ from sparkdl import (
     KerasImageFileTransformer,
 )
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.images import image_file
 from sparkdl.ml import trusted
 from sparkdl.settings.network import Network
-from sparkdl.spark.images import image_file
 
 Image = pytest.importorskip("PIL.Image")
 SIDE = 6

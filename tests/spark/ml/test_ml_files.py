@@ -27,7 +27,7 @@ from sparkdl.ml import (
     KerasTransformer,
     trusted,
 )
-from sparkdl.spark.ml import chunks, files
+from sparkdl.spark.ml import files
 
 
 class Doubled(keras.layers.Layer):
@@ -186,10 +186,9 @@ def test_a_model_that_spark_reads(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its files are not on this machine's disk."""
-    for module in (chunks, files):
-        monkeypatch.setattr(module, "folder_here", lambda spark, path: None)
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr(chunks, "_CHUNKS_PER_FILE", 4)
+    monkeypatch.setattr(files, "folder_here", lambda spark, path: None)
+    monkeypatch.setattr(files, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(files, "_CHUNKS_PER_FILE", 4)
     stage = KerasTransformer(model=builder())
     content = stage.trained.archive.content
     stage.save(f"{tmp_path}/t")
@@ -198,9 +197,9 @@ def test_a_model_that_spark_reads(
     model = f"{tmp_path}/t/model"
     for size in (len(content) - 1000, len(content) + 1000):
         with pytest.raises(ModelError, match=r"is not whole"):
-            chunks.read_chunks(spark, model, {**said, "bytes": size}, "/t")
+            files.read_chunks(spark, model, {**said, "bytes": size}, "/t")
     with pytest.raises(ModelError, match=r"would fill the memory"):
-        chunks.read_chunks(spark, model, {**said, "bytes": 400 << 20}, "/t")
+        files.read_chunks(spark, model, {**said, "bytes": 400 << 20}, "/t")
     first = spark.read.parquet(model).where("idx = 0")
     long = spark.createDataFrame([(0, bytes(5000))], "idx int, chunk binary")
     others = spark.read.parquet(model).where("idx > 0")
@@ -208,7 +207,7 @@ def test_a_model_that_spark_reads(
     first.union(first).union(others.where("idx > 1")).write.parquet(f"{tmp_path}/twice")
     for changed in ("long", "twice"):
         with pytest.raises(ModelError, match=r"is not whole"):
-            chunks.read_chunks(spark, f"{tmp_path}/{changed}", said, "/t")
+            files.read_chunks(spark, f"{tmp_path}/{changed}", said, "/t")
 
 
 def test_files_of_others_newer_and_damaged_ones(spark: Any, tmp_path: Path) -> None:
@@ -244,9 +243,9 @@ def test_a_model_of_many_chunks(spark: Any, tmp_path: Path) -> None:
     )
     transformer = KerasTransformer(model=wide)
     size = len(transformer.trained.archive.content)
-    assert size > 25 * chunks.CHUNK_BYTES
+    assert size > 25 * files.CHUNK_BYTES
     transformer.save(f"{tmp_path}/t")
-    assert spark.read.parquet(f"{tmp_path}/t/model").count() == -(-size // chunks.CHUNK_BYTES)
+    assert spark.read.parquet(f"{tmp_path}/t/model").count() == -(-size // files.CHUNK_BYTES)
     loaded = KerasTransformer.load(f"{tmp_path}/t")
     assert loaded.trained.archive.content == transformer.trained.archive.content
     PipelineModel([loaded]).write().overwrite().save(f"{tmp_path}/p")

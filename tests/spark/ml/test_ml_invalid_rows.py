@@ -1,4 +1,4 @@
-"""``handleInvalid``: what becomes of rows that no model can take."""
+"""``handleInvalid``: what happens to rows that no model can take."""
 
 from __future__ import annotations
 

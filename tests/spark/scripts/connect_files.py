@@ -29,7 +29,7 @@ def main() -> None:
     from sparkdl.files.checkpoints import Checkpoints
     from sparkdl.progress.events import TrainingBegan
     from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
-    from sparkdl.tracking.timeline import Timeline
+    from sparkdl.tracking.event_files import Timeline
     from sparkdl.training.run_state import RunState
 
     folder = tempfile.mkdtemp()

@@ -18,6 +18,7 @@ def main() -> None:
     import keras
     import pytest
     from connect_port import own_port
+    from pyspark.errors import PythonException
     from pyspark.sql import SparkSession
     from sklearn.datasets import load_digits
 
@@ -79,6 +80,11 @@ def main() -> None:
         accuracy = spark_model.evaluate(frame)["accuracy"]
         assert accuracy > 0.95, accuracy
         assert spark_model.predict(frame).select("prediction").count() == len(rows)
+        gap = spark.createDataFrame([([None] + 63 * [0.0], 1)], frame.schema)
+        with pytest.raises(PythonException, match="row 0 of the partition") as failed:
+            spark_model.predict(gap).collect()
+        assert str(failed.value).count("  File") == 1, failed.value  # frames between are folded
+        assert "hint: df.dropna() and df.fillna()" in str(failed.value).splitlines()[-2]
         with pytest.raises(ResourceError, match="7 workers"):
             SparkModel(model, "allreduce", num_workers=7).fit(frame)
 

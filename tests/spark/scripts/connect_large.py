@@ -49,7 +49,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     from sparkdl import SparkModel
-    from sparkdl.spark.runs import large_results, launcher
+    from sparkdl.spark.runs import launcher
 
     spark = (
         SparkSession.builder.remote("local-cluster[2,1,1536]")
@@ -62,7 +62,7 @@ def main() -> None:
         .config("spark.connect.grpc.maxInboundMessageSize", str(4 << 20))  # so has the archive
         .getOrCreate()
     )
-    launcher.FILE_BYTES, large_results.PIECE_BYTES = 1 << 20, 4 << 20
+    launcher.FILE_BYTES, launcher.RESULT_BYTES = 1 << 20, 4 << 20
     check_that_the_stage_runs_once(spark)
     try:
         model = large_model()

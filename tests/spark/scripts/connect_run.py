@@ -74,7 +74,7 @@ def main() -> None:
         frame = spark.createDataFrame([([1.0], 1.0)] * 8, "features array<float>, label float")
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
         model.compile("sgd", "mse")
-        with mock.patch("sparkdl.spark.runs.network._can_bind", return_value=False):
+        with mock.patch("sparkdl.spark.runs.resources._can_bind", return_value=False):
             for mode in ("asynchronous", "hogwild", "synchronous"):
                 began = time.monotonic()
                 with pytest.raises(ResourceError, match="mode='allreduce' works from here"):

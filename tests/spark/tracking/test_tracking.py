@@ -120,7 +120,9 @@ def test_a_fits_page_has_the_load_of_its_machines_and_the_lines_of_its_ranks(
     assert {(0, "shape 64"), (1, "shape 64")} <= set(said)
     assert {(0, "WARNING chatty: built"), (1, "WARNING chatty: built")} <= set(said)
     hosts = [r for r in found if r["kind"] == "workers"][-1]["hosts"]
-    assert [name for name, *_ in hosts] == ["the driver's host", socket.gethostname()]
+    assert [name for name, *_ in hosts] == [f"{socket.gethostname()} (the driver's)"], (
+        "a machine once"
+    )
     assert all(0 <= share <= 100 for _, cpu, memory, *_ in hosts for share in (cpu, memory))
 
 

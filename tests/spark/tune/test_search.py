@@ -20,10 +20,10 @@ from sparkdl.errors import ConfigError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.ml import KerasClassifier
 from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochEnded
-from sparkdl.spark import search as search_module
-from sparkdl.spark.trial_recipes import StageStudy
 from sparkdl.tracking.notebook import NotebookTrials
 from sparkdl.tracking.sinks import add_standing, remove_standing
+from sparkdl.tune import spark_search as search_module
+from sparkdl.tune.trial_recipes import StageStudy
 
 
 def build(trial: tune.Trial) -> Any:

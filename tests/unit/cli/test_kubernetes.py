@@ -14,7 +14,7 @@ import pytest
 from clusters_page import blocks, run_block
 
 from sparkdl import cli
-from sparkdl.cli.kubernetes import ENTRY_FILE, submit_line, write_manifests
+from sparkdl.cli.packing import ENTRY_FILE, kubernetes_line, write_manifests
 from sparkdl.cli.parser import make_parser
 from sparkdl.errors import ConfigError
 
@@ -54,7 +54,7 @@ def test_a_field_that_the_api_lacks_is_found() -> None:
 
 def _line(*arguments: str) -> str:
     given = make_parser().parse_args(["package", "--kubernetes", "--output", "k", *arguments])
-    return submit_line(given)
+    return kubernetes_line(given)
 
 
 def test_driver_in_the_cluster() -> None:

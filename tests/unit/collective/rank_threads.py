@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.rules import Part
-from sparkdl.collective.solo import SoloCommunicator
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.weights import FloatArray
 
 

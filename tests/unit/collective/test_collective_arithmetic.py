@@ -7,14 +7,14 @@ import doctest
 import numpy as np
 import pytest
 
-from sparkdl.codecs.halves import to_summable
-from sparkdl.collective import arithmetic, horovod, member, pending, solo
-from sparkdl.collective.builtin import places, shared
-from sparkdl.collective.builtin.places import Places
+from sparkdl.codecs.quantized import to_summable
+from sparkdl.collective import arithmetic, communicator, current, horovod
+from sparkdl.collective.builtin import paths, shared
+from sparkdl.collective.builtin.paths import Places
 
 
 def test_examples_in_docstrings():
-    for module in (arithmetic, solo, horovod, member, pending, places, shared):
+    for module in (arithmetic, communicator, current, horovod, paths, shared):
         failed, tried = doctest.testmod(module)
         assert tried
         assert not failed
@@ -43,7 +43,7 @@ def test_a_factor_of_zero_does_not_read_the_source():
 def test_bfloat16_is_reduced_like_the_others():
     ml_dtypes = pytest.importorskip("ml_dtypes")
     parts = [np.full(3, v, ml_dtypes.bfloat16) for v in (1.0, 2.0)]
-    with solo.SoloCommunicator() as alone:
+    with current.SoloCommunicator() as alone:
         assert alone.all_reduce(parts[0], "mean").dtype == ml_dtypes.bfloat16
     out = np.empty_like(parts[0])
     arithmetic.reduce_in_order(parts, [0.25, 0.75], np.add, out)

@@ -16,7 +16,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.training.learning import BatchStack
 from sparkdl.training.reports import Report
 from sparkdl.training.run_state import RunState
-from sparkdl.transport.listeners import ListenOptions
+from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")], [])

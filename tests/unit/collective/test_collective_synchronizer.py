@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
-from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
-from sparkdl.testing.thread_communicator import connect_threads
+from sparkdl.testing.inproc import connect_threads
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.reports import EpochReport, Report

@@ -11,7 +11,7 @@ from rank_threads import on_ranks
 from sparkdl.collective.tables.exchange import TableExchange
 from sparkdl.errors import ModelError, ProtocolError
 from sparkdl.tables.classes import ClassSpec, Margin
-from sparkdl.tables.routing import owner
+from sparkdl.tables.index import owner
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 

@@ -10,16 +10,16 @@ import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.lines import (
+from sparkdl.coordinator.status import Status
+from sparkdl.coordinator.store import Store
+from sparkdl.coordinator.telemetry import (
     KEPT_CHARS,
     KEPT_LINES,
     MAX_LINES_BYTES,
     pack_lines,
+    report_message,
     unpack_lines,
 )
-from sparkdl.coordinator.status import Status
-from sparkdl.coordinator.store import Store
-from sparkdl.coordinator.telemetry import report_message
 from sparkdl.errors import DataError, SparkDLError, WorkerError, beats_of
 from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad

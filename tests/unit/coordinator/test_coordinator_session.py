@@ -13,16 +13,16 @@ from coordinator_world import Apart
 
 from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.lines import MAX_LINES_BYTES
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.coordinator.settings import Settings
+from sparkdl.coordinator.telemetry import MAX_LINES_BYTES
 from sparkdl.errors import ProtocolError, TransportError, WaitTimeoutError, WorkerError
 from sparkdl.failures import Failure
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.training.reports import EpochReport
+from sparkdl.transport.address import ListenOptions
 from sparkdl.transport.frames import BLOB_BYTES, HEADER_BYTES, Message
-from sparkdl.transport.listeners import ListenOptions
 
 
 def in_threads(*actions: Any) -> list[Any]:

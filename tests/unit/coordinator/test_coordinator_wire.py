@@ -14,10 +14,17 @@ from hypothesis.extra import numpy as hnp
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import RunOrders
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.lines import LogLines, pack_lines, unpack_lines
 from sparkdl.coordinator.machine import introduction_of
 from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
-from sparkdl.coordinator.telemetry import Telemetry, report_message, report_of, sum_states
+from sparkdl.coordinator.telemetry import (
+    LogLines,
+    Telemetry,
+    pack_lines,
+    report_message,
+    report_of,
+    sum_states,
+    unpack_lines,
+)
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
 from sparkdl.training.reports import EpochReport

@@ -110,5 +110,19 @@ def test_readme_is_read_in_one_go() -> None:
 def test_tests_that_pages_name_exist() -> None:
     tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     known = set(re.findall(r"def (test_\w+)", tests))
-    pages = "\n".join(path.read_text() for path in (ROOT / "docs").glob("*.md"))
+    paths = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs/guide").glob("*.md")]
+    pages = "\n".join(path.read_text() for path in paths)
     assert set(re.findall(r"`(test_\w+)`", pages)) - known == set()
+
+
+GUIDE = sorted((ROOT / "docs" / "guide").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", GUIDE, ids=lambda path: path.stem)
+def test_a_page_of_the_guide_is_a_screen_or_two(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 90
+
+
+def test_the_guide_lists_its_pages() -> None:
+    listed = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs/guide/index.md").read_text())
+    assert {*listed} | {"index.md"} == {path.name for path in GUIDE}

@@ -23,9 +23,8 @@ from sparkdl.failures import (
     is_secondary,
     root_cause,
 )
-from sparkdl.launch.child import Child
+from sparkdl.launch.child import Child, ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.processes import ProcessLauncher
 from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
 from sparkdl.launch.task import AloneGathering, RankContext
 from sparkdl.launch.threads import ThreadLauncher

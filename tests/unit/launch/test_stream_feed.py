@@ -11,12 +11,11 @@ import pytest
 
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.feeds.feeding import call_while_it_feeds
-from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamSettings
-from sparkdl.launch.feeds.stream_intake import StreamIntake, send_rows
+from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamIntake, StreamSettings, send_rows
 from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.ps.kinds import StoreKind
+from sparkdl.transport.address import Listeners, ListenOptions
 from sparkdl.transport.frames import Kind, Message
-from sparkdl.transport.listeners import Listeners, ListenOptions
 from sparkdl.transport.server import Server
 from sparkdl.wire.tls import Certificate
 

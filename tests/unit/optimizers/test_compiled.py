@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.optimizers import compiled
-from sparkdl.optimizers.blocks import BLOCK, use_threads
-from sparkdl.optimizers.compiled import run_compiled
+from sparkdl.optimizers import blocks
+from sparkdl.optimizers.blocks import BLOCK, run_compiled, use_threads
 from sparkdl.rules import Commit, make_rule
 
 # The rules that have a loop, and the vectors that each changes or reads.
@@ -36,9 +35,9 @@ SIZE = 2 * BLOCK + 3
 
 @pytest.fixture(autouse=True)
 def forget() -> Any:
-    compiled._compile.cache_clear()
+    blocks._compile.cache_clear()
     yield
-    compiled._compile.cache_clear()
+    blocks._compile.cache_clear()
     use_threads(1)
 
 
@@ -51,7 +50,7 @@ def test_a_compiled_loop_comes_to_the_numbers_of_numpy(
     x0, *deltas = rng.normal(0, 1, (4, SIZE)).astype(np.float32)
     results = []
     for least in (SIZE, SIZE + 1):  # compiled, then NumPy's
-        monkeypatch.setattr(compiled, "COMPILED_FROM", least)
+        monkeypatch.setattr(blocks, "COMPILED_FROM", least)
         use_threads(threads if least == SIZE else 1)
         rule, center = make_rule(spec), x0.copy()
         state = rule.init(center)
@@ -60,7 +59,7 @@ def test_a_compiled_loop_comes_to_the_numbers_of_numpy(
             rule.update(center, delta, state, Commit(clock % 2, 2, clock, 0, 3, 96, 0.1), center)
             np.testing.assert_array_equal(delta, sent)
         results.append((center, {k: v for k, v in state.items() if isinstance(v, np.ndarray)}))
-    assert compiled._compile.cache_info().currsize == 1, "no loop was compiled"
+    assert blocks._compile.cache_info().currsize == 1, "no loop was compiled"
     (center, state), (expected, expected_state) = results
     np.testing.assert_array_equal(center, expected)
     assert not np.array_equal(center, x0)
@@ -74,14 +73,14 @@ def double(x: Any, factor: float) -> None:
 
 
 def test_short_vectors_are_left_to_numpy() -> None:
-    x = np.ones(compiled.COMPILED_FROM - 1, np.float32)
+    x = np.ones(blocks.COMPILED_FROM - 1, np.float32)
     assert not run_compiled(double, x, x, (), (2.0,))
     assert x.max() == 1.0
-    assert compiled._compile.cache_info().currsize == 0
+    assert blocks._compile.cache_info().currsize == 0
 
 
 def test_another_vector_for_the_result_is_left_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
     x, out = np.ones(5, np.float32), np.zeros(5, np.float32)
     assert not run_compiled(double, x, out, (), (2.0,))
     assert x.max() == 1.0
@@ -90,7 +89,7 @@ def test_another_vector_for_the_result_is_left_to_numpy(monkeypatch: pytest.Monk
 
 def test_scalars_do_not_widen_the_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
     x = np.full(5, 3.0, np.float32)
     assert run_compiled(double, x, x, (), (0.1,))
     np.testing.assert_array_equal(x, np.full(5, np.float32(3.0) * np.float32(0.1)))
@@ -100,7 +99,7 @@ def test_without_numba_numpy_does_it(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
     x = np.ones(5, np.float32)
     assert not run_compiled(double, x, x, (), (2.0,))
     assert not caplog.records
@@ -111,7 +110,7 @@ def test_a_numba_that_cannot_be_used_says_why_once(
 ) -> None:
     broken = types.ModuleType("numba")  # raises ImportError, as one for another NumPy does
     monkeypatch.setitem(sys.modules, "numba", broken)
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
     x = np.ones(5, np.float32)
     for _ in range(2):
         assert not run_compiled(double, x, x, (), (2.0,))
@@ -122,6 +121,6 @@ def test_a_numba_that_cannot_be_used_says_why_once(
 def test_numba_without_its_compiler_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     numba = pytest.importorskip("numba")
     monkeypatch.setattr(numba.config, "DISABLE_JIT", 1)
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
     x = np.ones(5, np.float32)
     assert not run_compiled(double, x, x, (), (2.0,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
 
 import numpy as np
@@ -127,11 +128,13 @@ def test_validation_metrics_are_told_apart() -> None:
     assert sink.of(EpochEnded)[0].metrics == {"loss": 1.0, "val_loss": 3.0}
 
 
-def test_weights_are_loaded_before_callbacks_see_the_end_of_an_epoch() -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_weights_are_loaded_before_callbacks_see_the_end_of_an_epoch(waits: bool) -> None:
+    """Without callbacks, too, where the workers wait for it: before they are released."""
     order: list[str] = []
-    sink = Recorder(has_callbacks=True, on_event=lambda _, e: order.append(type(e).__name__))
+    sink = Recorder(has_callbacks=not waits, on_event=lambda _, e: order.append(type(e).__name__))
     monitor = make_monitor(sink)
-    monitor.watch(lambda: order.append("weights"))
+    monitor.watch(lambda: order.append("weights"), waits=waits)
     monitor.begin()
     monitor.update(report(epoch(1000)))
     assert order[-3:] == ["weights", "EpochEnded", "EpochBegan"]
@@ -316,11 +319,13 @@ def test_workers_are_told_of_at_most_twice_a_second_and_once_at_the_end() -> Non
         monitor.update(replace(report(epoch(400, missing=1)), workers=views, bytes_in=7))
     found = sink.of(WorkersProgressed)
     assert 3 <= len(found) <= 5
-    assert replace(found[0], driver_load=None) == WorkersProgressed(views, 7, 0)
+    here = socket.gethostname()
+    wanted = WorkersProgressed(views, 7, 0, driver_host=here)
+    assert replace(found[0], driver_load=None) == wanted
     spans = Spans(1.0, np.zeros(1), np.zeros(1), 2.0)
     monitor.end_workers(replace(report(), workers=views[:1]), {1: spans, 0: spans})
     last = sink.of(WorkersProgressed)[-1]
-    assert replace(last, driver_load=None) == WorkersProgressed(views[:1])
+    assert replace(last, driver_load=None) == WorkersProgressed(views[:1], driver_host=here)
     assert [e.rank for e in sink.of(WorkerTraced)] == [0, 1]
 
 

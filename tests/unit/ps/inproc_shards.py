@@ -11,7 +11,7 @@ from sparkdl.coordinator.session import Session
 from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardClient, ShardedClient
 from sparkdl.ps.shards.cut import compression_of, ranges_of
 from sparkdl.testing.inproc import InprocServer

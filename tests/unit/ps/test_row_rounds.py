@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.ps.decision import Decision
-from sparkdl.ps.kinds import DECISION, StoreKind
+from sparkdl.ps.kinds import DECISION, Decision, StoreKind
 from sparkdl.ps.shards.pushes import PushPart, pack_push
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.tables.service import TableSpec

@@ -13,7 +13,7 @@ from ps_learner import LAYOUT
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.ahead import _Coming
 from sparkdl.ps.shards.row_link import Fetched, RowLink
 from sparkdl.ps.shards.row_windows import WindowRows

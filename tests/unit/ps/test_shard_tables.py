@@ -15,7 +15,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, ModelError, ProtocolError, SparkDLError, TransportError
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import TablesOfRun
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.pushes import PushPart, pack_push, unpack_push
 from sparkdl.ps.shards.row_link import RowLink, RowPush
 from sparkdl.ps.shards.rows import ServedRows

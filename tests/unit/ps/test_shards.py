@@ -16,7 +16,7 @@ from sparkdl.errors import ConfigError, ProtocolError, TransportError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
-from sparkdl.ps.server.shard import TablesOfRun, shards_of
+from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.cut import ranges_of
 from sparkdl.rules import Rule, make_rule
@@ -308,7 +308,7 @@ def test_ranges_cover_the_buffer_and_there_are_not_more_than_values() -> None:
 
 
 def test_a_decision_of_another_shape_is_refused() -> None:
-    from sparkdl.ps.decision import Decision
+    from sparkdl.ps.kinds import Decision
 
     for value in (None, [1], [1, [0, 0], [[1, 2]]], ["x", [0, 0], []], [1, [0], []], {}):
         with pytest.raises(ProtocolError, match="malformed"):

@@ -26,8 +26,8 @@ from sparkdl.tables.files import (
     write_manifest,
     write_part,
 )
+from sparkdl.tables.index import owner
 from sparkdl.tables.reading import TableReader
-from sparkdl.tables.routing import owner
 from sparkdl.tables.store import RowStore
 
 IDS = np.concatenate(

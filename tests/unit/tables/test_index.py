@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.tables.hashing import ids_of_texts, mix64
-from sparkdl.tables.index import RowIndex
-from sparkdl.tables.routing import hash_range, owner, segments
+from sparkdl.tables.index import RowIndex, hash_range, owner, segments
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 SPARK_IDS = {

@@ -1,4 +1,4 @@
-"""Which sinks a fit has, and what becomes of one that raises."""
+"""Which sinks a fit has, and what happens to one that raises."""
 
 from __future__ import annotations
 

@@ -10,9 +10,8 @@ import pytest
 
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.transport.dispatcher import Dispatcher
 from sparkdl.transport.frames import ByteArray, FrameLimits, Kind, Message
-from sparkdl.transport.service import Metric, Replies
+from sparkdl.transport.service import Dispatcher, Metric, Replies
 
 REQUEST = Message(StoreKind.PUSH_PULL)
 

@@ -8,8 +8,7 @@ import pytest
 
 from sparkdl import tune
 from sparkdl.errors import ConfigError
-from sparkdl.tune.keras_tuner import HyperParameters
-from sparkdl.tune.suggestions import Space
+from sparkdl.tune.suggestions import HyperParameters, Space
 
 
 def test_each_name_asks_the_trial() -> None:

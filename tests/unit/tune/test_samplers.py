@@ -14,10 +14,9 @@ from sparkdl.progress.events import Event, TrialBegan, TrialEnded, TrialEpochEnd
 from sparkdl.tune import Asha, OptunaSampler, RandomSearch, Trial
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
-from sparkdl.tune.samplers import Drawn, Experience, Outcome, Sampler
 from sparkdl.tune.searchers import Searcher
 from sparkdl.tune.searchers.searcher import Goal, Segment
-from sparkdl.tune.suggestions import Space, Value
+from sparkdl.tune.suggestions import Drawn, Experience, Outcome, Sampler, Space, Value
 
 optuna = pytest.importorskip("optuna")
 SPACES = {

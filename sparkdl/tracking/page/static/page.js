@@ -163,11 +163,11 @@ function drawHeadline(speeds) {
     end ? `took ${span(end.t - begin.t)}` : left != null ? `about ${span(left)} left` : `for ${span(now - begin.t)}`, share)];
   if (newest) {
     const metrics = newest.metrics, best = run.epochs.map(e => e.metrics.val_loss ?? e.metrics.loss).filter(v => v != null);
-    cards.push(card("Loss", short(metrics.loss), epoch && epoch.metrics.val_loss != null ? `validation ${short(epoch.metrics.val_loss)}`
+    cards.push(card("loss", short(metrics.loss), epoch && epoch.metrics.val_loss != null ? `validation ${short(epoch.metrics.val_loss)}`
       : best.length ? `best epoch ${short(Math.min(...best))}` : ""));
     const other = Object.keys(metrics).find(n => n !== "loss" && !n.startsWith("val_") && typeof metrics[n] === "number");
     if (other) cards.push(card(other, short(metrics[other]), epoch && epoch.metrics["val_" + other] != null ? `validation ${short(epoch.metrics["val_" + other])}` : ""));
-    cards.push(card("Rows per second", count(newest.rows_per_s ?? (epoch && epoch.rows_per_s)), "all workers together"));
+    cards.push(card("Rows per second", count(newest.rows_per_s ?? (epoch && epoch.rows_per_s)), newest === epoch ? "all workers, last epoch" : "all workers, now"));
   }
   if (look) {
     const by = {};
@@ -188,19 +188,28 @@ function chart(key, host, options, data) {
   const same = charts[key];
   if (same && same.signature === options.signature && same.host === host) {
     if (same.plot.width !== width) same.plot.setSize({ width, height: options.height });
+    same.limits = options.limits;
     same.plot.setData(data);
+    if (same.plot.cursor.idx == null) showLast(same.plot);
     return;
   }
   if (same) same.plot.destroy();
   host.replaceChildren();
   const axis = { stroke: () => css("ink-2"), grid: { stroke: () => css("grid"), width: 1 }, ticks: { stroke: () => css("grid"), width: 1 } };
   const plot = new uPlot({
-    width, height: options.height, series: options.series, scales: { x: { time: false } }, legend: { live: options.live !== false, show: options.legend !== false },
+    width, height: options.height, series: options.series, scales: { x: { time: false }, y: { range: (_, low, high) => uPlot.rangeNum(...(charts[key] && charts[key].limits || options.limits || [low, high]), 0.1, true) } }, legend: { live: options.live !== false, show: options.legend !== false },
     axes: [{ ...axis, values: options.xValues, incrs: WHOLE }, { ...axis, size: 64, values: (_, vs) => vs.map(v => v == null ? "" : options.yValues ? options.yValues(v) : short(v, 3)) }],
-    cursor: { points: { size: 6 } },
+    cursor: { points: { size: 6 }, dataIdx: (u, line, at) => lastIn(u.data[line], at) },
+    hooks: { setCursor: [u => { if (u.cursor.idx == null) showLast(u); }] },
   }, data, host);
-  charts[key] = { plot, signature: options.signature, host };
+  charts[key] = { plot, signature: options.signature, host, limits: options.limits };
+  showLast(plot);
 }
+function lastIn(values, at) {  // the place of the last value up to there
+  for (let i = at; i >= 0; i--) if (values[i] != null) return i;
+  return at;
+}
+function showLast(plot) { plot.setLegend({ idxs: plot.data.map(values => lastIn(values, values.length - 1)) }, false); }
 
 function drawCurves() {
   const names = [];
@@ -232,8 +241,14 @@ function drawCurves() {
     const series = [{ label: "epoch", value: (_, v) => v == null ? "" : short(v, 3) }];
     for (const [label, look] of looks.slice(0, kinds))
       for (let i = 0; i < many; i++) series.push({ label: many > 1 ? `${label}, ${i}` : label, ...look, spanGaps: true, value: (_, v) => v == null ? "" : short(v) });
-    chart("curve " + name, place.lastChild, { height: 240, signature: name + held + many + css("paper"), series, legend: many < 3 }, data);
+    chart("curve " + name, place.lastChild, { height: 240, signature: name + held + many + css("paper"), series, legend: many < 3, limits: limitsOf(name) }, data);
   }
+}
+const EARLY = 0.25;        // before this share of an epoch its mean so far is of few rows
+function limitsOf(name) {  // lowest and highest of what tells: the first batches would stretch the axis
+  const valuesIn = records => records.flatMap(r => [...valuesOf(r.metrics[name]), ...valuesOf(r.metrics["val_" + name])]).filter(v => v != null);
+  const told = valuesIn([...run.epochs, ...run.steps.filter(s => s.batches >= EARLY * s.of)]);
+  return told.length > 1 ? [Math.min(...told), Math.max(...told)] : null;
 }
 
 function valuesOf(value) {  // one for each line; null where it is no finite number
@@ -257,7 +272,7 @@ function drawSpeed(speeds) {
     data = [at(v => v[v.length - 1]), at(v => v[v.length >> 1]), at(v => v[0])];
   }
   for (const one of series) one.value = (_, v) => v == null ? "" : count(v);
-  $("speed-note").textContent = each ? "of each worker" : `of ${ranks.length} workers`;
+  $("speed-note").textContent = (each ? "of each worker" : `of ${ranks.length} workers`) + ", at each moment";
   chart("speed", $("speed"), { height: 180, signature: series.map(s => s.label).join() + css("paper"), yValues: count,
     xValues: (_, vs) => vs.map(span), series: [{ label: "since the start", value: (_, v) => v == null ? "" : span(v) }, ...series] }, [x, ...data]);
 }
@@ -279,7 +294,7 @@ function drawWorkers(speeds) {
   }
   const typical = median([...now.values()].filter(v => v)), from = run.begin.t, to = Math.max(look.t, from + 1);
   const before = run.workers[Math.max(0, run.workers.length - 8)];
-  const head = el("tr", {}, ...[["worker"], ["state"], ["since the start", "wide"], ["where its time goes"], ["rows/s", "n"], ["staleness", "n wide"], ["processors", "n wide"], ["memory", "n wide"]]
+  const head = el("tr", {}, ...[["worker"], ["state"], ["since the start", "wide"], ["where its time goes"], [run.end ? "mean rows/s" : "rows/s now", "n"], ["staleness", "n wide"], ["processors", "n wide"], ["memory", "n wide"]]
     .map(([name, kind]) => el("th", kind ? { class: kind } : {}, name)));
   const rows = look.list.map(w => {
     const total = used.reduce((sum, p) => sum + w[p], 0) || 1, shares = el("div", { class: "shares" });

@@ -11,7 +11,7 @@ from rank_threads import on_ranks, part, take_step, vector
 from sparkdl.collective.rules import ExchangeRule, OneBitAdam, Sliced
 from sparkdl.collective.rules.sliced import AroundStep
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.optimizers import compiled
+from sparkdl.optimizers import blocks
 from sparkdl.optimizers.flat import (
     FlatAdagrad,
     FlatAdam,
@@ -97,8 +97,8 @@ def test_slices_are_stepped_without_numba_whatever_their_size(
     def refuse(loop: Any) -> Any:
         raise AssertionError("numba was asked for")
 
-    monkeypatch.setattr(compiled, "COMPILED_FROM", 1)
-    monkeypatch.setattr(compiled, "_compile", refuse)
+    monkeypatch.setattr(blocks, "COMPILED_FROM", 1)
+    monkeypatch.setattr(blocks, "_compile", refuse)
     for optimizer in (FlatAdam(), FlatSGD(momentum=0.9), FlatAdagrad(), FlatRMSprop()):
         assert len(together(Sliced(optimizer), [1, 1], 2, 0.1)) == 2
     x = vector(5, N)

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import sparkdl
-from sparkdl.collective.current import current, use
-from sparkdl.collective.solo import SoloCommunicator
+from sparkdl.collective.current import SoloCommunicator, current, use
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.learner.distributed.optimizer import is_distributed
 
@@ -175,3 +174,19 @@ def test_callbacks_in_a_world_of_one(capsys: pytest.CaptureFixture[str]):
     assert f"epoch 1: loss {history.history['loss'][0]:.4f}" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="root"):
         sparkdl.BroadcastCallback(root=1)
+
+
+class Two(SoloCommunicator):
+    size = 2
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras has it there alone")
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_synchronized_moments_are_refused_where_several_ranks_train(eagerly: bool):
+    norm = keras.layers.BatchNormalization(synchronized=True)
+    model = keras.Sequential([keras.Input((5,)), norm, keras.layers.Dense(2)])
+    optimizer = sparkdl.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, "mse", jit_compile=False, run_eagerly=eagerly)
+    with use(Two()), pytest.raises(ConfigError, match="synchronized=True, which 2 workers"):
+        model.fit(X, Y, verbose=0)
+    assert "loss" in model.fit(X, Y, verbose=0).history  # no rank of several any more

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from sparkdl.collective.choice import optimizer_config
+from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import make_rule
-from sparkdl.collective.solo import SoloCommunicator
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy

@@ -42,7 +42,7 @@ from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.feeding import Feeding, check_streaming, fed_frame
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import rows_problem
-from sparkdl.spark.session import interpreter
+from sparkdl.spark.session import running
 from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import session_of
 
@@ -426,15 +426,15 @@ def test_a_local_master_takes_this_interpreter(monkeypatch: pytest.MonkeyPatch) 
         (session("local[2]", "/my/python", spark_pyspark_python="/opt/python"), "/my/python"),
     ]:
         before = spark.sparkContext.pythonExec
-        with interpreter.this_interpreter(spark.sparkContext) as another:
+        with running.this_interpreter(spark.sparkContext) as another:
             assert spark.sparkContext.pythonExec == expected
             assert another == (expected != before)
         assert spark.sparkContext.pythonExec == before
-        named = interpreter.interpreter_of(spark.sparkContext)
+        named = running.interpreter_of(spark.sparkContext)
         assert repr(expected) in named
         assert repr(before) in named  # the user's own functions keep it
     monkeypatch.setenv("PYSPARK_PYTHON", "python3")
-    with interpreter.this_interpreter(session("local[2]").sparkContext) as another:
+    with running.this_interpreter(session("local[2]").sparkContext) as another:
         assert not another
 
 
@@ -472,15 +472,15 @@ def test_the_choice_of_another_thread_is_not_the_users(monkeypatch: pytest.Monke
 
     def other_fit() -> None:
         began.set()
-        with interpreter.this_interpreter(context) as another:
+        with running.this_interpreter(context) as another:
             time.sleep(0.2)  # the first thread has ended its own meanwhile
             taken.append((another, context.pythonExec))
 
     thread = threading.Thread(target=other_fit)
-    with interpreter.this_interpreter(context):
+    with running.this_interpreter(context):
         thread.start()
         began.wait(5)
-        with interpreter.this_interpreter(context):  # of the same thread: no hang
+        with running.this_interpreter(context):  # of the same thread: no hang
             time.sleep(0.05)
     thread.join(5)
     assert taken == [(True, sys.executable)]
@@ -498,11 +498,11 @@ def test_the_choice_of_another_thread_is_not_the_users(monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_an_interpreter_that_will_not_do_is_named(error: str, words: list[str]) -> None:
-    problem = interpreter.interpreter_problem(RuntimeError(error), "'/usr/bin/python3'")
+    problem = running.interpreter_problem(RuntimeError(error), "'/usr/bin/python3'")
     assert problem is not None
     text = str(problem)
     for word in [*words, "PYSPARK_PYTHON", sys.executable]:
         assert word in text
     if "program" not in text:
         assert "/usr/bin/python3" in text
-    assert interpreter.interpreter_problem(RuntimeError("Job aborted"), "python3") is None
+    assert running.interpreter_problem(RuntimeError("Job aborted"), "python3") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
 from sparkdl.config import FitConfig
@@ -63,3 +64,52 @@ def test_they_are_followed_in_exact_modes_on_tensorflow(case: Any) -> None:
             prepare(norm(), case)
     with pytest.raises(ConfigError, match=r"synchronized=True(.|\n)*TimeDistributed|" + BACKEND):
         prepare(norm(wrapped=True), case)
+
+
+def helper(x: Any, synchronized: bool) -> Any:
+    return keras.ops.moments(x, [0], synchronized=synchronized)[0]
+
+
+class Centered(keras.layers.Layer):
+    def __init__(self, synchronized: bool = True) -> None:
+        super().__init__()
+        self.synchronized = synchronized
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        return x - helper(x, self.synchronized) if training else x
+
+
+class Bare(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = keras.layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.last(x - keras.ops.moments(x, 0, False, True)[0])
+
+
+def with_moments(kind: str) -> Any:
+    x = y = keras.Input((3,))
+    if kind == "model":
+        model = Bare()
+        model(np.zeros((1, 3), "float32"))
+    else:
+        if kind == "operation":
+            y = x - keras.ops.moments(x, [0], synchronized=True)[0]
+        elif kind == "lambda":
+            y = keras.layers.Lambda(lambda v: v - helper(v, True), output_shape=(3,))(x)
+        else:
+            y = Centered(kind == "layer")(x)
+        model = keras.Model(x, keras.layers.Dense(1)(y))
+    model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras has them on TensorFlow alone")
+@pytest.mark.parametrize("kind", ["layer", "lambda", "operation", "model"])
+def test_synchronized_moments_of_own_code_are_refused(kind: str) -> None:
+    with pytest.raises(ConfigError, match=r"synchronized=True(.|\n)*received: a call of keras.ops"):
+        prepare(with_moments(kind), FOLLOWED[0])
+    prepare(with_moments(kind), FOLLOWED[0], num_workers=1)
+    prepare(with_moments("unsynchronized"), REFUSED[0])
+    prepare(norm(), FOLLOWED[0])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +19,7 @@ from sparkdl.errors import TransportError
 from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.kinds import limits_of
+from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import make_rule
 from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
@@ -23,6 +27,7 @@ from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.training_run import Run, returned_state
+from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.reports import EpochReport
 from sparkdl.training.run_state import RunState
 from sparkdl.weights import Layout
@@ -127,3 +132,36 @@ def test_the_state_with_an_optimizer_is_the_one_that_the_run_keeps() -> None:
     assert returned_state(members).optimizer == b"momentum"
     assert returned_state({0: members[0]}).weights is WEIGHTS
     assert returned_state({}).epoch == 0
+
+
+class Center:
+    """Servers whose next round closes as soon as the driver has been told of the last one."""
+
+    def __init__(self, driver: SimpleNamespace) -> None:
+        self.driver, self.round, self.saved = driver, 0, []  # type: ignore[var-annotated]
+
+    def pull(self, driver: SimpleNamespace) -> np.ndarray:
+        self.round = driver.clock
+        driver.clock = 4
+        return WEIGHTS
+
+    def save_rows(self, reference: TableReference) -> None:
+        self.saved.append(self.round)
+
+
+def test_rows_of_a_round_that_closed_while_rows_were_saved_are_saved(tmp_path: Path) -> None:
+    """Of a checkpoint amid the last epoch; on a loaded machine the last step of rows was lost."""
+    driver = SimpleNamespace(clock=3)
+    driver.status = lambda: SimpleNamespace(clock=driver.clock)
+    center = Center(driver)
+    run = ServerRun(
+        mock.Mock(), mock.Mock(shards=()), 2, shards=mock.Mock(),
+        tables=TablesOfRun((), str(tmp_path), b""),
+    )  # fmt: skip
+    with mock.patch.object(run, "kept", return_value=None):
+        run._connected, run._center = driver, center  # type: ignore[assignment]
+        amid = run.state()
+        last = run.result({})
+        assert center.saved == [3, 4]
+        assert last.rule != amid.rule
+        assert run.state().rule == last.rule  # nothing has changed

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.errors import ModelError
-from sparkdl.spark.ml import chunks
+from sparkdl.spark.ml import files as ml_files
 
 CHUNK, PER_FILE = 100, 4
 
@@ -23,15 +23,15 @@ CHUNK, PER_FILE = 100, 4
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where 'the session' has every path; files of 4 chunks of 100 bytes."""
-    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK)
-    monkeypatch.setattr(chunks, "_CHUNKS_PER_FILE", PER_FILE)
-    monkeypatch.setattr(chunks, "folder_here", lambda spark, path: path)
+    monkeypatch.setattr(ml_files, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(ml_files, "_CHUNKS_PER_FILE", PER_FILE)
+    monkeypatch.setattr(ml_files, "folder_here", lambda spark, path: path)
     return tmp_path / "model"
 
 
 def read(folder: Path, content: bytes) -> bytes:
     said = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    return chunks.read_chunks(None, str(folder), said, "/stage")
+    return ml_files.read_chunks(None, str(folder), said, "/stage")
 
 
 def content_of(size: int) -> bytes:
@@ -41,7 +41,7 @@ def content_of(size: int) -> bytes:
 @pytest.mark.parametrize("size", [0, 1, CHUNK, PER_FILE * CHUNK, PER_FILE * CHUNK + 1, 1234])
 def test_bytes_come_back(folder: Path, size: int) -> None:
     content = content_of(size)
-    chunks.write_here(str(folder), content)
+    ml_files.write_here(str(folder), content)
     assert len(list(folder.iterdir())) == max(1, -(-size // (PER_FILE * CHUNK)))
     assert read(folder, content) == content
 
@@ -49,7 +49,7 @@ def test_bytes_come_back(folder: Path, size: int) -> None:
 def test_files_of_any_names_and_rows_in_any_order(folder: Path) -> None:
     """As Spark may have written them: their names do not say which is first."""
     content = content_of(1234)
-    chunks.write_here(str(folder), content)
+    ml_files.write_here(str(folder), content)
     files = sorted(folder.iterdir())
     for number, path in enumerate(files):
         path.rename(folder / f"part-00000-{9 - number}.parquet")
@@ -90,7 +90,7 @@ def repeat(folder: Path) -> None:
 @pytest.mark.parametrize("damage", [lose, lose_all, cut, change, repeat])
 def test_damage_is_told(folder: Path, damage: Any) -> None:
     content = content_of(1234)
-    chunks.write_here(str(folder), content)
+    ml_files.write_here(str(folder), content)
     damage(folder)
     with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
         read(folder, content)
@@ -99,10 +99,10 @@ def test_damage_is_told(folder: Path, damage: Any) -> None:
 @pytest.mark.parametrize("size", [0, 1233, 1235, 2**62, -1, "1234", None])
 def test_another_size_than_was_said_is_told(folder: Path, size: Any) -> None:
     content = content_of(1234)
-    chunks.write_here(str(folder), content)
+    ml_files.write_here(str(folder), content)
     said = {"bytes": size, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(ModelError, match=r"(?s)the model in '/stage' is not whole.*hint"):
-        chunks.read_chunks(None, str(folder), said, "/stage")
+        ml_files.read_chunks(None, str(folder), said, "/stage")
 
 
 def write_bomb(folder: Path, rows: int) -> None:
@@ -128,7 +128,7 @@ def test_no_more_is_read_than_was_said_and_than_the_files_can_have(
     write_bomb(folder, 400)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2 << 20
     sizes: list[int] = []
-    in_order = chunks._in_order
+    in_order = ml_files._in_order
 
     def hear(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
         def heard() -> Iterator[pa.Table]:
@@ -138,16 +138,16 @@ def test_no_more_is_read_than_was_said_and_than_the_files_can_have(
 
         return in_order(heard(), model)
 
-    monkeypatch.setattr(chunks, "_in_order", hear)
+    monkeypatch.setattr(ml_files, "_in_order", hear)
     with pytest.raises(ModelError, match=f"(?s)^the model in '/stage' {told}.*hint"):
-        chunks.read_chunks(None, str(folder), {"bytes": said, "sha256": ""}, "/stage")
+        ml_files.read_chunks(None, str(folder), {"bytes": said, "sha256": ""}, "/stage")
     assert sum(sizes) < said + (5 << 20)
 
 
 @pytest.mark.parametrize("codec", ["gzip", "zstd", "brotli"])
 def test_files_that_could_hide_any_size_are_refused(folder: Path, codec: str) -> None:
     content = content_of(1234)
-    chunks.write_here(str(folder), content)
+    ml_files.write_here(str(folder), content)
     path = folder / "part-00001.parquet"
     pq.write_table(pq.read_table(path), path, compression=codec)
     with pytest.raises(ModelError, match=rf"(?s)is not whole.*compressed by {codec.upper()}"):

@@ -41,8 +41,14 @@ from sparkdl.progress.events import (
 from sparkdl.tracking import JsonLines
 from sparkdl.tracking.page import book as book_module
 from sparkdl.tracking.page.book import MOST_LINES, WORKER_FIELDS, RunBook
-from sparkdl.tracking.page.dashboard import Dashboard, dashboard
-from sparkdl.tracking.page.server import MOST_STREAMS, REFUSAL, make_app, page_html
+from sparkdl.tracking.page.dashboard import (
+    MOST_STREAMS,
+    REFUSAL,
+    Dashboard,
+    dashboard,
+    make_app,
+    page_html,
+)
 from sparkdl.tracking.sinks import sinks_of
 from sparkdl.training.phases import memory_bytes
 
@@ -147,6 +153,19 @@ def test_a_long_fit_of_64_workers_stays_small_and_has_its_beginning_and_its_end(
     assert [found[0]["batches"], found[-1]["batches"]] == [0, looks - 1]
     gaps = [b["batches"] - a["batches"] for a, b in itertools.pairwise(found[:-1])]
     assert set(gaps) == {8}  # evenly spread
+
+
+def test_the_drivers_machine_is_shown_once_by_the_name_that_its_workers_have() -> None:
+    book = RunBook()
+    sink = book.sink()
+    for event in busy_fit(3):
+        changes = {"driver_host": "node1"} if isinstance(event, WorkersProgressed) else {}
+        sink.handle(replace(event, **changes))
+    looked = next(r for r in json.loads(book.records(RUN.run_id) or "") if r["kind"] == "workers")
+    assert looked["hosts"] == [
+        ["node1 (the driver's)", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+        ["node0", 41.0, 95.0, [93.0, 0.0], [50.0, 10.0]],
+    ]
 
 
 def test_a_run_has_the_load_of_its_machines_and_its_log_lines(tmp_path: Path) -> None:

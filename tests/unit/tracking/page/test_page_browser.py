@@ -16,6 +16,7 @@ from sparkdl.process.host_load import HostLoad
 from sparkdl.progress.events import (
     EpochEnded,
     EpochProgressed,
+    Event,
     LinesLogged,
     TrainingBegan,
     TrainingEnded,
@@ -134,6 +135,45 @@ def test_a_narrow_screen_does_not_scroll_sideways(browser: Any) -> None:
         tab.page.goto(served.url)
         tab.wait_for("#headline", "Done")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= 390
+        tab.page.close()
+
+
+def test_curves_say_their_last_values_and_few_rows_do_not_stretch_their_axis(browser: Any) -> None:
+    events: list[Event] = [TrainingBegan(0, 2, RUN)]
+    for epoch, accuracy in enumerate((0.8, 0.9)):
+        for batch in range(1, 11):
+            early = epoch == 0 and batch == 1
+            told = {"loss": 50.0 if early else 1.0, "accuracy": 0.01 if early else accuracy}
+            events.append(EpochProgressed(epoch, batch, 10, told, 1e4))
+        told = {"loss": 1.0, "accuracy": accuracy, "val_loss": 2.0, "val_accuracy": accuracy - 0.1}
+        events.append(EpochEnded(epoch, 10, 10, 1000, told, 2e4))
+    book = RunBook(clock=Time(step=0.5))
+    with Dashboard(book, "127.0.0.1", 0) as served:
+        sink = book.sink()
+        for event in events:
+            sink.handle(event)
+        tab = Tab(browser.new_page(viewport={"width": 1000, "height": 900}))
+        tab.page.goto(served.url)
+        tab.wait_for("#headline", "Rows per second")
+        cards = tab.page.locator("#headline .card").all_inner_texts()
+        assert [c.split("\n")[0].lower() for c in cards][1:3] == ["loss", "accuracy"]
+        styles = "e => getComputedStyle(e, '::first-letter').textTransform"
+        names = tab.page.locator("#headline .what, #curves h2").all()
+        assert {name.evaluate(styles) for name in names} == {"uppercase"}, "one style of names"
+        assert "all workers, last epoch" in cards[3]
+        accuracy = tab.page.locator("#curves .card").nth(1)
+        values = ["2", "0.9", "0.9", "0.8"]
+        assert accuracy.locator(".u-value").all_inner_texts() == values
+        accuracy.locator(".u-over").hover(position={"x": 100, "y": 50})
+        assert accuracy.locator(".u-value").all_inner_texts() != values
+        tab.page.mouse.move(1, 1)
+        assert accuracy.locator(".u-value").all_inner_texts() == values
+        lowest, highest = tab.page.evaluate(
+            "['min', 'max'].map(end => charts['curve accuracy'].plot.scales.y[end])"
+        )
+        assert 0.6 < lowest < 0.7
+        assert 0.9 < highest < 1.0
+        assert not tab.said
         tab.page.close()
 
 
