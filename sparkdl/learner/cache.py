@@ -64,14 +64,6 @@ class _KeptPredictor:
     shared: SharedWeights | None = None
     """This process' part in the file of the weights, where they are large."""
 
-    def share(self) -> None:
-        """Lets the weights lie where those of other processes with the same model do."""
-        self.close()
-        folder = executor_folder()
-        if folder is not None and self.model is not None and can_share(self.model):
-            with contextlib.suppress(OSError):  # no room on the disk: each process has its own
-                self.shared = SharedWeights(self.model, folder, self.digest)
-
     def close(self) -> None:
         """Leaves the file of the weights."""
         if self.shared is not None:
@@ -167,15 +159,22 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
     model = decode_model(wanted.archive, compiled=False)
-    own = None if wanted.generation is not None else OwnAttributes.of(model)
-    changes = bool(own) or len(model.variables) > len(model.weights)
-    kept = _KeptPredictor(key, digest, model, None, own, changes)
-    kept.share()
+    shared = _shared(model, digest)
     if wanted.generation is not None:
-        kept.predictor = TextGenerator(model, wanted.generation)
-    else:
-        kept.predictor = make_predictor(model)
-    return kept
+        writer = TextGenerator(model, wanted.generation)
+        return _KeptPredictor(key, digest, None, writer, None, shared=shared)
+    own = OwnAttributes.of(model)
+    changes = bool(own) or len(model.variables) > len(model.weights)
+    return _KeptPredictor(key, digest, model, make_predictor(model), own, changes, shared=shared)
+
+
+def _shared(model: Any, digest: str) -> SharedWeights | None:
+    """Lets the weights lie where those of other processes with the same model do; None: alone."""
+    folder = executor_folder()
+    if folder is not None and can_share(model):
+        with contextlib.suppress(OSError):  # no room on the disk
+            return SharedWeights(model, folder, digest)
+    return None
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
@@ -194,7 +193,8 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
     kept.own.give_back(kept.model)
     restore_state(kept.model, wanted.archive)
     kept.digest = wanted.digest
-    kept.share()
+    kept.close()
+    kept.shared = _shared(kept.model, kept.digest)
     kept.predictor.reload()
 
 
