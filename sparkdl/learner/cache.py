@@ -193,8 +193,9 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
     kept.own.give_back(kept.model)
     restore_state(kept.model, wanted.archive)
     kept.digest = wanted.digest
-    kept.close()
-    kept.shared = _shared(kept.model, kept.digest)
+    former, kept.shared = kept.shared, _shared(kept.model, kept.digest)
+    if former is not None:  # left last, as the file may be the same one
+        former.close()
     kept.predictor.reload()
 
 
