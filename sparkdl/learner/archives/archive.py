@@ -104,6 +104,11 @@ class ModelArchive:
             "that is not installed it goes by value",
         ) from error
 
+    def forget_content(self) -> None:
+        """Drops the file, for all who hold this archive: a model was made of it."""
+        object.__setattr__(self, "content", b"")
+        object.__setattr__(self, "beside", b"")
+
     def without_content(self) -> ModelArchive:
         """The archive without its file, once a model was made of it."""
         return replace(self, content=b"", beside=b"")

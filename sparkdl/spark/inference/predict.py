@@ -256,6 +256,7 @@ def predict_rdd(
 def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[Any]:
     """On the executor: predictions for an iterator of examples, a batch at a time."""
     task: PredictRowsTask = payload.load(content)
+    task.archive.archive.forget_content()
     iterator = iter(rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -264,7 +265,9 @@ def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[An
             yield _pack(stack_inputs(chunk, task.archive.signature, number))
             number += len(chunk)
 
-    for batch in run_task(batches(), content):
+    predicted = run_task(batches(), content)
+    del content  # as large as the model
+    for batch in predicted:
         outputs = _unpack(batch)
         if len(outputs) == 1:
             yield from next(iter(outputs.values()))
