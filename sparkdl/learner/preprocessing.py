@@ -6,6 +6,7 @@ thread that gathers the batches, as Keras' own ``fit`` of such a model does with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,7 +98,7 @@ class Preprocessing:
                 what,
                 expected="columns of the kind that its preprocessor takes: strings for a text "
                 "model, images (arrays of three dimensions) for an image model",
-                received=f"{columns}; {type(error).__name__}: {str(error)[:300]}",
+                received=f"{columns}; {type(error).__name__}: {_cause(error)[:300]}",
                 hint="try model.preprocessor on one value; a dict of columns for a dict",
             ) from error
         if len(self.inputs) > 1 and set(made.x) != set(self.inputs):
@@ -123,6 +124,12 @@ class Preprocessing:
         names = (self.inputs, self.outputs, self.outputs)
         prepared = [_named(part, its) for part, its in zip(found, names, strict=True)]
         return prepared[0], prepared[1], prepared[2]
+
+
+def _cause(error: Exception) -> str:
+    """A layer's error without the frame that Keras puts around it."""
+    text, _, _ = re.sub("\x1b\\[[0-9]*m", "", str(error)).partition("Arguments received")
+    return " ".join(text.rpartition("call().")[2].split())
 
 
 def _texts(array: npt.NDArray[Any]) -> list[str]:

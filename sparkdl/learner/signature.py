@@ -100,8 +100,8 @@ class Signature:
         class_counts: Output name -> the number of classes, where the loss tells it and the output
             does not (``ShardedClassifier``).
         whole_outputs: Output name -> its dtype where inputs that take integers get them.
-        preprocessing: Of a model that makes its inputs of rows by itself: ``inputs`` are the rows
-            then. It may make the labels, too.
+        preprocessing: The way from rows to what the model takes, where it has one of its own:
+            ``inputs`` are the rows then. It may make the labels, too.
     """
 
     inputs: dict[str, TensorSpec]

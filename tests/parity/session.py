@@ -366,6 +366,7 @@ class Session:
         self.model: Any = None
         self.stack: tuple[str, ...] = ()
         self._compiled: dict[str, Any] = {}
+        self._keeps = False  # whether the optimizer is one of before a quantization
 
     def close(self) -> None:
         """Gives back what belongs to the process."""
@@ -389,7 +390,7 @@ class Session:
     def _build(
         self, form: str, stack: tuple[str, ...], activation: str = "", **compiled: Any
     ) -> None:
-        self.stack, self._ours = stack, None
+        self.stack, self._ours, self._keeps = stack, None, False
         self._compiled = {}
         self.ref, self.model = (self._made(form, stack, activation) for _ in range(2))
         self._compile(**compiled)
@@ -422,6 +423,7 @@ class Session:
         self._compiled = {
             **defaults, **self._compiled, **{k: v for k, v in given.items() if v is not None}
         }  # fmt: skip
+        self._keeps = self._keeps and optimizer is None
         for model in (self.ref, self.model):
             chosen = model.optimizer if optimizer is None else OPTIMIZERS[optimizer]()
             kind = "weighted_metrics" if self._compiled["weighted"] else "metrics"
@@ -457,7 +459,7 @@ class Session:
             model.quantize("int8")
         if compiles:
             self._compile(optimizer="sgd")
-        self.ref.run_eagerly = True
+        self._keeps = not compiles
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -611,14 +613,25 @@ class Session:
         if self.model.optimizer.built and not self.ref.optimizer.built:
             self.ref.optimizer.build(self.ref.trainable_variables)  # as Keras' first step does
 
+        slots = self.ref.optimizer.variables
+        if self._keeps:  # Keras has those of kernels, too, which nothing trains any more
+            left = {_slot(v) for v in self.model.optimizer.variables}
+            slots = [v for v in slots if _slot(v) in left]
+
         def outcome(model: Any, place: int) -> Outcome:
             return Outcome(
-                values_of(model.variables), values_of(model.optimizer.variables),
+                values_of(model.variables),
+                values_of(slots if model is self.ref else model.optimizer.variables),
                 [dict(h) for h in histories[place]], evaluated[place],
                 [np.asarray(p, "float64") for p in predicted[place]],
             )  # fmt: skip
 
         return differences(Case(), outcome(self.ref, 0), outcome(self.model, 1))
+
+
+def _slot(variable: Any) -> str:
+    """The path of an optimizer's variable without the optimizer's name."""
+    return str(variable.path).partition("/")[2]
 
 
 def _dense(model: Any) -> list[Any]:

@@ -34,7 +34,12 @@ def _trained_once(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", TASKS)
+_ALIKE = ("masked", "causal", "lora in bfloat16")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow if n in _ALIKE else ()) for n in TASKS]
+)
 def test_a_task_travels(name: str) -> None:
     """A worker's task has the same variables, values, flags, and what ``compile`` was given."""
     model = _trained_once(name)
@@ -165,3 +170,10 @@ def test_texts_of_a_row_go_to_the_preprocessor_in_their_order() -> None:
 def test_a_column_of_the_wrong_kind_is_refused_before_a_job(name: str, features: str) -> None:
     with pytest.raises(DataError, match="cannot take these columns"):
         make_spec(_SCHEMA, model_signature(_made(name)), features, "label")
+
+
+def test_labels_that_a_task_does_not_make_are_asked_for() -> None:
+    rows, _ = rows_of("classifier", 4)
+    spark_model = LocalSparkModel.of(LocalSession(None, [4], []))(_made("classifier"))
+    with pytest.raises(DataError, match="label names no column"):
+        spark_model.fit((rows,), verbose=0)

@@ -24,7 +24,7 @@ from typing import Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.learner.archives.plain_config import plain_config
+from sparkdl.learner.archives.plain_config import names_of_data, plain_config
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
@@ -58,6 +58,7 @@ class ModelArchive:
             :class:`sparkdl.learner.archives.unsaved_settings.BesideFile`; none for a model that is
             known as a file only.
         packages: Installed package -> its version, of those that ``objects`` names.
+        named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
     """
 
@@ -67,6 +68,7 @@ class ModelArchive:
     key: str
     beside: bytes = b""
     packages: dict[str, str] = field(default_factory=dict, compare=False)
+    named: frozenset[str] = frozenset()
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -101,6 +103,11 @@ class ModelArchive:
             hint="install the driver's version on the workers, or let the code travel: of a module "
             "that is not installed it goes by value",
         ) from error
+
+    def forget_content(self) -> None:
+        """Drops the file, for all who hold this archive: a model was made of it."""
+        object.__setattr__(self, "content", b"")
+        object.__setattr__(self, "beside", b"")
 
     def without_content(self) -> ModelArchive:
         """The archive without its file, once a model was made of it."""
@@ -251,7 +258,10 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
                 part = archive.read(name)
                 digest.update(plain_config(part) if name == "config.json" else part)
     backend, key = keras.backend.backend(), digest.hexdigest()
-    return ModelArchive(content, pickled, backend, key, packages=packages, here=dict(objects))
+    named = frozenset(names_of_data(json.loads(read_config(content))))
+    return ModelArchive(
+        content, pickled, backend, key, packages=packages, named=named, here=dict(objects)
+    )
 
 
 def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool = False) -> Any:

@@ -206,7 +206,8 @@ class TrainTask:
         from sparkdl.worker import train
 
         settings, clock = self.settings, current_clock()
-        form = f"{self.spec.form} {'weighted by class' if settings.class_weight else ''}"
+        weighted = "weighted by class" if settings.class_weight else ""
+        form = f"{self.spec.form(self.archive.named)} {weighted}"
         if is_kept(self.archive, form):  # to set its state is quick, but would hold the reader up
             with clock.within("read"):
                 wait([reader])

@@ -287,7 +287,9 @@ def _feature(
             raise wrong_type(field, "features", "an array of numbers")
         return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
     if is_number(kind):
-        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+        as_given = wanted.dtype == AS_GIVEN
+        rows = () if as_given else _scalars_shape(columns, shape)
+        return ColumnSpec(columns, rows, dtype, "scalars")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec(columns, _known(shape, field), dtype, "binary")
     if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:

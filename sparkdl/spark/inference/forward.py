@@ -77,12 +77,18 @@ class PredictorTask(ForwardTask):
     batch_size: int
     use_gpu: UseGpu
 
-    def predictor(self, resources: Resources) -> AbstractContextManager[Predictor]:
-        """The model in this process, on the devices that Spark gave."""
+    @contextlib.contextmanager
+    def predictor(self, resources: Resources) -> Iterator[Predictor]:
+        """The model in this process, on the devices that Spark gave.
+
+        The archive is this task's own, and without its file from then on.
+        """
         start_framework(self.devices.place(resources))
         from sparkdl.learner.cache import cached_predictor
 
-        return cached_predictor(self.archive)
+        with cached_predictor(self.archive) as predictor:
+            self.archive.archive.forget_content()
+            yield predictor
 
 
 Mask = npt.NDArray[np.bool_]

@@ -256,6 +256,7 @@ def predict_rdd(
 def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[Any]:
     """On the executor: predictions for an iterator of examples, a batch at a time."""
     task: PredictRowsTask = payload.load(content)
+    task.archive.archive.forget_content()
     iterator = iter(rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -264,7 +265,9 @@ def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[An
             yield _pack(stack_inputs(chunk, task.archive.signature, number))
             number += len(chunk)
 
-    for batch in run_task(batches(), content):
+    predicted = run_task(batches(), content)
+    del content  # as large as the model
+    for batch in predicted:
         outputs = _unpack(batch)
         if len(outputs) == 1:
             yield from next(iter(outputs.values()))
@@ -436,6 +439,8 @@ def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
 def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """All columns travel to Python and back: for Spark before 4.1."""
     positions = tuple(map(schema.names.index, task.spec.columns))
+    for column in schema:
+        _require_arrow(column.name, column.dataType)
     given = {field.name: getattr(task, field.name) for field in fields(task)}
     appending = AppendTask(**given, kept=len(schema), positions=positions)
     context = context_of(frame.sparkSession)
@@ -448,6 +453,20 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     function = stage_function(ship(appending, context, frame.sparkSession), 0)
     with this_interpreter(context):
         return frame.mapInArrow(function, T.StructType(returned))
+
+
+def _require_arrow(name: str, kind: T.DataType) -> None:
+    """Refuses a column that older Sparks give to no task, also where the model does not read it."""
+    if isinstance(kind, T.ArrayType):
+        _require_arrow(name, kind.elementType)
+    names = kind.names if isinstance(kind, T.StructType) else []
+    if isinstance(kind, T.YearMonthIntervalType) or len(names) != len(set(names)):
+        raise DataError(
+            f"column {name!r} cannot pass predict on this Spark",
+            expected="Spark 4.1 or newer, or columns that Arrow knows",
+            received=kind.simpleString(),
+            hint="cast it to a string, or give its fields names of their own",
+        )
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:
