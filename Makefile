@@ -26,7 +26,7 @@ PROGRESS = awk -v terminal="$$(test -t 2 && echo yes)" '\
     print "  " found " found; now they are installed ..."; fflush() } \
   /^Successfully installed/ { print "  done." }'
 
-.PHONY: demo cluster-demo gpu-check check test test-all test-oldest lint docs release bench bench-peers horovod install java clean
+.PHONY: demo cluster-demo gpu-check check test test-all test-oldest planted lint docs release bench bench-peers horovod install java clean
 
 demo: install ## Trains a network on two Spark workers and shows the result
 	@$(BIN)/python examples/demo.py
@@ -52,6 +52,9 @@ test-all: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## The heavier ch
 
 test-oldest: java ## With Spark 3.5 and the oldest packages, in an environment of its own
 	$(WITH_OLDEST) $(SIDE_BY_SIDE) tests/unit tests/spark -m "not slow"
+
+planted: java $(STAMP) ## One-line faults in a copy of the tree, each with the test file that must fail
+	$(BIN)/python tests/planted.py --jobs $(TEST_PROCESSES)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -100,9 +103,9 @@ $(VENV)/.horovod: $(STAMP) docker/build_horovod.sh
 	elif PYTHON=$(abspath $(BIN))/python bash docker/build_horovod.sh; then touch $@; \
 	else echo "Horovod is not installed (the reason is above): its tests will skip"; fi
 
-# Only the tests need PyTorch, which is large on some machines.
+# Only the tests need PyTorch, which is large on some machines, and KerasHub.
 $(VENV)/.torch: $(STAMP)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch]'
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[torch,hub]'
 	@touch $@
 
 # The classes that Spark loads, as JVMs read them fastest. Without it tests start more slowly.

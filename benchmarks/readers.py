@@ -38,16 +38,12 @@ import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkdl.data import ColumnSpec, DataSpec, read_partition
+from sparkdl.data.plain_arrow import FileColumns
 from sparkdl.data.shards import read_files
 from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import files as file_forms
-from sparkdl.spark.forms.files import (
-    FileInput,
-    FileSet,
-    FileShard,
-    ParquetPiece,
-    parquet_pieces,
-)
+from sparkdl.spark.forms.arrow_files import FileShard, ParquetPiece, parquet_pieces
+from sparkdl.spark.forms.files import FileInput, FileSet
 
 SPEC = DataSpec(
     {"x": ColumnSpec(("pixels",), (784,))},
@@ -127,7 +123,8 @@ def of_sleeping_groups(folder: Path, latency_s: float, readers: int | None) -> i
         yield from piece.read()
 
     def opened(shard: FileShard) -> list[Callable[[], Iterator[pa.RecordBatch]]]:
-        pieces = parquet_pieces(shard, ["label", "pixels"])  # which join small row groups
+        columns = FileColumns(["label", "pixels"])
+        pieces = parquet_pieces(shard, columns)  # which join small row groups
         groups = [(piece, number) for piece in pieces for number in piece.groups]
         return [partial(read, replace(piece, groups=(number,))) for piece, number in groups]
 

@@ -13,6 +13,7 @@ SCRIPTS = [
     ("inference.py", "--rows", "1000000"),
     ("generate.py",),
     ("large_embeddings.py",),
+    ("tabular.py",),
     ("readers.py",),
     ("out_of_core.py",),
     ("recovery.py",),

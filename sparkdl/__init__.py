@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from sparkdl import tune as tune
     from sparkdl.collective.current import current as communicator
     from sparkdl.config import Limits as Limits
+    from sparkdl.diagnosis.examination import doctor as doctor
+    from sparkdl.diagnosis.examination import environment as environment
     from sparkdl.errors import SparkDLError as SparkDLError
     from sparkdl.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.images.deep_image import DeepImagePredictor as DeepImagePredictor
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
     from sparkdl.learner.distributed.optimizer import DistributedOptimizer as DistributedOptimizer
     from sparkdl.process.log_lines import log_to_driver as log_to_driver
     from sparkdl.settings.network import Network as Network
-    from sparkdl.spark.doctor.examination import doctor as doctor
-    from sparkdl.spark.doctor.examination import environment as environment
     from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.inferring import inference as inference
     from sparkdl.spark.loading import load_spark_model as load_spark_model
@@ -97,8 +97,8 @@ _HOMES = {
     "dashboard": "sparkdl.tracking.page.dashboard",
     "HorovodRunner": "sparkdl.spark.run",
     "describe": "sparkdl.learner.description",
-    "doctor": "sparkdl.spark.doctor.examination",
-    "environment": "sparkdl.spark.doctor.examination",
+    "doctor": "sparkdl.diagnosis.examination",
+    "environment": "sparkdl.diagnosis.examination",
     "communicator": "sparkdl.collective.current:current",
     "log_to_driver": "sparkdl.process.log_lines",
     "DistributedOptimizer": "sparkdl.learner.distributed.optimizer",

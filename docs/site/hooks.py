@@ -190,8 +190,8 @@ def on_config(config: Any) -> Any:
         {"How to": [
             {"Train and predict": ["guide/index.md", *({t: u} for t, u in PAGES.guide)]},
             {"Elsewhere": [
-                "generate.md", "tables.md", "sparse.md", "pipelines.md", "shell.md", "yarn.md",
-                "clusters.md", "elephas.md",
+                "hub.md", "generate.md", "tables.md", "sparse.md", "pipelines.md", "shell.md",
+                "yarn.md", "clusters.md", "elephas.md",
             ]},
         ]},
         {"Rules": "rules.md"},

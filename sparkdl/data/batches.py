@@ -138,6 +138,7 @@ class Batches:
             first ones.
         repeat: Whether epochs go on where the one before ended; only with ``steps``.
         class_weight: Class -> weight of its rows, see :class:`ClassWeights`.
+        prepare: Makes of each batch of rows what the model takes; batches come alone then.
         by_content: Begin with the order that the rows' content decides, where the rows have one,
             and not with the order in which they came.
     """
@@ -155,10 +156,11 @@ class Batches:
         repeat: bool = False,
         class_weight: Mapping[int, float] | None = None,
         by_content: bool = False,
+        prepare: Callable[[BatchStack], BatchStack] | None = None,
     ) -> None:
         self._begin = rows.order if by_content else None
         self.rows, self.shuffle, self.seed, self.rank = rows, shuffle, seed, rank
-        self.prefetch = prefetch
+        self.prefetch, self._prepare = prefetch, prepare
         self.repeats = repeat and steps is not None and len(rows) > 0
         self._weights = None if class_weight is None else ClassWeights(class_weight, rows.spec)
         num_rows = len(rows)
@@ -183,8 +185,8 @@ class Batches:
 
     @property
     def stackable(self) -> bool:
-        """Whether all full batches have the same shape; padded ones have not."""
-        return not self.rows.spec.is_padded
+        """Whether all full batches have the same shape; padded ones have not, others may not."""
+        return self._prepare is None and not self.rows.spec.is_padded
 
     @property
     def batch_bytes(self) -> int:
@@ -246,13 +248,14 @@ class Batches:
         if self._weights is not None:
             batch = self._weights.weigh(batch)
         weights = batch.sample_weight
-        return BatchStack(
+        stack = BatchStack(
             _stack(batch.x, count),
             _stack(batch.y, count),
             None if weights is None else _stack(weights, count),
             count,
             batch.num_rows,
         )
+        return stack if self._prepare is None else self._prepare(stack)
 
 
 def _first_of(pending: deque[Future[BatchStack]]) -> BatchStack:

@@ -6,7 +6,7 @@ The specs are made and validated on the driver, pickled, and read by ``decode`` 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -306,12 +306,19 @@ class DataSpec:
             found[spec] = spec
         return tuple(found.values())
 
-    @property
-    def form(self) -> str:
-        """A text that specs share whose batches have equal names, shapes and dtypes."""
+    def form(self, named: Collection[str] = ()) -> str:
+        """A text that specs share whose batches have equal names, shapes and dtypes.
+
+        Args:
+            named: The names of single arrays that count; those of several always do.
+        """
         groups = (self.features, self.labels, self.weights)
         return str([
-            [(name, c.shape, c.dtype, c.one_hot, c.kind, c.padding) for name, c in group.items()]
+            [
+                (name if name in named or len(group) > 1 else "")
+                + str((c.shape, c.dtype, c.one_hot, c.kind, c.padding))
+                for name, c in group.items()
+            ]
             for group in groups
         ])  # fmt: skip
 

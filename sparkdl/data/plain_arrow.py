@@ -2,13 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.errors import DataError
+
 _WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}
 """Bits of an unsigned integer -> the signed type; a number that it cannot hold is an error."""
 _WIDEST_DECIMAL = 38
+_NO_TYPES = pa.schema([])
+
+
+@dataclass(frozen=True)
+class FileColumns:
+    """The columns to read of files, and how they are found in each.
+
+    Args:
+        names: What they are called here.
+        schema: The types of some of them; a file with a type that these do not hold is refused.
+        exact: Whether ``a`` in a file is not the column ``A`` (``spark.sql.caseSensitive``).
+    """
+
+    names: Sequence[str]
+    schema: pa.Schema = _NO_TYPES
+    exact: bool = True
+
+    def found_in(self, path: str, there: pa.Schema) -> list[str]:
+        """The names of the columns in a file.
+
+        Raises:
+            DataError: It lacks a column, or has one of another type.
+        """
+        found = []
+        for name in self.names:
+            like = [n for n in there.names if not self.exact and n.lower() == name.lower()]
+            same = [n for n in there.names if n == name] or like
+            if len(same) != 1:
+                raise DataError(
+                    f"{path} has other columns than the files before",
+                    expected=f"the column {name!r}" + (", once" if same else ""),
+                    received=f"the columns {there.names}",
+                )
+            found += same
+            wanted = self.schema.field(name).type if name in self.schema.names else None
+            kind = there.field(same[0]).type
+            if wanted is not None and not holds(wanted, kind):
+                raise DataError(
+                    f"{path} has column {name!r} in another type than the files before",
+                    expected=f"{wanted}, or what it holds without a loss",
+                    received=str(kind),
+                    hint="write the files with one type for each column",
+                )
+        return found
+
+
+def holds(wanted: pa.DataType, found: pa.DataType) -> bool:
+    """Whether a column of one type can be read as one of another, as Spark's reader can.
+
+    >>> holds(pa.int64(), pa.uint8()), holds(pa.int32(), pa.int64())
+    (True, False)
+    """
+    types, kind = pa.types, plain_type(found)
+    if kind in (wanted, pa.null()):
+        return True
+    if is_any_list(wanted) and is_any_list(kind):
+        return holds(wanted.value_type, kind.value_type)
+    if types.is_duration(kind) or kind == pa.bool_() != found:
+        kind = pa.int64() if types.is_duration(kind) else pa.int8()  # as Parquet stores them
+    if types.is_integer(kind) and not types.is_integer(wanted):
+        return bool(types.is_decimal(wanted) or (wanted == pa.float64() and kind.bit_width < 64))
+    if types.is_decimal(kind) and types.is_decimal(wanted):
+        whole = kind.precision - kind.scale, wanted.precision - wanted.scale
+        return bool(kind.scale <= wanted.scale and whole[0] <= whole[1])
+    for is_number in (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal):
+        if is_number(kind) or is_number(wanted):
+            return bool(
+                is_number(kind) and is_number(wanted) and kind.bit_width <= wanted.bit_width
+            )
+    return True
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
@@ -34,6 +109,8 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return _WIDER[kind.bit_width]
     if types.is_date64(kind):
         return pa.date32()
+    if types.is_time(kind):
+        return pa.time64("us")
     if types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
     if types.is_decimal(kind) and kind.precision <= _WIDEST_DECIMAL:
@@ -63,12 +140,15 @@ def unwrapped(array: pa.Array) -> pa.Array:
                 pa.array(values), len(values) // max(1, len(array))
             )
         return unwrapped(array.storage)
-    if pa.types.is_dictionary(kind):
-        return unwrapped(array.dictionary_decode())
+    if pa.types.is_dictionary(kind):  # pyarrow 26 decodes none of views
+        values = unwrapped(array.dictionary)
+        return unwrapped(pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode())
     if str(kind).startswith("run_end_encoded"):
         return unwrapped(pc.run_end_decode(array))
     if is_any_list(kind) and ("_view" in str(kind) or not _is_usual(kind.value_type)):
         return _listed(array)
+    if pa.types.is_duration(kind):
+        return array.view(pa.int64())
     return array.cast(plain_type(kind)) if "_view" in str(kind) else array
 
 

@@ -8,6 +8,7 @@
 - ``callback_sink``: Keras callbacks on the driver. ``callback_writes``: what they write to the
   model. ``distributed``: for users' own training functions on several ranks.
 - ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
+  ``preprocessing``: what a model with a preprocessor makes of rows, such as texts.
   ``custom_objects``: the user's own classes in it. ``description``: a model in words.
 - ``framework``: which backend runs in this process, and its start on the task's devices.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.preprocessing import ROW, Preprocessing, preprocessor_of
 
 LabelKind = Literal["sparse", "binary", "dense", "own"]
 """What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
@@ -39,6 +40,8 @@ _OF_NUMBERS = frozenset({
 """Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
+AS_GIVEN = "as given"
+"""The dtype of rows that a preprocessor takes, which may be numbers of any kind, or texts."""
 LABEL = "label of all outputs"
 """Stands for an output's name where one label goes, as it is, to code of the user's own."""
 Shape = tuple[int | None, ...]
@@ -59,6 +62,8 @@ class TensorSpec:
     def dtype_for(self, given: str) -> str:
         """The NumPy dtype in which an input gets values of dtype ``given``, as in Keras' ``fit``;
         float32 for one that NumPy lacks (bfloat16): the model rounds."""
+        if self.dtype == AS_GIVEN:
+            return "float32" if given == "float64" else given
         if self.takes_whole and is_whole(given):
             return given
         return "float32" if self.dtype.startswith(("bfloat", "float8")) else self.dtype
@@ -95,6 +100,8 @@ class Signature:
         class_counts: Output name -> the number of classes, where the loss tells it and the output
             does not (``ShardedClassifier``).
         whole_outputs: Output name -> its dtype where inputs that take integers get them.
+        preprocessing: The way from rows to what the model takes, where it has one of its own:
+            ``inputs`` are the rows then. It may make the labels, too.
     """
 
     inputs: dict[str, TensorSpec]
@@ -109,6 +116,7 @@ class Signature:
     own_step: bool = False
     class_counts: dict[str, int] = field(default_factory=dict)
     whole_outputs: dict[str, str] = field(default_factory=dict)
+    preprocessing: Preprocessing | None = field(default=None, compare=False, repr=False)
 
     def output_dtype(self, output: str, given: Mapping[str, str] | None) -> str:
         """The dtype of an output where inputs get the dtypes ``given``; None: whatever they get."""
@@ -167,12 +175,19 @@ def model_signature(model: Any) -> Signature:
     ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
     optional = _without_loss(model, losses)
     numbers = {output: name for output, name in names.items() if name in _OF_NUMBERS}
-    return Signature(
+    signature = Signature(
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
         {name: count for name, item in losses.items() if (count := _class_count(item)) is not None},
         whole,
     )  # fmt: skip
+    if preprocessor_of(model) is None:
+        return signature
+    first = next(iter(inputs.values())).shape
+    images = len(inputs) == 1 and first is not None and len(first) == 3
+    row = TensorSpec(ROW, (None,) * 3 if images else None, AS_GIVEN)
+    prepares = Preprocessing(model, tuple(inputs), tuple(outputs))
+    return replace(signature, inputs={ROW: row}, named_inputs=False, preprocessing=prepares)
 
 
 def has_own(model: Any, *methods: str) -> bool:
@@ -180,12 +195,6 @@ def has_own(model: Any, *methods: str) -> bool:
     import keras
 
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
-
-
-def preprocessor_of(model: Any) -> Any:
-    """The layer or function that makes a model's inputs of its rows, as KerasHub's tasks have one;
-    None: there is none."""
-    return getattr(model, "preprocessor", None)
 
 
 def gives_otherwise(model: Any) -> bool:

@@ -84,7 +84,7 @@ class WorkersAwaited:
 
     Args:
         epoch: Counted from 0.
-        ranks: Of those that were lost; empty when all are back.
+        ranks: The ranks that were lost; empty when all are back.
     """
 
     epoch: int
@@ -99,8 +99,8 @@ class EpochProgressed:
         epoch: Counted from 0.
         batches: Steps of all workers that are done in it.
         batches_per_epoch: Steps of all workers in one epoch.
-        metrics: Of the rows trained so far in this epoch.
-        rows_per_s: Of all workers together, over the last seconds; None while it is not known.
+        metrics: Metrics of the rows trained so far in this epoch.
+        rows_per_s: Rows a second of all workers, over the last seconds; None while not known.
         staleness: Mean commits between a pull and the commit that followed it.
     """
 
@@ -192,7 +192,7 @@ class EpochEnded:
         batches: Steps of all workers that were done in it.
         batches_per_epoch: Steps of all workers in one epoch.
         rows: Rows that were trained in it.
-        metrics: Of all its rows, validation metrics included.
+        metrics: Metrics of all its rows, validation metrics included.
         rows_per_s: Its rows over its time; None where the time is not known.
         staleness: Mean commits between a pull and the commit that followed it.
     """

@@ -3,8 +3,8 @@
 ``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``mllib``: what users call.
 ``model_inference``: what a SparkModel holds, and does beside ``fit``.
 ``loading``: a SparkModel from a file. ``shared_data``: the rows that trials of a search share.
-``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``: stages. ``doctor``: what
-is wrong with a cluster. ``session``, ``tfrecord``: what the others stand on.
+``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``: stages.
+``session``, ``tfrecord``: what the others stand on.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
 what runs on executors. ``forms``: forms of data, and their columns as the model's inputs.
 ``inference``: predict and evaluate. ``files``: the file systems that Spark reaches, for all files

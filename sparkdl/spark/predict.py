@@ -15,6 +15,7 @@ from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
+from sparkdl.spark.forms.frames import PathForm
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.rdds import RddForm
@@ -142,7 +143,8 @@ def predict_data(
         )
     signature = source.signature
     if isinstance(form, ArraysForm):
-        return _predict_arrays(source, input_arrays(form.data, signature.inputs), batch_size)
+        x = form.data if signature.preprocessing else input_arrays(form.data, signature.inputs)
+        return _predict_arrays(source, x, batch_size)
     if debug_limits()[1] is not None:
         raise ConfigError(
             "predict gives every row of a DataFrame or RDD a prediction",
@@ -154,8 +156,11 @@ def predict_data(
     if isinstance(form, RddForm):
         require_running_rdd(form.data)
         return predict_rdd(form.data, archive, batch_size=batch_size, use_gpu=use_gpu)
+    frame = form.frame()
+    if isinstance(form, PathForm):
+        form.warn_of_lost_columns()
     return predict_columns(
-        form.frame(), archive, inputs, choice.columns(archive, signature),
+        frame, archive, inputs, choice.columns(archive, signature),
         batch_size=batch_size, use_gpu=use_gpu, handle_invalid=choice.invalid,
     )  # fmt: skip
 

@@ -97,7 +97,7 @@ class RowStart:
                 expected="numbers for " + (", ".join(one.name for one in known) or "nothing"),
                 received=repr(options),
             ) from error
-        self._name, self._make = name, _KINDS[name]
+        self._name = name
         self._constants = {one.name: constants.get(one.name, one.default) for one in known}
         text = f"{seed}/{table}".encode()
         key = hashlib.blake2b(text, digest_size=8).digest()
@@ -111,8 +111,8 @@ class RowStart:
     def rows(self, ids: Ids) -> FloatArray:
         """The start values of ``ids``, of shape (ids, dim)."""
         seeds, found = mix64(mix64(ids) ^ self._key), np.empty((len(ids), self.dim), np.float32)
-        block = max(1, _BLOCK_NUMBERS // self.dim)
+        make, block = _KINDS[self._name], max(1, _BLOCK_NUMBERS // self.dim)
         for start in range(0, len(ids), block):
             part = slice(start, start + block)
-            found[part] = self._make(seeds[part], self.dim, **self._constants)
+            found[part] = make(seeds[part], self.dim, **self._constants)
         return found

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sparkdl.progress.bar import speed
-from sparkdl.training.phases import Phase, Usage
+from sparkdl.training.phases import Phase, Usage, too_many_workers
 
 Cause = Literal[
-    "slow worker", "uneven rows", "slow reader", "slow transport", "short window", "small batches"
-]
+    "slow worker", "uneven rows", "slow reader", "slow transport", "short window", "small batches",
+    "too many workers",
+]  # fmt: skip
 _BUSY: tuple[Phase, ...] = ("read", "compute", "evaluate", "exchange", "wait")
 _MARKS = {"read": "▒", "compute": "█", "evaluate": "▓", "exchange": "░", "wait": "·"}
 _NAMES = {
@@ -132,7 +133,7 @@ def _advices(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
         return []
     return [
         *_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks),
-        *_of_steps(facts, ranks),
+        *_of_steps(facts, ranks), *_of_workers(facts),
     ]  # fmt: skip
 
 
@@ -227,6 +228,14 @@ def _of_steps(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
         "often goes with it)."
     )
     return [Advice("small batches", gain, text)]
+
+
+def _of_workers(facts: Facts) -> list[Advice]:
+    """One process would need less time than the workers take with their exchanges."""
+    trained = {rank: usage for rank, usage in facts.usage.items() if facts.rows.get(rank)}
+    text = too_many_workers(trained)
+    # It ends all exchanges, so it gains no less than the advice on one of their causes.
+    return [] if text is None else [Advice("too many workers", 1.0, f"{text}.")]
 
 
 def _bar(times: RankTimes, longest: float) -> str:

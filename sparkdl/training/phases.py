@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -28,6 +28,8 @@ PHASES: tuple[Phase, ...] = ("start", "read", "compute", "evaluate", "exchange",
 server or the other ranks, the wait for them included. ``wait``: for ranks to join, or for the
 driver at an epoch's end."""
 MOST_SPANS = 50_000
+MOST_OUTRUN = 0.9
+"""Ranks nearer to the speed of one process are as fast, as far as their seconds tell."""
 _FIRST_BUCKET_S = 1e-3
 
 
@@ -53,6 +55,50 @@ class Usage:
     def total_s(self) -> float:
         """Seconds since the task began."""
         return sum(self.seconds.values())
+
+
+def beside_one_process(usage: Mapping[int, Usage]) -> float:
+    """The speed of all ranks together, as a multiple of one process' that does all of their work.
+
+    Of that process only the ranks' exchanges are taken away: to compute, to evaluate and to read
+    take it the sum of what they took the ranks. Below 1 it would be faster than they are. The start
+    and the waits for the driver, which it would have too, are left out.
+
+    Args:
+        usage: Rank -> what its time went into, in one stage.
+
+    >>> rank = Usage({"start": 9.0, "read": 0.1, "compute": 0.8, "evaluate": 0.1, "exchange": 3.0})
+    >>> round(beside_one_process({0: rank, 1: rank}), 2)
+    0.5
+    """
+    work = [_seconds(u, "read", "compute", "evaluate") for u in usage.values()]
+    longest = max((_busy_s(u) for u in usage.values()), default=0.0)
+    return sum(work) / longest if longest else float(len(usage))
+
+
+def _seconds(usage: Usage, *phases: Phase) -> float:
+    return sum(usage.seconds.get(phase, 0.0) for phase in phases)
+
+
+def _busy_s(usage: Usage) -> float:
+    return _seconds(usage, "read", "compute", "evaluate", "exchange")
+
+
+def too_many_workers(usage: Mapping[int, Usage], least_s: float = 1.0) -> str | None:
+    """A sentence on ranks that one process would outrun; None if it would not, or nobody knows.
+
+    Args:
+        usage: See :func:`beside_one_process`; of ranks that have trained rows.
+        least_s: Seconds of less than which nothing is said.
+    """
+    multiple = beside_one_process(usage)
+    if len(usage) < 2 or multiple > MOST_OUTRUN or max(map(_busy_s, usage.values())) < least_s:
+        return None
+    return (
+        f"{len(usage)} workers are at {multiple:.2g} of one process here: exchanges take longer "
+        "than what the workers save; num_workers=1, a larger batch_size or, in modes with a "
+        "server, a larger frequency is faster"
+    )
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,12 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from sparkdl.diagnosis import network
+from sparkdl.diagnosis.cluster_checks import check_probe
+from sparkdl.diagnosis.network import Answer, Attempt, Echo, ProbeTask
 from sparkdl.errors import ResourceError
 from sparkdl.launch.results import of_kind
 from sparkdl.launch.threads import ThreadLauncher
-from sparkdl.spark.doctor import network
-from sparkdl.spark.doctor.cluster_checks import check_probe
-from sparkdl.spark.doctor.network import Answer, Attempt, Echo, ProbeTask
 from sparkdl.wire.hosts import reachable_host
 from sparkdl.wire.proving import BUSY, TOKEN_BYTES
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 import keras_hub as hub
+import keras_rs
 import numpy as np
 
 WORDS = "the a cat dog film book was is good bad great awful fun dull i like hate this not very"
@@ -105,6 +106,65 @@ def head_on_backbone() -> Any:
     return model
 
 
+def ranking() -> Any:
+    """Scores of the five items of a row for its query, compared in pairs: a row is a list."""
+    query = keras.Input((3,), dtype="int32", name="query")
+    items = keras.Input((5,), dtype="int32", name="items")
+    asked = keras_rs.layers.EmbedReduce(20, 4, combiner="mean")(query)
+    both = keras.layers.Concatenate()(
+        [keras.layers.Embedding(20, 4)(items), keras.layers.RepeatVector(5)(asked)]
+    )
+    scores = keras.layers.Dense(1)(keras_rs.layers.FeatureCross()(both))
+    model = keras.Model({"query": query, "items": items}, keras.layers.Reshape((5,))(scores))
+    model.compile(keras.optimizers.Adam(1e-2), keras_rs.losses.PairwiseHingeLoss())
+    return model
+
+
+class TwoTowers(keras.Model):
+    """Users and items as vectors; the other items of a batch are those that a user did not take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.users, self.items = keras.layers.Embedding(20, 4), keras.layers.Embedding(20, 4)
+
+    def call(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"user": self.users(inputs["user"]), "item": self.items(inputs["item"])}
+
+    def compute_loss(
+        self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:  # fmt: skip
+        scores = keras.ops.matmul(y_pred["user"], keras.ops.transpose(y_pred["item"]))
+        rows = keras.ops.arange(keras.ops.shape(scores)[0])
+        losses = keras.losses.sparse_categorical_crossentropy(rows, scores, from_logits=True)
+        return keras.ops.mean(losses)
+
+
+def retrieval() -> Any:
+    """Two towers, built by a call."""
+    model = TwoTowers()
+    model({"user": np.zeros(2, "int32"), "item": np.zeros(2, "int32")})
+    model.compile(keras.optimizers.Adam(1e-2))
+    return model
+
+
+def rows_of(name: str, count: int) -> tuple[Any, ...]:
+    """Arrays as a user gives them to ``fit`` of a task."""
+    sentences, labels = texts(count)
+    random = np.random.default_rng(0)
+    if name == "ranking":
+        ids = {
+            "query": random.integers(0, 20, (count, 3)),
+            "items": random.integers(0, 20, (count, 5)),
+        }
+        return {n: a.astype("int32") for n, a in ids.items()}, random.uniform(0, 1, (count, 5))
+    if name == "retrieval":
+        return ({n: random.integers(0, 20, count).astype("int32") for n in ("user", "item")},)
+    if name == "images":
+        return random.uniform(0, 255, (count, 9, 9, 3)).astype("float32"), labels
+    return (np.array(sentences), labels) if name == "classifier" else (np.array(sentences),)
+
+
 TASKS = {
     "classifier": classifier,
     "masked": masked_model,
@@ -113,5 +173,7 @@ TASKS = {
     "lora in bfloat16": lambda: causal_model(lora=4, dtype="mixed_bfloat16"),
     "images": image_classifier,
     "head on a backbone": head_on_backbone,
+    "ranking": ranking,
+    "retrieval": retrieval,
 }
 """Name -> what makes a compiled task."""

@@ -291,7 +291,7 @@ class LocalSparkModel(SparkModel):
         if split:
             parts = arrays.split_arrays(by_name(form.data, signature), split)
             form, validation_data = form_of(parts[0]), parts[1]
-        source = form.open(signature, columns)
+        source = replace(form.open(signature, columns), origin=None)  # a frame made here
         if validation_data is None:
             return source
         held_out = form_of(validation_data).open(signature, columns)

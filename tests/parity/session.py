@@ -25,7 +25,7 @@ import pyarrow as pa
 from case import Arrays, Case, cut
 from keras import layers
 from keras.src.backend.common import global_state
-from local_spark import TASK_S, LocalSession, LocalSparkModel, Workers, _stream
+from local_spark import TASK_S, WORKERS, LocalSession, LocalSparkModel, Workers, _stream
 from pyspark.sql import types as T
 from referee import (
     GlobalBatches,
@@ -223,6 +223,8 @@ LOSSES = (
     "mse", "bce", "huber", "by_global", "by_helpers", "by_table", "by_default", "by_module",
     "closure", "lambda", "OwnLoss",
 )  # fmt: skip
+# Not "mape": with labels of 0 SGD makes weights of 1e7, where the next float32 is 1 to 4 away, and
+# the sums of two workers are 1 to 4 off; with Adam or clipped the same fits are 6e-8 off.
 METRICS = ("mae", "own_metric", "OwnMetric", "auc")
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05),
@@ -325,6 +327,11 @@ class Place:
         """Kills a worker that does nothing."""
         self._workers.replace(number)
 
+    def restart(self) -> None:
+        """Ends the session of Spark with its workers, and begins another one."""
+        for number in range(WORKERS):
+            self._workers.replace(number)
+
 
 # -- the session -----------------------------------------------------------------------------------
 
@@ -359,6 +366,7 @@ class Session:
         self.model: Any = None
         self.stack: tuple[str, ...] = ()
         self._compiled: dict[str, Any] = {}
+        self._keeps = False  # whether the optimizer is one of before a quantization
 
     def close(self) -> None:
         """Gives back what belongs to the process."""
@@ -382,7 +390,7 @@ class Session:
     def _build(
         self, form: str, stack: tuple[str, ...], activation: str = "", **compiled: Any
     ) -> None:
-        self.stack, self._ours = stack, None
+        self.stack, self._ours, self._keeps = stack, None, False
         self._compiled = {}
         self.ref, self.model = (self._made(form, stack, activation) for _ in range(2))
         self._compile(**compiled)
@@ -415,6 +423,7 @@ class Session:
         self._compiled = {
             **defaults, **self._compiled, **{k: v for k, v in given.items() if v is not None}
         }  # fmt: skip
+        self._keeps = self._keeps and optimizer is None
         for model in (self.ref, self.model):
             chosen = model.optimizer if optimizer is None else OPTIMIZERS[optimizer]()
             kind = "weighted_metrics" if self._compiled["weighted"] else "metrics"
@@ -444,10 +453,13 @@ class Session:
                     layer.enable_lora(2)
         self._compile(optimizer="sgd")
 
-    def _quantize(self) -> None:
+    def _quantize(self, compiles: bool = True) -> None:
+        """Quantizes both; where they are not compiled again, the optimizer goes on."""
         for model in (self.ref, self.model):
             model.quantize("int8")
-        self._compile(optimizer="sgd")
+        if compiles:
+            self._compile(optimizer="sgd")
+        self._keeps = not compiles
 
     def _save(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -487,6 +499,11 @@ class Session:
 
     def _kill(self, number: int) -> None:
         self._place.kill(number)
+
+    def _restart(self) -> None:
+        """Ends the session of Spark, with all functions of SQL that were made in it."""
+        self._functions.clear()
+        self._place.restart()
 
     # -- training --------------------------------------------------------------------------------
 
@@ -596,14 +613,25 @@ class Session:
         if self.model.optimizer.built and not self.ref.optimizer.built:
             self.ref.optimizer.build(self.ref.trainable_variables)  # as Keras' first step does
 
+        slots = self.ref.optimizer.variables
+        if self._keeps:  # Keras has those of kernels, too, which nothing trains any more
+            left = {_slot(v) for v in self.model.optimizer.variables}
+            slots = [v for v in slots if _slot(v) in left]
+
         def outcome(model: Any, place: int) -> Outcome:
             return Outcome(
-                values_of(model.variables), values_of(model.optimizer.variables),
+                values_of(model.variables),
+                values_of(slots if model is self.ref else model.optimizer.variables),
                 [dict(h) for h in histories[place]], evaluated[place],
                 [np.asarray(p, "float64") for p in predicted[place]],
             )  # fmt: skip
 
         return differences(Case(), outcome(self.ref, 0), outcome(self.model, 1))
+
+
+def _slot(variable: Any) -> str:
+    """The path of an optimizer's variable without the optimizer's name."""
+    return str(variable.path).partition("/")[2]
 
 
 def _dense(model: Any) -> list[Any]:

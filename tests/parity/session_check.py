@@ -43,7 +43,7 @@ STEPS = 8
 MOST_FAILURES = 5
 SIMPLIFY_S = 60.0
 ONE_IN = 25
-"""In so many sessions a worker is killed once: it takes seconds to start."""
+"""In so many sessions a worker is killed once, or all are: it takes seconds to start."""
 
 
 @dataclass
@@ -235,13 +235,18 @@ class Machine(RuleBasedStateMachine):
         how=st.sampled_from(["freeze", "freeze", "lora", "quantize"]),
         number=st.integers(0, 3),
         trainable=st.booleans(),
+        rng=st.randoms(use_true_random=True),
     )
-    def layers(self, how: str, number: int, trainable: bool) -> None:
+    def layers(self, how: str, number: int, trainable: bool, rng: random.Random) -> None:
         if how == "freeze":
             self.do("freeze", number=number, trainable=trainable)
         elif not self._quantized:
             self._quantized = how == "quantize"
-            self.do(how)
+            if how == "lora":
+                self.do("lora")
+            else:
+                self.do("quantize", compiles=trainable)
+                self._look(rng, 0.8)
 
     @rule(rng=st.randoms(use_true_random=True))
     def fit(self, rng: random.Random) -> None:
@@ -308,11 +313,11 @@ class Machine(RuleBasedStateMachine):
         one=st.sampled_from([
             call("set_weights", seed=1), call("set_weights", seed=2), call("rate", value=0.1),
             call("rate", value=0.02), call("seeded", seed=2), call("clear"),
-            call("kill", number=0), call("kill", number=1),
+            call("kill", number=0), call("kill", number=1), call("restart"),
         ])
     )  # fmt: skip
     def adjust(self, one: Call) -> None:
-        if one.name == "kill":
+        if one.name in ("kill", "restart"):
             if self._killed or self.report.sessions % ONE_IN:
                 return
             self._killed = True

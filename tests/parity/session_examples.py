@@ -86,5 +86,25 @@ EXAMPLES: dict[str, tuple[str, list[Call]]] = {
             *LOOKS,
         ],
     ),
+    "quantized, and not compiled again": (
+        "A worker had the optimizer's variables of before, and the job ended with them.",
+        [
+            call("build", **{**BUILD, "stack": ("dense",), "optimizer": "momentum"}),
+            *LOOKS,
+            call("quantize", compiles=False),
+            *LOOKS,
+        ],
+    ),
+    "another session of Spark": (
+        "What the workers of the session before had kept is gone, and the driver goes on.",
+        [
+            call("build", **BUILD, loss="by_global"),
+            *LOOKS,
+            call("restart"),
+            call("change", what="ALPHA", value=3.0),
+            call("fit", mode="synchronous", sizes=(8, 8)),
+            *LOOKS,
+        ],
+    ),
 }
 """Name -> why it is here, and the calls."""

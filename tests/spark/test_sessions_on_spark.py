@@ -6,18 +6,25 @@ import itertools
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from needed import needs_spark
+from scripted import run_script
 from session import EVALUATED, Place, Rows, call, plain, rows
 from session_check import check
 from session_examples import BUILD, EXAMPLES, FIT, LOOKS
 
 import sparkdl
 from sparkdl import SparkModel
+
+NAMES = ["number", "features", "label", "weight", "held_out"]
+_FLOATS = pa.list_(pa.float32())
+KINDS = [pa.int32(), _FLOATS, _FLOATS, pa.float32(), pa.bool_()]
 
 
 class SparkPlace(Place):
@@ -89,9 +96,17 @@ class SparkPlace(Place):
         if validation:
             held = _parts((*validation[:2], every[2] and {"w": np.ones(99)}), held_sizes, True)
             parts = [[*a, *b] for a, b in zip(parts, held, strict=True)]
-        spread = self._spark.sparkContext.parallelize(range(len(parts)), len(parts))
-        return self._spark.createDataFrame(
-            spread.flatMap(lambda number: parts[number]),
+
+        def made(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for number in batch.column(0).to_pylist():
+                    columns = zip(*parts[number], strict=True)
+                    arrays = [pa.array([*c], kind) for c, kind in zip(columns, KINDS, strict=True)]
+                    if arrays:
+                        yield pa.RecordBatch.from_arrays(arrays, NAMES)
+
+        return self._spark.range(0, len(parts), 1, len(parts)).mapInArrow(
+            made,
             "number int, features array<float>, label array<float>, weight float, held_out boolean",
         )
 
@@ -146,13 +161,25 @@ def test_session(place: SparkPlace) -> None:
     assert not found, found
 
 
+NOT_HERE = ("nothing to train", "another session of Spark")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "nothing to train"])
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in NOT_HERE])
 def test_example(place: SparkPlace, name: str) -> None:
     why, calls = EXAMPLES[name]
     given = [call(c.name, **c.arguments, form="frame") if c.name == "fit" else c for c in calls]
     found = check(given, place)
     assert not found, f"{why}: {found}"
+
+
+CONNECT = [pytest.mark.slow, needs_spark(4, 0, "its packages have no Connect server")]
+
+
+@pytest.mark.parametrize("where", ["classic", pytest.param("connect", marks=CONNECT)])
+def test_session_after_session(where: str) -> None:
+    """``spark.stop()``, and another session: the same ``SparkModel`` goes on."""
+    assert "as plain Keras" in run_script("sessions.py", where)
 
 
 assert FIT in LOOKS

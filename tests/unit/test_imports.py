@@ -94,8 +94,8 @@ def test_every_layer_names_a_module() -> None:
     [
         ("Nothing imports what is for tests", {"sparkdl.testing"}),
         (
-            "Only spark, compat, images and linear import pyspark",
-            {"sparkdl.spark", "sparkdl.compat", "sparkdl.images", "sparkdl.linear"},
+            "Only spark, compat, diagnosis, images and linear import pyspark",
+            {f"sparkdl.{n}" for n in ("spark", "compat", "diagnosis", "images", "linear")},
         ),
         ("Only learner and layers import a framework", {"sparkdl.learner", "sparkdl.layers"}),
     ],

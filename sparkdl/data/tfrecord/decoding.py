@@ -320,6 +320,15 @@ def _texts(
         raise
 
 
+def are_texts(reader: FieldReader, parts: ByteSpans) -> bool:
+    """Whether all of these values are UTF-8."""
+    try:
+        _binary(reader, parts.start, parts.end).cast(pa.large_string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
 def _binary(reader: FieldReader, starts: Positions, ends: Positions) -> pa.Array:
     lengths = ends - starts
     data = loops.gather_spans(reader.buffer, starts, lengths)

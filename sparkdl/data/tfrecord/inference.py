@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.tfrecord.blocks import Block
-from sparkdl.data.tfrecord.decoding import BYTE_ARRAY_COLUMN, RecordType
+from sparkdl.data.tfrecord.decoding import BYTE_ARRAY_COLUMN, RecordType, are_texts
 from sparkdl.data.tfrecord.framing import broken
 from sparkdl.data.tfrecord.messages import ByteSpans, Entries, FieldReader, ListKind
 from sparkdl.errors import DataError
@@ -27,13 +27,14 @@ class _Found:
 class SchemaInference:
     """Looks at records and says what schema reads them.
 
-    Int64List becomes ``int64``, FloatList ``float32``, BytesList ``string``; an array of it where
-    any record has another number of values than one, an array of arrays in a feature list. Columns
-    come in the order of their names. A feature that never has a value is left out.
+    Int64List becomes ``int64``, FloatList ``float32``, BytesList ``string``, or ``binary`` where a
+    value is no UTF-8; an array of it where any record has another number of values than one, an
+    array of arrays in a feature list. Columns come in the order of their names. A feature that
+    never has a value is left out.
     """
 
     def __init__(self, record_type: RecordType, binary_features: Collection[str] = ()) -> None:
-        self.record_type, self._binary = record_type, frozenset(binary_features)
+        self.record_type, self._binary = record_type, set(binary_features)
         self._found: dict[str, _Found] = {}
 
     def add(self, block: Block) -> None:
@@ -49,12 +50,27 @@ class SchemaInference:
         entries = reader.entries(maps)
         for name in _names(reader, entries):
             self._note(reader, name, reader.named(entries, name), 0)
+        maps, _ = reader.children(reader.records(), 2)
+        if self.record_type == "Example" and len(maps):
+            raise DataError(
+                f"{block.name}: records with feature lists, which no Example has",
+                expected="recordType SequenceExample",
+                received="recordType Example",
+                hint="fit(sparkdl.read_tfrecords(spark, path, record_type='SequenceExample'))",
+            )
         if self.record_type == "SequenceExample":
-            maps, _ = reader.children(reader.records(), 2)
             entries = reader.entries(maps)
             for name in _names(reader, entries):
                 features, _ = reader.children(reader.named(entries, name), 1)
                 self._note(reader, name, features, 2)
+
+    def look(self, blocks: Iterable[Block], rows: int) -> None:
+        """Takes note of the first ``rows`` records, see :meth:`add`."""
+        for block in blocks:
+            self.add(block.slice(0, rows))
+            rows -= len(block)
+            if rows <= 0:
+                return
 
     def schema(self) -> pa.Schema:
         """The schema of all records so far."""
@@ -79,6 +95,8 @@ class SchemaInference:
         if depth == 0 and (reader.counts(lists) != 1)[filled].any():
             depth = 1
         first = int(np.argmax(filled))
+        if lists.kind[first] == ListKind.BYTES and not are_texts(reader, lists.parts):
+            self._binary.add(name)
         place = str(reader.block.place(int(lists.record[first])))
         found = self._found.setdefault(name, _Found(ListKind(int(lists.kind[first])), depth, place))
         wrong = filled & (lists.kind != found.kind)
@@ -121,10 +139,6 @@ def infer_schema(
     binary_features: Collection[str] = (),
 ) -> pa.Schema:
     """The schema of the first ``rows`` records, see :class:`SchemaInference`."""
-    inference, left = SchemaInference(record_type, binary_features), rows
-    for block in blocks:
-        inference.add(block.slice(0, left))
-        left -= len(block)
-        if left <= 0:
-            break
+    inference = SchemaInference(record_type, binary_features)
+    inference.look(blocks, rows)
     return inference.schema()

@@ -136,6 +136,10 @@ class FieldReader:
         else:
             key_start, key_end = _last(fields, 1, entries)
             start, end = _last(fields, 2, entries)
+            values_of = np.bincount(fields.message[fields.number == 2], minlength=1)
+            if values_of.max() > 1:
+                row = int(entries.record[np.argmax(values_of > 1)])
+                raise self.malformed(row, "a feature whose message is in two parts")
         keys = ByteSpans(entries.record, key_start, key_end)
         values = ByteSpans(entries.record, start, end)
         return Entries(keys, values, hash_spans(self.buffer, key_start, key_end))
@@ -160,10 +164,14 @@ class FieldReader:
         fields = self.walk(features)
         fields = fields.where((fields.number <= 3) & (fields.wire == 2))
         kind = np.zeros(len(features), np.int64)
-        start, end = features.start.copy(), features.start.copy()
-        kind[fields.message] = fields.number  # of several the last one counts
-        start[fields.message], end[fields.message] = fields.start, fields.end
-        parts = self.walk(ByteSpans(features.record, start, end))
+        kind[fields.message] = fields.number  # of several kinds the last one counts
+        before = np.full(len(features), -1)
+        inside = fields.message[1:] == fields.message[:-1]
+        changed = np.flatnonzero(inside & (fields.number[1:] != fields.number[:-1]))
+        before[fields.message[changed]] = changed
+        fields = fields.where(np.arange(len(fields.number)) > before[fields.message])
+        parts = self.walk(ByteSpans(features.record[fields.message], fields.start, fields.end))
+        parts = parts._replace(message=fields.message[parts.message])
         of = kind[parts.message]
         fits = (parts.wire == 2) | ((of == ListKind.INT64) & (parts.wire == 0))
         fits |= (of == ListKind.FLOAT) & (parts.wire == 5)

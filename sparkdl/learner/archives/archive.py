@@ -24,7 +24,7 @@ from typing import Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.learner.archives.plain_config import plain_config
+from sparkdl.learner.archives.plain_config import names_of_data, plain_config
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
@@ -58,6 +58,7 @@ class ModelArchive:
             :class:`sparkdl.learner.archives.unsaved_settings.BesideFile`; none for a model that is
             known as a file only.
         packages: Installed package -> its version, of those that ``objects`` names.
+        named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
     """
 
@@ -67,6 +68,7 @@ class ModelArchive:
     key: str
     beside: bytes = b""
     packages: dict[str, str] = field(default_factory=dict, compare=False)
+    named: frozenset[str] = frozenset()
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,8 +141,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        settings = compile_settings(model)
-        with making_models, named_functions(model) as functions, _present_settings(model, settings):
+        given = compile_settings(model)
+        with making_models, named_functions(model) as functions, _present_settings(model, given):
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
@@ -256,7 +258,10 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
                 part = archive.read(name)
                 digest.update(plain_config(part) if name == "config.json" else part)
     backend, key = keras.backend.backend(), digest.hexdigest()
-    return ModelArchive(content, pickled, backend, key, packages=packages, here=dict(objects))
+    named = frozenset(names_of_data(json.loads(read_config(content))))
+    return ModelArchive(
+        content, pickled, backend, key, packages=packages, named=named, here=dict(objects)
+    )
 
 
 def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool = False) -> Any:
@@ -384,7 +389,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             delattr(cls, name)
 
 
-def _compiles_itself(cls: type) -> bool:
+def _compiles_itself(cls: Any) -> bool:
     """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
     import keras
 

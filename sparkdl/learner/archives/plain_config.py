@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 _REFERENCES = frozenset({"name", "keras_history", "input_layers", "output_layers"})
@@ -15,16 +16,16 @@ def plain_config(content: bytes) -> bytes:
 
     Left out are the learning rate (state: callbacks change it) and the optimizer's name. Names
     that Keras gave by itself are numbered anew, in their order; names that the user gave stay. So
-    do all names of a model with several inputs or outputs, whose data go by them.
+    do those of several inputs or several outputs, whose data go by them.
     """
     config = json.loads(content)
     _drop_learning_rate(config)
     _number_shared(config, {})
-    if _is_plain(config.get("config") or {}):
-        names: dict[str, str] = {}
-        _find_names(config, names)
-        config = _rename(config, names, False)
-    return json.dumps(config, sort_keys=True).encode()
+    names: dict[str, str] = {}
+    _find_names(config, names)
+    for kept in names_of_data(config):
+        names.pop(kept, None)
+    return json.dumps(_rename(config, names, False), sort_keys=True).encode()
 
 
 def _drop_learning_rate(config: dict[str, Any]) -> None:
@@ -52,15 +53,25 @@ def _number_shared(value: Any, numbers: dict[Any, int]) -> None:
             _number_shared(item, numbers)
 
 
-def _is_plain(config: dict[str, Any]) -> bool:
-    """Whether the model has one input and one output, as far as its configuration says."""
-    for key in ("input_layers", "output_layers"):
-        ends = config.get(key, [""])
-        if not (isinstance(ends, list) and ends):
-            return False
-        if isinstance(ends[0], list) and len(ends) > 1:
-            return False
-    return True
+def names_of_data(config: dict[str, Any]) -> set[str]:
+    """The names that data go by, of a model with several inputs, several outputs or keys for them.
+
+    Args:
+        config: The content of a ``config.json``.
+    """
+    sides = [(config.get("config") or {}).get(side) for side in ("input_layers", "output_layers")]
+    found = [(side, list(_names_at(side))) for side in sides]
+    return {name for side, at in found if len(at) > 1 or isinstance(side, dict) for name in at}
+
+
+def _names_at(ends: Any) -> Iterator[str]:
+    """The keys and layers in a structure whose leaves are ``[layer, node, tensor]``."""
+    if isinstance(ends, list) and len(ends) == 3 and isinstance(ends[0], str):
+        yield ends[0]
+    elif isinstance(ends, (dict, list)):
+        yield from ends if isinstance(ends, dict) else ()
+        for end in ends.values() if isinstance(ends, dict) else ends:
+            yield from _names_at(end)
 
 
 def _find_names(value: Any, names: dict[str, str]) -> None:

@@ -89,7 +89,7 @@ def compared_with_rebuilt(
         with _nothing_drawn(), settings.globals.set():
             with_values = _size_bytes(model) <= LARGE_BYTES
             made = load(with_values)
-            reordered = settings.put_in_order(made)
+            adapted, reordered = settings.give_adapters(made), settings.put_in_order(made)
             _require_same_structure(model, made)
             lossy = frozenset[str]()
             if reordered:  # what a file numbers by their order goes to another variable
@@ -97,6 +97,8 @@ def compared_with_rebuilt(
             elif with_values:
                 settings.apply(made, custom_objects)
                 lossy = _lossy(model, made)
+            elif adapted:  # the optimizer that was loaded has none of their variables
+                lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
             known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy)
     _known[key] = known
     while len(_known) > _CAPACITY:
@@ -130,9 +132,9 @@ def _require_same_structure(model: Any, copy: Any) -> None:
     mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
     if mine != its:
         place = next(i for i in range(len(mine) + 1) if mine[i : i + 1] != its[i : i + 1])
-        wrong = [_name(kinds[place : place + 1]) for kinds in (its, mine)]
+        there, here = (_name(kinds[place : place + 1]) for kinds in (its, mine))
         raise _refusal(
-            model, "the same layers", f"{wrong[0]} in place of {wrong[1]}, layer {place}",
+            model, "the same layers", f"{there} in place of {here}, layer {place}",
             "layers that were added after the model was made belong into its constructor, or "
             "into get_config and from_config",
         )  # fmt: skip

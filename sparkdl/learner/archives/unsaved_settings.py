@@ -31,7 +31,7 @@ from sparkdl.learner.archives.value_forms import (
     with_numbers,
 )
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
-from sparkdl.learner.signature import preprocessor_of
+from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import paired, variables_by_name
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.process import payload
@@ -163,15 +163,19 @@ class UnsavedSettings:
         """Bytes that equal settings share."""
         return payload.dump(self)
 
-    def put_in_order(self, model: Any) -> bool:
-        """Gives a loaded model the adapters that its file lacks, and puts its variables in order;
-        False if they are."""
+    def give_adapters(self, model: Any) -> bool:
+        """Gives a loaded model the adapters that its file lacks; False if it has them."""
         changed = False
         for layer, wanted in zip(parts_of(model), self.adapters, strict=False):
             if wanted is not None and _adapters(layer) is None and hasattr(layer, "enable_lora"):
                 rank, alpha = wanted
                 layer.enable_lora(rank, **({} if alpha is None else {"lora_alpha": alpha}))
                 changed = True
+        return changed
+
+    def put_in_order(self, model: Any) -> bool:
+        """Puts the variables of a loaded model in order; False if they are."""
+        changed = False
         for own, names in zip(_own_variables(model), self.orders, strict=False):
             mine = [v.name for v in own]
             if mine != names and sorted(mine) == sorted(names) and len(set(names)) == len(names):
@@ -181,6 +185,7 @@ class UnsavedSettings:
 
     def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives a model that was just loaded these settings."""
+        self.give_adapters(model)
         self.put_in_order(model)
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
             layer._trainable = learns  # alone: its setter changes the layers within, too

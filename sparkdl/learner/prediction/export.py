@@ -82,8 +82,9 @@ def _call_once(model: Any) -> None:
         return
     import keras
 
-    specs = model_signature(model).inputs
-    if any(spec.shape is None for spec in specs.values()):
+    signature = model_signature(model)
+    specs = signature.inputs
+    if signature.preprocessing or any(spec.shape is None for spec in specs.values()):
         return
     symbols = {
         name: keras.KerasTensor((None, *(spec.shape or ())), spec.dtype)

@@ -129,7 +129,7 @@ class KerasSource:
             _digest(archive, forward),
             replace(whole, outputs=specs),
             {name: scores[name] for name in chosen if name in scores},
-            kept_positions(forward, whole.inputs, specs),
+            {} if whole.preprocessing else kept_positions(forward, whole.inputs, specs),
         )
 
     def predict(self, x: Any, batch_size: int) -> Any:

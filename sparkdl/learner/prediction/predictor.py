@@ -39,12 +39,15 @@ class KerasPredictor(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
+        self._preprocessing = model_signature(model).preprocessing
 
     @property
     def passes(self) -> int:
         return 1
 
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
+        if self._preprocessing is not None:
+            x = self._preprocessing.rows(x)
         rows = len(next(iter(x.values())))
         if rows > batch_size:
             return name_outputs(self.model, self._run_several(arrange_inputs(self.model, x)))

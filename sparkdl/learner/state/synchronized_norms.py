@@ -7,7 +7,9 @@ Followed, the mean and the variance of a channel are those of the rows of all wo
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import sysconfig
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -19,6 +21,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.learner.signature import model_signature, traced
 from sparkdl.learner.structure import arrange_inputs
 
+_INSTALLED = ("-packages", sysconfig.get_path("stdlib"))
 _CALL = "keras.ops.moments(synchronized=True)"
 
 
@@ -69,12 +72,13 @@ def calls_moments(model: Any) -> bool:
 
     Only a model whose code has the word is traced.
     """
+    layers = list(model._flatten_layers())
+    kinds = {k for layer in layers for k in type(layer).__mro__ if not _of_keras(k.__module__)}
     seen: set[int] = set()
-    every = [thing for part in model._flatten_layers() for thing in (part, *type(part).__mro__)]
-    values = [value for thing in every for value in vars(thing).values()]
-    operations = [op for thing in every for op in vars(thing).get("_operations", ())]
+    operations = [op for layer in layers for op in vars(layer).get("_operations", ())]
     if any(isinstance(op, keras.src.ops.nn.Moments) and op.synchronized for op in operations):
         return True
+    values = [value for thing in (*layers, *kinds) for value in vars(thing).values()]
     if keras.backend.backend() != "tensorflow" or not any(_mentions(v, seen) for v in values):
         return False
     found, plain = [], keras.src.backend.nn.moments
@@ -93,7 +97,7 @@ def calls_moments(model: Any) -> bool:
 
 
 def _mentions(thing: object, seen: set[int]) -> bool:
-    """Whether a function, or one that it calls by name, has the word ``moments``."""
+    """Whether a function, or one of the user's that it calls by name, has the word ``moments``."""
     if not isinstance(thing, FunctionType) or id(thing) in seen or _of_keras(thing.__module__):
         return False
     seen.add(id(thing))
@@ -101,15 +105,19 @@ def _mentions(thing: object, seen: set[int]) -> bool:
     for code in codes:
         codes += [c for c in code.co_consts if isinstance(c, CodeType)]
     names = {name for code in codes for name in code.co_names}
+    if "moments" in names or any(p in thing.__code__.co_filename for p in _INSTALLED):
+        return "moments" in names
     values = [thing.__globals__.get(name) for name in names]
-    values += [cell.cell_contents for cell in thing.__closure__ or ()]
-    for module in [v for v in values if isinstance(v, ModuleType) and not _of_keras(v.__name__)]:
+    for cell in thing.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            values.append(cell.cell_contents)
+    for module in [value for value in values if isinstance(value, ModuleType)]:
         values += [vars(module).get(name) for name in names]
-    return "moments" in names or any(v is keras.ops.moments or _mentions(v, seen) for v in values)
+    return any(v is keras.ops.moments or _mentions(v, seen) for v in values)
 
 
-def _of_keras(module: str) -> bool:
-    return module.partition(".")[0] in ("keras", "tensorflow", "numpy")
+def _of_keras(module: object) -> bool:
+    return str(module).startswith("keras.")
 
 
 def refuse_among_ranks(size: Callable[[], int]) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_writes import changed_pairs
 from sparkdl.learner.checks.compile_parts import layers_can_add_loss
-from sparkdl.learner.signature import has_own
+from sparkdl.learner.signature import has_own, model_signature
 from sparkdl.learner.state.carried_state import CarriedState, values_of
 from sparkdl.learner.state.metric_state import build_metrics, flatten_metrics
 from sparkdl.learner.state.model_weights import (
@@ -84,6 +84,12 @@ class KerasLearner(ABC):
     @property
     def layout(self) -> Layout:
         return self._layout
+
+    @cached_property
+    def prepare(self) -> Callable[[BatchStack], BatchStack] | None:
+        """Makes batches of rows that the model's preprocessor takes; None: there is none."""
+        found = model_signature(self.model).preprocessing
+        return None if found is None else found.stack
 
     # -- what each backend does itself -----------------------------------------------------------
 

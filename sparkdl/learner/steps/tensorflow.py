@@ -169,8 +169,12 @@ class TensorFlowLearner(KerasLearner):
         rows has a graph of its own."""
         outputs = getattr(self.model, "outputs", None) or ()
         several = isinstance(self.model.loss, (dict, list, tuple)) or len(outputs) > 1
-        alike = lambda: rows_at if several and self._streams.alone else None  # noqa: E731
-        return ShapedCalls(function, alike, reduce_retracing=not several, **options)
+        batches = (0,) if rows_at else ()
+
+        def unknown() -> tuple[int, ...]:
+            return (*batches, rows_at) if several and self._streams.alone else batches
+
+        return ShapedCalls(function, unknown, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
         def run_eagerly(stack: BatchStack, *given: Any) -> Any:

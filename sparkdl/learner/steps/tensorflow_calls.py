@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 from typing import Any
 
@@ -57,18 +57,15 @@ class ShapedCalls:
 
     Args:
         function: What to compile. What it computes follows from shapes and dtypes alone.
-        rows_at: Tells the axis of an array's rows where the graph is not to know their number.
+        unknown: Tells the axes of which the graph is not to know the size: of batches, of rows.
         options: For ``tf.function``.
     """
 
     def __init__(
-        self,
-        function: Callable[..., Any],
-        rows_at: Callable[[], int | None] = lambda: None,
-        **options: Any,
+        self, function: Callable[..., Any], unknown: Callable[[], tuple[int, ...]], **options: Any
     ) -> None:
         self._functions = RankedFunctions(function, **options)
-        self._rows_at = rows_at
+        self._unknown = unknown
         self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, stack: BatchStack, *arguments: Any) -> Any:
@@ -82,30 +79,31 @@ class ShapedCalls:
 
     def compiled(self, stack: BatchStack, *arguments: Any) -> Any:
         """The function for these shapes; compiles it, but does not run it."""
-        rows_at = self._rows_at()
+        unknown = self._unknown()
         arrays = (stack.x, stack.y, stack.sample_weight or {})
-        shapes = (rows_at, *map(_shapes, arrays))
+        shapes = (unknown, *(_shapes(group, unknown) for group in arrays))
         compiled = self._compiled.get(shapes)
         if compiled is None:
-            specs = arguments
-            if rows_at is not None:
-                specs = tf.nest.map_structure(lambda t: _without_size(t, rows_at), arguments)
+            specs = tf.nest.map_structure(lambda t: _spec(t, unknown), arguments)
             compiled = self._functions.of(*arguments).get_concrete_function(*specs)
             self._compiled[shapes] = compiled
         return compiled
 
 
-def _without_size(tensor: Any, axis: int) -> Any:
-    """A spec of tensors of any size along an axis; numbers and what is not there stay."""
+def _spec(tensor: Any, unknown: tuple[int, ...]) -> Any:
+    """A spec of tensors of any size along these axes; numbers and what is not there stay."""
     if tensor is None or not tensor.shape.rank:
         return tensor
-    sizes = tensor.shape.as_list()
-    sizes[axis] = None
-    return tf.TensorSpec(sizes, tensor.dtype)
+    return tf.TensorSpec(_sizes(tensor.shape, unknown), tensor.dtype)
 
 
-def _shapes(arrays: Arrays) -> Hashable:
-    return tuple((name, array.shape, array.dtype) for name, array in arrays.items())
+def _sizes(shape: Iterable[int], unknown: tuple[int, ...]) -> tuple[int | None, ...]:
+    return tuple(None if axis in unknown else size for axis, size in enumerate(shape))
+
+
+def _shapes(arrays: Arrays, unknown: tuple[int, ...]) -> Hashable:
+    # Without names: those of single arrays differ between equal models, and others never do.
+    return tuple((_sizes(array.shape, unknown), array.dtype) for array in arrays.values())
 
 
 def in_main_thread() -> bool:

@@ -206,7 +206,8 @@ class TrainTask:
         from sparkdl.worker import train
 
         settings, clock = self.settings, current_clock()
-        form = f"{self.spec.form} {'weighted by class' if settings.class_weight else ''}"
+        weighted = "weighted by class" if settings.class_weight else ""
+        form = f"{self.spec.form(self.archive.named)} {weighted}"
         if is_kept(self.archive, form):  # to set its state is quick, but would hold the reader up
             with clock.within("read"):
                 wait([reader])
@@ -226,13 +227,14 @@ class TrainTask:
                         seed=settings.seed, rank=rank.rank,
                         steps=settings.steps_of(len(partition.train)),
                         repeat=True, class_weight=settings.class_weight,
-                        by_content=settings.shuffle,
+                        by_content=settings.shuffle, prepare=learner.prepare,
                     )  # fmt: skip
                     held_out = None
                     if self.validate:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
                             steps=settings.held_out_steps, by_content=settings.shuffle,
+                            prepare=learner.prepare,
                         )  # fmt: skip
                     rows = source.plan.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)

@@ -74,6 +74,11 @@ from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile
 from sparkdl.tracking.profile import Facts, profile_of
 from sparkdl.tracking.sinks import GivenSink
+from sparkdl.training.phases import too_many_workers
+
+_LONG_FIT_S = 10.0
+"""Seconds of training from which on ``fit`` says that one process would be faster; of a shorter fit
+its summary and its profile do."""
 
 
 @dataclass(frozen=True)
@@ -241,6 +246,9 @@ def run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
     with _slots(plan):
         summary = _run_fit(plan, monitor)
     take_averages(plan.trained.model)
+    outrun = too_many_workers(summary.trained_usage, _LONG_FIT_S)
+    if outrun is not None:
+        warn_user(outrun)
     if isinstance(plan.exchange, ServerExchange) and not plan.exchange.in_step:
         _warn(plan, plan.exchange.rule, summary, monitor)
     return summary

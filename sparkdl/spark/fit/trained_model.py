@@ -235,6 +235,12 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
         {name: _ArrayLike((batch_size, *s.shape), s.dtype) for name, s in part.items()}
         for part in (spec.features, spec.labels, spec.weights)
     )
+    if signature.preprocessing is not None:
+        made = signature.preprocessing.example(spec, batch_size)
+        x, y, weights = (
+            {name: _ArrayLike(a.shape[1:], a.dtype.name) for name, a in part.items()}
+            for part in (made.x, made.y, made.sample_weight or {})
+        )
     try:
         try:
             metric_state.build_metrics(model, x, y, weights or None)  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.session.spark_errors import was_cancelled
-from sparkdl.training.phases import ServerUsage, Usage
+from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
 from sparkdl.training.run_state import RunState
 
 if TYPE_CHECKING:
@@ -99,7 +99,13 @@ class StageSummary:
             )
         if self.refused:
             lines.append(f"{self.refused} updates were refused: they were not finite")
-        return "\n".join(lines)
+        outrun = too_many_workers(self.trained_usage)
+        return "\n".join(lines if outrun is None else [*lines, outrun])
+
+    @property
+    def trained_usage(self) -> dict[int, Usage]:
+        """Rank -> what its time went into, of ranks that had rows."""
+        return {rank: usage for rank, usage in self.usage.items() if self.rank_rows.get(rank)}
 
 
 class StageLost(Exception):

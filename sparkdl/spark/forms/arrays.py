@@ -91,7 +91,8 @@ class ArraysForm(Form):
         return self
 
     def _are_arrays(self, signature: Signature) -> bool:
-        return are_arrays(self.data, needs_labels=signature.needs_labels)
+        needed = signature.needs_labels and signature.preprocessing is None
+        return are_arrays(self.data, needs_labels=needed)
 
 
 def unknown_data(data: Any) -> ConfigError:

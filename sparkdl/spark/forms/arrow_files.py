@@ -1,26 +1,48 @@
-"""Arrow files (``.arrow``, ``.feather``): read without a copy where they are mapped."""
+"""Parquet and Arrow files, read by pyarrow; of mapped Arrow files nothing is copied."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from sparkdl.data.feed import size_of
-from sparkdl.data.plain_arrow import plain, unwrapped
-from sparkdl.data.shards import Pieces, folder_column
+from sparkdl.data.plain_arrow import FileColumns, unwrapped
+from sparkdl.data.shards import Pieces
 from sparkdl.errors import DataError
 from sparkdl.files.listing import FoundFile
-from sparkdl.files.streams import is_local, open_input
-from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of
+from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
 
-if TYPE_CHECKING:
-    from pyspark.sql import types as T
+_BLOCK_BYTES = _CHUNK_BYTES = 8 << 20
+_WHOLE_BYTES = 128 << 20
+"""Row groups of no more are asked of another machine whole, not column by column."""
+_ARROW = (
+    "an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
+    "pyarrow.feather.write_feather and datasets' save_to_disk write"
+)
 
-_CHUNK_BYTES = 8 << 20
+
+@dataclass(frozen=True)
+class FileShard:
+    """A file, or some row groups of a Parquet file, or record batches of an Arrow file.
+
+    Args:
+        file: The file.
+        size_bytes: Of what is to be read.
+        row_groups: Which ones; None for all.
+        number: The shard's number in the data set, before any dealing.
+        role: 0 for rows to train on, 1 for rows to validate on.
+    """
+
+    file: FoundFile
+    size_bytes: int
+    row_groups: tuple[int, ...] | None = None
+    number: int = 0
+    role: int = 0
 
 
 def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
@@ -41,7 +63,7 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
 
 
 def arrow_pieces(
-    path: str, numbers: Sequence[int] | None, columns: Sequence[str]
+    path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Pieces[pa.RecordBatch]:
     """The record batches of a file as pieces to be read; a file of this machine is one piece.
 
@@ -50,7 +72,7 @@ def arrow_pieces(
     Args:
         path: Of the file.
         numbers: Of the record batches; None for all.
-        columns: Names of the columns.
+        columns: To read.
 
     Raises:
         DataError: It cannot be read.
@@ -71,7 +93,7 @@ def arrow_pieces(
 
 
 def read_arrow(
-    path: str, numbers: Sequence[int] | None, columns: Sequence[str]
+    path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Iterator[pa.RecordBatch]:
     """Columns of an Arrow file's record batches, in blocks of some megabytes.
 
@@ -80,26 +102,20 @@ def read_arrow(
     Args:
         path: Of the file.
         numbers: Of the record batches; None for all.
-        columns: Names of the columns.
+        columns: To read.
 
     Raises:
-        DataError: It cannot be read, or lacks a column.
+        DataError: It cannot be read, lacks a column, or has one of another type.
     """
     with open_input(path, mapped=True) as stream:
         try:
             schema = _reader(stream).schema
-            for name in columns:
-                if name not in schema.names:
-                    raise DataError(
-                        f"{path} has other columns than the files before",
-                        expected=f"the column {name!r}",
-                        received=f"the columns {schema.names}",
-                    )
-            reader = _opened(stream, path, [schema.get_field_index(name) for name in columns])
+            found = columns.found_in(path, schema)
+            reader = _opened(stream, path, [schema.get_field_index(name) for name in found])
             for number in range(reader.num_record_batches) if numbers is None else numbers:
                 batch = reader.get_batch(number)
-                arrays = [unwrapped(batch.column(name)) for name in columns]
-                batch = pa.RecordBatch.from_arrays(arrays, names=list(columns))
+                arrays = [unwrapped(batch.column(name)) for name in found]
+                batch = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
                 step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, size_of(batch)))
                 for start in range(0, batch.num_rows, step):
                     yield batch.slice(start, step)
@@ -161,66 +177,107 @@ def _width(kind: pa.DataType) -> int:
     return int(kind.bit_width) if pa.types.is_primitive(kind) else 1 << 20
 
 
-def _broken(path: str, error: Exception) -> DataError:
-    return DataError(
-        f"{path} cannot be read",
-        expected="an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
-        "pyarrow.feather.write_feather and datasets' save_to_disk write",
-        received=str(error)[:500],
-    )
+@dataclass(frozen=True)
+class ParquetPiece:
+    """Row groups of a Parquet file that are read together.
+
+    Args:
+        path: Of the file.
+        place: Of the file.
+        metadata: Its footer.
+        groups: The numbers of the row groups.
+        columns: What the columns that are read are called in it, and what here.
+    """
+
+    path: str
+    place: FilePlace
+    metadata: Any
+    groups: tuple[int, ...]
+    columns: Mapping[str, str]
+
+    @property
+    def num_rows(self) -> int:
+        """The rows in these row groups."""
+        return sum(self.metadata.row_group(number).num_rows for number in self.groups)
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Their rows, in blocks of some megabytes."""
+        size = sum(self.metadata.row_group(number).total_byte_size for number in self.groups)
+        blocks = max(1, round(size / _BLOCK_BYTES))
+        step = max(1, min(65536, -(-self.num_rows // blocks)))
+        with open_input(self.path, mapped=True, place=self.place) as stream:
+            ahead = size <= _WHOLE_BYTES and not self.place.is_local
+            file = _parquet(stream, self.path, metadata=self.metadata, pre_buffer=ahead)
+            try:
+                for batch in file.iter_batches(
+                    step, row_groups=list(self.groups), columns=list(self.columns),
+                    use_threads=False,
+                ):  # fmt: skip
+                    arrays = [batch.column(name) for name in self.columns]
+                    yield pa.RecordBatch.from_arrays(arrays, names=list(self.columns.values()))
+            except (OSError, pa.ArrowException) as error:
+                raise _broken(self.path, error, "a sound Parquet file") from error
 
 
-def frame_of_arrow(spark: Any, path: str) -> Any:
-    """Arrow files as a DataFrame; a task reads some files.
+def parquet_pieces(shard: FileShard, columns: FileColumns) -> list[ParquetPiece]:
+    """The row groups of a Parquet file, small ones joined, in their order.
+
+    Args:
+        shard: The file, and which row groups.
+        columns: To read.
 
     Raises:
-        DataError: A file has other columns than the first one, or types that Spark lacks.
-        ResourceError: There are no files.
+        DataError: It cannot be read, lacks a column, has one of another type, or fewer row groups
+            than the driver saw.
     """
-    from pyspark.sql import types as T
+    path = shard.file.path
+    place = place_of(path)
+    with open_input(path, place=place) as stream:
+        file = _parquet(stream, path)
+        metadata, found = file.metadata, columns.found_in(path, file.schema_arrow)
+    names = dict(zip(found, columns.names, strict=True))
+    there = metadata.num_row_groups
+    numbers = range(there) if shard.row_groups is None else shard.row_groups
+    if numbers and max(numbers) >= there:
+        raise DataError(
+            f"{path} has lost rows since the driver looked at it",
+            expected=f"a row group with the number {max(numbers)}",
+            received=f"{there} row groups",
+            hint="write new data into a new folder",
+        )
+    joined: list[list[int]] = []
+    room = 0
+    for number in numbers:
+        size = metadata.row_group(number).total_byte_size
+        if size > room:
+            joined.append([])
+            room = _BLOCK_BYTES
+        joined[-1].append(number)
+        room -= size
+    return [ParquetPiece(path, place, metadata, tuple(groups), names) for groups in joined]
 
-    from sparkdl.spark.files.worker_paths import files_for_workers
-    from sparkdl.spark.session.running import context_of, this_interpreter
-    from sparkdl.spark.tfrecord.reading import folder_fields
 
-    files = files_for_workers(path)
-    schema = arrow_facts(files[0].path)[0]
-    fields = [f for field in schema.remove_metadata() for f in known_to_spark(field)]
-    fields += [field for field in folder_fields(files) if field.name not in schema.names]
-    kinds = T.StructType(fields)
-    task = _ArrowTask(tuple(files), arrow_schema_of(kinds))
-    with this_interpreter(context_of(spark)):
-        return spark.range(0, len(files), 1, len(files)).mapInArrow(task, kinds)
+def parquet_footer(path: str) -> tuple[Any, pa.Schema]:
+    """The metadata of a Parquet file, and its columns."""
+    with open_input(path) as stream:
+        file = _parquet(stream, path)
+        return file.metadata, file.schema_arrow
 
 
-def known_to_spark(field: pa.Field) -> list[T.StructField]:
-    """A column of files as Spark's; none if Spark has no such type."""
+def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
+    """The columns of a Parquet file, and the rows of each of its row groups."""
+    metadata, schema = parquet_footer(path)
+    return schema, tuple(metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
+
+
+def _parquet(
+    stream: BinaryIO, path: str, metadata: Any = None, pre_buffer: bool = False
+) -> pq.ParquetFile:
     try:
-        return list(spark_schema_of(pa.schema([field])).fields)
-    except (TypeError, NotImplementedError):  # what pyspark raises for an unknown type
-        return []
+        return pq.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=pre_buffer)
+    except (OSError, pa.ArrowException) as error:
+        raise _broken(path, error, "a sound Parquet file") from error
 
 
-@dataclass(frozen=True)
-class _ArrowTask:
-    """Reads the files whose numbers a task gets."""
-
-    files: tuple[FoundFile, ...]
-    schema: pa.Schema
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self._rows(self.files[number])
-
-    def _rows(self, file: FoundFile) -> Iterator[pa.RecordBatch]:
-        folders = file.partition_values
-        names = [name for name in self.schema.names if name not in folders]
-        for part in read_arrow(file.path, None, names):
-            columns = [
-                folder_column(folders[field.name], field, part.num_rows)
-                if field.name in folders
-                else plain(part.column(field.name)).cast(field.type)
-                for field in self.schema
-            ]
-            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+def _broken(path: str, error: Exception, expected: str = _ARROW) -> DataError:
+    return DataError(f"{path} cannot be read", expected=expected, received=str(error)[:500])

@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sparkdl.data.plain_arrow import FileColumns
 from sparkdl.data.shards import Pieces, read_files
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
@@ -16,14 +17,14 @@ from sparkdl.files.listing import FoundFile
 from sparkdl.files.streams import is_local
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.files.worker_paths import files_for_workers
-from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
-from sparkdl.spark.forms.files import (
-    FileKind,
+from sparkdl.spark.forms.arrow_files import (
     FileShard,
-    kind_of_path,
+    arrow_facts,
     parquet_facts,
     parquet_pieces,
+    read_arrow,
 )
+from sparkdl.spark.forms.files import FileKind, kind_of_path
 from sparkdl.spark.session.versions import arrow_schema_of
 
 _MOST_FILES = 500
@@ -97,7 +98,7 @@ class FileRows:
                 begin += left
 
     def _open(self, shard: FileShard, skipped: int, count: int) -> Pieces[pa.RecordBatch]:
-        path, names = shard.file.path, self.schema.names
+        path, names = shard.file.path, FileColumns(self.schema.names)
         if self.kind == "arrow":
             read = partial(read_arrow, path, shard.row_groups, names)
             return [partial(self._range, read, path, skipped, count)]

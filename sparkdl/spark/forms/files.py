@@ -9,32 +9,44 @@ reads no file again.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.data import DataSpec
+from sparkdl.data.plain_arrow import FileColumns, unwrapped
 from sparkdl.data.shards import Pieces, deal, file_blocks, folder_column, read_files
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.listing import FoundFile, TableFormat, is_hidden, table_format
 from sparkdl.files.storage import list_files
-from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
+from sparkdl.files.streams import is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 from sparkdl.spark.forms.arrow_files import (
+    FileShard,
     arrow_facts,
     arrow_pieces,
-    frame_of_arrow,
-    known_to_spark,
+    parquet_facts,
+    parquet_footer,
+    parquet_pieces,
+    read_arrow,
 )
 from sparkdl.spark.forms.wire import ONES
-from sparkdl.spark.session.running import is_connect
-from sparkdl.spark.session.versions import arrow_schema_of, condition_of
+from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
+from sparkdl.spark.session.versions import (
+    arrow_fields_of,
+    arrow_schema_of,
+    condition_of,
+    spark_fields_of,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {
@@ -44,32 +56,10 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
 }
 """The ends of the names of files of each kind."""
 
-_BLOCK_BYTES = 8 << 20
-_WHOLE_BYTES = 128 << 20
-"""Row groups of no more are asked of another machine whole, not column by column."""
 _FILES_PER_WORKER = 4
 """With fewer files than that, row groups are dealt."""
 _MISSING = "PATH_NOT_FOUND"
 """Spark's name for the condition."""
-
-
-@dataclass(frozen=True)
-class FileShard:
-    """A file, or some row groups of a Parquet file, or record batches of an Arrow file.
-
-    Args:
-        file: The file.
-        size_bytes: Of what is to be read.
-        row_groups: Which ones; None for all.
-        number: The shard's number in the data set, before any dealing.
-        role: 0 for rows to train on, 1 for rows to validate on.
-    """
-
-    file: FoundFile
-    size_bytes: int
-    row_groups: tuple[int, ...] | None = None
-    number: int = 0
-    role: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,12 +71,14 @@ class FileSet:
         files: All of them.
         schema: Of the columns that records hold, as Arrow types.
         role: Of their rows.
+        exact: See :class:`sparkdl.data.plain_arrow.FileColumns`.
     """
 
     kind: FileKind
     files: tuple[FoundFile, ...]
     schema: pa.Schema
     role: int = 0
+    exact: bool = True
 
     def shards(self, workers: int) -> list[FileShard]:
         """The parts of the files that can be dealt to ``workers`` workers."""
@@ -107,6 +99,7 @@ class FileInput:
         schema: See :class:`FileSet`.
         split: Share of the rows to train on that is validated on.
         seed: Of the choice of these.
+        exact: See :class:`FileSet`.
     """
 
     kind: FileKind
@@ -114,6 +107,7 @@ class FileInput:
     schema: pa.Schema
     split: float = 0.0
     seed: int = 0
+    exact: bool = True
 
     @classmethod
     def dealt(cls, sets: Sequence[FileSet], workers: int, split: float, seed: int) -> FileInput:
@@ -125,7 +119,7 @@ class FileInput:
             for hand, more in zip(hands, deal(shards, sizes, workers), strict=True):
                 hand.extend(more)
         first = sets[0]
-        return cls(first.kind, tuple(map(tuple, hands)), first.schema, split, seed)
+        return cls(first.kind, tuple(map(tuple, hands)), first.schema, split, seed, first.exact)
 
     def batches(
         self, rank: int, spec: DataSpec, readers: int | None = None
@@ -176,11 +170,12 @@ class FileInput:
             for name in spec.columns
             if name not in (spec.role_column, ONES) and name not in folders
         ]
+        columns = FileColumns(wanted, self.schema, self.exact)
         pieces: Pieces[pa.RecordBatch]
         if self.kind == "arrow":
-            pieces = arrow_pieces(shard.file.path, shard.row_groups, wanted)
+            pieces = arrow_pieces(shard.file.path, shard.row_groups, columns)
         elif self.kind == "parquet":
-            pieces = [piece.read for piece in parquet_pieces(shard, wanted)]
+            pieces = [piece.read for piece in parquet_pieces(shard, columns)]
         else:
             pieces = [partial(_records, shard, self.schema, wanted)]
         return [partial(_of_shard, shard, read) for read in pieces]
@@ -210,10 +205,7 @@ def _column(batch: pa.RecordBatch, name: str, shard: FileShard, schema: pa.Schem
 
 
 def _row_groups(shard: FileShard) -> Iterator[FileShard]:
-    import pyarrow.parquet as pq
-
-    with open_input(shard.file.path) as stream:
-        metadata = _opened(pq, stream, shard.file.path).metadata
+    metadata = parquet_footer(shard.file.path)[0]
     for number in range(metadata.num_row_groups):
         size = metadata.row_group(number).total_byte_size
         yield replace(shard, size_bytes=size, row_groups=(number,))
@@ -227,115 +219,6 @@ def _record_batches(shard: FileShard) -> Iterator[FileShard]:
     for number, count in enumerate(rows):
         size = shard.size_bytes * count // max(1, sum(rows))
         yield replace(shard, size_bytes=size, row_groups=(number,))
-
-
-@dataclass(frozen=True)
-class ParquetPiece:
-    """Row groups of a Parquet file that are read together.
-
-    Args:
-        path: Of the file.
-        place: Of the file.
-        metadata: Its footer.
-        groups: The numbers of the row groups.
-        columns: Names of the columns that are read.
-    """
-
-    path: str
-    place: FilePlace
-    metadata: Any
-    groups: tuple[int, ...]
-    columns: list[str]
-
-    @property
-    def num_rows(self) -> int:
-        """The rows in these row groups."""
-        return sum(self.metadata.row_group(number).num_rows for number in self.groups)
-
-    def read(self) -> Iterator[pa.RecordBatch]:
-        """Their rows, in blocks of some megabytes."""
-        import pyarrow.parquet as pq
-
-        size = sum(self.metadata.row_group(number).total_byte_size for number in self.groups)
-        blocks = max(1, round(size / _BLOCK_BYTES))
-        step = max(1, min(65536, -(-self.num_rows // blocks)))
-        with open_input(self.path, mapped=True, place=self.place) as stream:
-            ahead = size <= _WHOLE_BYTES and not self.place.is_local
-            file = _opened(pq, stream, self.path, metadata=self.metadata, pre_buffer=ahead)
-            try:
-                yield from file.iter_batches(
-                    step, row_groups=list(self.groups), columns=self.columns, use_threads=False
-                )
-            except (OSError, pa.ArrowException) as error:
-                raise _broken(self.path, error) from error
-
-
-def parquet_pieces(shard: FileShard, columns: list[str]) -> list[ParquetPiece]:
-    """The row groups of a Parquet file, small ones joined, in their order.
-
-    Args:
-        shard: The file, and which row groups.
-        columns: Names of the columns to read.
-
-    Raises:
-        DataError: It cannot be read, lacks a column, or has fewer row groups than the driver saw.
-    """
-    import pyarrow.parquet as pq
-
-    path = shard.file.path
-    place = place_of(path)
-    with open_input(path, place=place) as stream:
-        file = _opened(pq, stream, path)
-        metadata, names = file.metadata, file.schema_arrow.names
-    missing = [name for name in columns if name not in names]
-    if missing:
-        raise DataError(
-            f"{path} has other columns than the files before",
-            expected=f"the column {missing[0]!r}",
-            received=f"the columns {names}",
-        )
-    there = metadata.num_row_groups
-    numbers = range(there) if shard.row_groups is None else shard.row_groups
-    if numbers and max(numbers) >= there:
-        raise DataError(
-            f"{path} has lost rows since the driver looked at it",
-            expected=f"a row group with the number {max(numbers)}",
-            received=f"{there} row groups",
-            hint="write new data into a new folder",
-        )
-    joined: list[list[int]] = []
-    room = 0
-    for number in numbers:
-        size = metadata.row_group(number).total_byte_size
-        if size > room:
-            joined.append([])
-            room = _BLOCK_BYTES
-        joined[-1].append(number)
-        room -= size
-    return [ParquetPiece(path, place, metadata, tuple(groups), columns) for groups in joined]
-
-
-def parquet_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
-    """The columns of a Parquet file, and the rows of each of its row groups."""
-    import pyarrow.parquet as pq
-
-    with open_input(path) as stream:
-        file = _opened(pq, stream, path)
-        groups = range(file.metadata.num_row_groups)
-        return file.schema_arrow, tuple(file.metadata.row_group(n).num_rows for n in groups)
-
-
-def _opened(pq: Any, stream: Any, path: str, metadata: Any = None, pre_buffer: bool = False) -> Any:
-    try:
-        return pq.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=pre_buffer)
-    except (OSError, pa.ArrowException) as error:
-        raise _broken(path, error) from error
-
-
-def _broken(path: str, error: Exception) -> DataError:
-    return DataError(
-        f"{path} cannot be read", expected="a sound Parquet file", received=str(error)[:500]
-    )
 
 
 def kind_of_path(path: str) -> FileKind:
@@ -370,6 +253,16 @@ def kind_of_path(path: str) -> FileKind:
     )
 
 
+def looks_like_files(name: str) -> bool:
+    """Whether a text that is no column's name may be a path."""
+    if "/" in name or _kind_of_name(name) is not None:
+        return True
+    try:
+        return bool(files_for_workers(name))
+    except (ResourceError, DataError):
+        return False
+
+
 def _kind_of_name(name: str) -> FileKind | None:
     name = name.lower()
     for kind, (within, *endings) in _KINDS.items():
@@ -378,31 +271,71 @@ def _kind_of_name(name: str) -> FileKind | None:
     return None
 
 
-def frame_of_files(spark: Any, path: str) -> Any:
-    """The files as a DataFrame, which tells their schema; it reads rows only if it is asked to.
+@dataclass(frozen=True)
+class FileFrame:
+    """Files as a DataFrame of Spark, which tells their schema and reads rows if it is asked to.
+
+    Args:
+        frame: All columns that Spark has types for.
+        task: What reads the files where Spark's own reader cannot.
+        lacking: The other columns, and their types.
+    """
+
+    frame: Any
+    task: _FilesTask | None = None
+    lacking: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, columns: Iterable[str]) -> Any:
+        """A frame that looks at no other columns than these."""
+        if self.task is None:
+            return self.frame
+        fields = [field for field in self.frame.schema if field.name in {*columns}]
+        return _frame_by(self.frame.sparkSession, self.task, fields)
+
+    def with_type(self, error: DataError) -> DataError:
+        """The error, with the type of the column that it misses if the files have that."""
+        for name, kind in self.lacking.items():
+            if error.received == repr(name):
+                return DataError(
+                    f"column {name!r} has a type that Spark lacks", expected=error.expected,
+                    received=kind, hint="write it as numbers: column.cast('double'), say",
+                )  # fmt: skip
+        return error
+
+
+def frame_of_files(spark: Any, path: str) -> FileFrame:
+    """The files as a DataFrame.
 
     Raises:
         ResourceError: There are no files.
+        DataError: Arrow files that cannot be read.
     """
-    from pyspark.errors import AnalysisException
+    from pyspark.errors import AnalysisException, ArithmeticException
 
     table = _table_of(path)
     if table is not None:
-        return _frame_of_table(spark, path, table)
+        return FileFrame(_frame_of_table(spark, path, table))
     kind = kind_of_path(path)
     if kind == "arrow":
-        return frame_of_arrow(spark, path)
+        return _read_by_tasks(spark, path, kind)
     if kind == "parquet":
         try:
-            return spark.read.parquet(path)
-        except AnalysisException as error:
-            if condition_of(error) != _MISSING:
-                return _of_known_types(spark, path, error)
-            raise ResourceError(
-                f"no files at {path!r}",
-                expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
-                received=str(error).partition("\n")[0],
-            ) from None
+            frame = spark.read.parquet(path)
+            fields = list(frame.schema.fields)
+        except (AnalysisException, ArithmeticException) as error:
+            if condition_of(error) == _MISSING:
+                raise ResourceError(
+                    f"no files at {path!r}",
+                    expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
+                    received=str(error).partition("\n")[0],
+                ) from None
+            if condition_of(error) != "COLUMN_ALREADY_EXISTS":
+                with contextlib.suppress(ResourceError, DataError):
+                    return _read_by_tasks(spark, path, kind)
+            raise
+        if _is_beyond_spark(path):
+            return _read_by_tasks(spark, path, kind, fields)
+        return FileFrame(frame)
     from sparkdl.spark.tfrecord.functions import read_tfrecords
     from sparkdl.spark.tfrecord.reading import read_whole_files
 
@@ -413,32 +346,108 @@ def frame_of_files(spark: Any, path: str) -> Any:
             files_for_workers(path)
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
-            return read_whole_files(spark, path)
+            return FileFrame(read_whole_files(spark, path))
         except AnalysisException as error:
             if condition_of(error) != _MISSING:
                 raise
             raise not_here from None
-    return read_tfrecords(spark, path)
+    return FileFrame(read_tfrecords(spark, path))
 
 
-def _of_known_types(spark: Any, path: str, refusal: Exception) -> Any:
-    """The columns of Parquet files whose types Spark knows, where it refuses the others.
+def _is_beyond_spark(path: str) -> bool:
+    """Whether the first Parquet file has what Spark's reader fails on: half floats, Brotli."""
+    try:
+        metadata, schema = parquet_footer(files_for_workers(path)[0].path)
+        columns = [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
+        brotli = any(column.compression == "BROTLI" for column in columns)
+        return brotli or "halffloat" in str(schema.types)
+    except (ResourceError, DataError, IndexError, RuntimeError):  # no row groups
+        return False
+
+
+def _read_by_tasks(
+    spark: Any, path: str, kind: FileKind, fields: list[StructField] | None = None
+) -> FileFrame:
+    """Files that tasks read in Python; ``fields`` as the first file has them where none are given.
 
     Raises:
-        Exception: ``refusal``, if the files cannot be looked into, or Spark knows no column.
+        DataError: They cannot be read.
+        ResourceError: There are no files.
     """
-    try:
-        schema = parquet_facts(files_for_workers(path)[0].path)[0]
-    except (ResourceError, DataError):
-        raise refusal from None
+    from sparkdl.spark.tfrecord.reading import folder_fields
+
+    files = files_for_workers(path)
+    there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
+    if fields is None:
+        fields = spark_fields_of(there)
+        fields += [found for found in folder_fields(files) if found.name not in there.names]
+    names = [found.name for found in fields]
+    task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]))
+    lacking = {lost.name: str(lost.type) for lost in there if lost.name not in names}
+    return FileFrame(_frame_by(spark, task, fields), task, lacking)
+
+
+def _is_exact(spark: Any) -> bool:
+    """Whether ``a`` and ``A`` are two columns to a session."""
+    return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
+
+
+def _frame_by(spark: Any, task: _FilesTask, fields: list[StructField]) -> Any:
     from pyspark.sql import types as T
 
-    fields = [found for field in schema.remove_metadata() for found in known_to_spark(field)]
-    nanoseconds = [f.name for f in schema if getattr(f.type, "unit", "us") == "ns"]
-    fields = [field for field in fields if field.name not in nanoseconds]
-    if not fields:
-        raise refusal
-    return spark.read.schema(T.StructType(fields)).parquet(path)
+    kinds = T.StructType(fields)
+    number = len(task.files)
+    with this_interpreter(context_of(spark)):
+        return spark.range(0, number, 1, number).mapInArrow(
+            replace(task, schema=arrow_schema_of(kinds)), kinds
+        )
+
+
+@dataclass(frozen=True)
+class _FilesTask:
+    """Reads the files whose numbers a task gets."""
+
+    files: tuple[FoundFile, ...]
+    kind: FileKind
+    exact: bool
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from self._rows(self.files[number])
+
+    def _rows(self, file: FoundFile) -> Iterator[pa.RecordBatch]:
+        folders = file.partition_values
+        names = [name for name in self.schema.names if name not in folders]
+        for part in self._read(file, FileColumns(names, self.schema, self.exact)):
+            columns = [
+                folder_column(folders[kind.name], kind, part.num_rows)
+                if kind.name in folders
+                else _as_spark(file.path, part.column(kind.name), kind)
+                for kind in self.schema
+            ]
+            yield pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _read(self, file: FoundFile, columns: FileColumns) -> Iterator[pa.RecordBatch]:
+        if self.kind == "arrow":
+            yield from read_arrow(file.path, None, columns)
+            return
+        for piece in parquet_pieces(FileShard(file, file.size_bytes), columns):
+            yield from piece.read()
+
+
+def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
+    try:
+        column = unwrapped(column)
+        return column if column.type == wanted.type else column.cast(wanted.type)
+    except pa.ArrowInvalid as error:
+        raise DataError(
+            f"{path}: column {wanted.name!r} holds a value that Spark's type does not",
+            expected=f"values of {wanted.type}",
+            received=str(error)[:200],
+            hint="write the column in a type that Spark has",
+        ) from error
 
 
 def _table_of(path: str) -> TableFormat | None:
@@ -481,7 +490,4 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
             received="files of which some hold deleted rows",
         )
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
-    schema = pa.schema([])
-    if kind == "tfrecord" or any(file.partition_values for file in files):
-        schema = arrow_schema_of(frame.schema)
-    return FileSet(kind, files, schema, role)
+    return FileSet(kind, files, arrow_fields_of(frame.schema), role, _is_exact(frame.sparkSession))

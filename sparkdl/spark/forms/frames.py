@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from sparkdl.errors import DataError
-from sparkdl.spark.forms.files import FileSet, file_set, frame_of_files
+from sparkdl.process.user_warnings import warn_user
+from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.shipped import plain_table, ship_table
@@ -43,24 +44,24 @@ class FrameForm(Form):
 
     def open(self, signature: Signature, columns: Columns) -> Source:
         frame = self.frame()
-        if columns.label is None and signature.needs_labels:
+        spec = make_spec(
+            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
+            columns.decoder, pad=columns.pad,
+        )  # fmt: skip
+        makes = signature.preprocessing
+        if signature.needs_labels and not spec.labels and not (makes and makes.example(spec, 2).y):
             raise DataError(
                 "label names no column",
                 expected="a column for the loss that the model was compiled with",
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
-        spec = make_spec(
-            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
-            columns.decoder, pad=columns.pad,
-        )  # fmt: skip
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)
 
     def has_column(self, name: str) -> bool:
-        marks = ("/", ".parquet", ".tfrecord")
-        return name in self.frame().schema.names or not any(mark in name for mark in marks)
+        return name in self.frame().schema.names or not looks_like_files(name)
 
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
@@ -131,11 +132,26 @@ class PathForm(FrameForm):
         if "_read" not in vars(self):
             spark = session_of() if spark is None else spark
             require_running(spark)
-            self._read = frame_of_files(spark, self.data)
-        return self._read
+            self._read: FileFrame = frame_of_files(spark, self.data)
+        return self._read.frame
+
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        self.frame()
+        try:
+            source = super().open(signature, columns)
+        except DataError as error:
+            raise self._read.with_type(error) from None
+        narrow, names = self._read.of(source.spec.columns), wire_names(len(source.spec.columns))
+        return replace(source, frame=narrow.select(*selection(narrow.schema, source.spec, names)))
 
     def has_column(self, name: str) -> bool:
         return name in self.frame().schema.names
+
+    def warn_of_lost_columns(self) -> None:
+        """Warns of columns that the frame of the files has not."""
+        self.frame()
+        if lost := ", ".join(f"{name!r} ({kind})" for name, kind in self._read.lacking.items()):
+            warn_user(f"{self.data}: Spark has no type for columns, which are left out: {lost}")
 
     def files(self, role: int) -> FileSet:
         """The files, for workers that read them by themselves.

@@ -15,7 +15,15 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.signature import LABEL, Shape, Signature, TensorSpec, is_whole
+from sparkdl.learner.preprocessing import ROW, SEGMENT
+from sparkdl.learner.signature import (
+    AS_GIVEN,
+    LABEL,
+    Shape,
+    Signature,
+    TensorSpec,
+    is_whole,
+)
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
@@ -90,6 +98,8 @@ def make_spec(
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
         ConfigError: ``pad`` has no effect.
     """
+    if signature.preprocessing is not None:
+        features = _rows(schema, features)
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
@@ -106,7 +116,10 @@ def make_spec(
         decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
     feature_specs = {
         name: _feature(
-            schema, _names(columns, "features"), signature.inputs.get(name), decoders.get(name)
+            schema,
+            _names(columns, "features"),
+            signature.inputs.get(ROW if signature.preprocessing else name),
+            decoders.get(name),
         )
         for name, columns in inputs.items()
     }
@@ -115,6 +128,8 @@ def make_spec(
             feature_specs[name] = padded_spec(feature_specs[name], padding)
     for mask, name in masks.items():
         feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
+    if signature.preprocessing is not None and signature.preprocessing.model is not None:
+        label = _label_beside(signature, feature_specs, label)
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
         optional = signature.optional_labels
@@ -153,6 +168,36 @@ def make_spec(
             for name in label_specs
         }
     return DataSpec(feature_specs, label_specs, weights, role_column)
+
+
+def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
+    """The columns of rows for a preprocessor: several texts by their places, else as named."""
+    if isinstance(features, (str, Mapping, Column)) or not isinstance(features, Iterable):
+        return features
+    names = list(features)
+    kinds = [field_of(schema, name, "features").dataType for name in names]
+    if len(names) > 1 and all(isinstance(kind, T.StringType) for kind in kinds):
+        return {f"{SEGMENT}{i}": name for i, name in enumerate(names)}
+    return names
+
+
+def _label_beside(
+    signature: Signature, features: Mapping[str, ColumnSpec], label: InputColumns | None
+) -> InputColumns | None:
+    """The label columns beside rows for a preprocessor, which may make labels of its own.
+
+    Raises:
+        DataError: The model cannot take such rows, or a label column that was named is not used.
+    """
+    assert signature.preprocessing is not None
+    makes_labels = bool(signature.preprocessing.example(DataSpec(features), 2).y)
+    if makes_labels and label not in (None, "label"):
+        raise DataError(
+            "a column of labels would not be used",
+            expected="label=None: the model's preprocessor makes the labels of the features",
+            received=f"label={label!r}",
+        )
+    return None if makes_labels else label
 
 
 def _is_for_all(label: InputColumns, signature: Signature) -> bool:
@@ -219,8 +264,9 @@ def _feature(
     fields = [field_of(schema, name, "features") for name in columns]
     wanted = TensorSpec("", None, "float32") if wanted is None else wanted
     dtype, shape = wanted.dtype_for(dtype_of(*(field.dataType for field in fields))), wanted.shape
-    if dtype == "string" and decoder is None:
-        return _text(fields, shape)
+    text = wanted.dtype == AS_GIVEN and isinstance(fields[0].dataType, T.StringType)
+    if (dtype == "string" or text) and decoder is None:
+        return _text(fields, () if text else shape)
     if len(fields) > 1:
         for field in fields:
             if not is_number(field.dataType):
@@ -241,7 +287,9 @@ def _feature(
             raise wrong_type(field, "features", "an array of numbers")
         return ColumnSpec(columns, (None,) * depth if shape is None else shape, dtype, "array")
     if is_number(kind):
-        return ColumnSpec(columns, _scalars_shape(columns, shape), dtype, "scalars")
+        as_given = wanted.dtype == AS_GIVEN
+        rows = () if as_given else _scalars_shape(columns, shape)
+        return ColumnSpec(columns, rows, dtype, "scalars")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec(columns, _known(shape, field), dtype, "binary")
     if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:

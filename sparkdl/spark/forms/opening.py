@@ -142,8 +142,8 @@ def _open_files(
     if held_out is not None:
         validation = held_out.open(signature, replace(columns, sample_weight=None))
         if sets[0].kind != sets[1].kind:
-            raise DataError(
-                "validation_data are files of another kind than the training data",
+            raise NoFileSystemError(
+                "the files to validate on are of another kind than the others",
                 expected=sets[0].kind,
                 received=sets[1].kind,
             )

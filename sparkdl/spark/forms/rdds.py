@@ -35,6 +35,13 @@ class RddForm(Form):
     def open(self, signature: Signature, columns: Columns) -> Source:
         """A frame of the bytes that executors make of the RDD's elements."""
         require_running_rdd(self.data)
+        if signature.preprocessing is not None:
+            raise DataError(
+                "an RDD does not say of what kind its elements are, for a model's preprocessor",
+                expected="a DataFrame",
+                received="an RDD",
+                hint="rdd.toDF(['text', 'label'])",
+            )
         spark = session_of()
         free = any(spec.takes_whole for spec in signature.inputs.values())
         told = free or signature.own_step or "own" in signature.label_kinds.values()

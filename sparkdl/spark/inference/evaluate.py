@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,10 @@ from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.training.learning import BatchStack, Learner
+from sparkdl.training.learning import BatchStack
+
+if TYPE_CHECKING:
+    from sparkdl.learner.steps.keras_learner import KerasLearner
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -57,7 +60,7 @@ class EvaluateTask:
         """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.backend, self.use_gpu)
 
-    def learner(self, rank: RankContext) -> Learner:
+    def learner(self, rank: RankContext) -> KerasLearner:
         """The model in this process, on the rank's devices."""
         start_framework(self.devices.place(rank.resources))
         from sparkdl.learner.cache import cached_learner
@@ -77,7 +80,7 @@ class EvaluateTask:
         from sparkdl.learner.cache import keras_settings
 
         with keras_settings(self.archive):
-            state = learner.evaluate(chain([first], stacks))
+            state = learner.evaluate(prepared(chain([first], stacks), learner.prepare))
         if state.size:
             yield from Result(rank.rank, "metrics", json.dumps(state.tolist())).batches()
 
@@ -114,6 +117,17 @@ def evaluate_source(
         )
     state: npt.NDArray[np.float64] = np.sum([json.loads(r.text) for r in told], axis=0)
     return state
+
+
+def prepared(
+    stacks: Iterator[BatchStack], prepare: Callable[[BatchStack], BatchStack] | None
+) -> Iterator[BatchStack]:
+    """The stacks as the model takes them: batch by batch where a preprocessor makes them."""
+    if prepare is None:
+        yield from stacks
+        return
+    for stack in stacks:
+        yield from map(prepare, stack.single_batches())
 
 
 _ALONE, _TOGETHER = 128, 16
@@ -182,9 +196,12 @@ def evaluate_arrays(
 
     x, y, weight = arrays_of(data)
     rows = rows_from_numpy(x, y, weight, wanted_spec(x, y, weight, signature))
-    batches = Batches(rows, batch_size, shuffle=False, steps=debug_limits()[1])
+    learner = make_learner(model)
+    batches = Batches(
+        rows, batch_size, shuffle=False, steps=debug_limits()[1], prepare=learner.prepare
+    )
     with closing(batches.stacks(0, 8)) as stacks:
-        state: npt.NDArray[np.float64] = np.asarray(make_learner(model).evaluate(stacks))
+        state: npt.NDArray[np.float64] = np.asarray(learner.evaluate(stacks))
     if not state.size:
         raise DataError(
             "there are no rows to evaluate", received="0 rows", expected="at least one row"

@@ -329,7 +329,7 @@ def column_function(
     Args:
         task: What it does. It gets the arguments as columns ``c0, c1, ...``.
         session: The Spark session; None if there is none yet.
-        name: Of the function, in plans of Spark.
+        name: Name of the function, in plans of Spark.
         once: Spark may not run it twice for a row, nor for rows that a ``limit`` leaves out, in
             order to filter earlier.
     """
@@ -371,7 +371,7 @@ def run_arguments(
     """The work of the function on the executor.
 
     Args:
-        arguments: Of a batch of rows: one Arrow array, or one for each argument.
+        arguments: Arguments of a batch of rows: one Arrow array, or one for each argument.
         content: The pickled :class:`ColumnTask`.
     """
 

@@ -439,6 +439,8 @@ def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
 def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """All columns travel to Python and back: for Spark before 4.1."""
     positions = tuple(map(schema.names.index, task.spec.columns))
+    for column in schema:
+        _require_arrow(column.name, column.dataType)
     given = {field.name: getattr(task, field.name) for field in fields(task)}
     appending = AppendTask(**given, kept=len(schema), positions=positions)
     context = context_of(frame.sparkSession)
@@ -451,6 +453,20 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     function = stage_function(ship(appending, context, frame.sparkSession), 0)
     with this_interpreter(context):
         return frame.mapInArrow(function, T.StructType(returned))
+
+
+def _require_arrow(name: str, kind: T.DataType) -> None:
+    """Refuses a column that older Sparks give to no task, also where the model does not read it."""
+    if isinstance(kind, T.ArrayType):
+        _require_arrow(name, kind.elementType)
+    names = kind.names if isinstance(kind, T.StructType) else []
+    if isinstance(kind, T.YearMonthIntervalType) or len(names) != len(set(names)):
+        raise DataError(
+            f"column {name!r} cannot pass predict on this Spark",
+            expected="Spark 4.1 or newer, or columns that Arrow knows",
+            received=kind.simpleString(),
+            hint="cast it to a string, or give its fields names of their own",
+        )
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:

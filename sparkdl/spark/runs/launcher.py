@@ -68,7 +68,7 @@ def rows_problem(error: BaseException) -> DataError | None:
     if received is None:
         return None
     return DataError(
-        "the DataFrame's own expressions fail on some rows",
+        "the DataFrame's own expressions or files fail on some rows",
         expected="rows that Spark can compute",
         received=received,
         hint="df.write.format('noop').mode('overwrite').save() computes all of them, without "

@@ -14,6 +14,12 @@ BarrierRefusal = Literal["slots", "dynamic allocation", "partitions"]
 _CANCELLED = re.compile(r"\[(SPARK_JOB_CANCELLED|OPERATION_CANCELED)\]")
 _DATA_EXCEPTION = re.compile(r"\[[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] [^\n]*? SQLSTATE: 22\w{3}")
 """SQL's class 22: a cast, a division or an index that a row's values do not allow."""
+_OF_FILES = re.compile(
+    r"Encountered error while reading file [^\n]*|Parquet column cannot be [^\n]*"
+    r"|^sparkdl\.errors\.DataError: .*?(?=\n\s*at |\n\n|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
+"""Files that Spark's reader, or a task of ours that reads for a frame, cannot read."""
 _PYTHON = "An exception was thrown from the Python worker"
 _OURS = re.compile(r'File "[^"\n]*sparkdl[/\\](spark|launch|worker|learner|data)\b')
 _LAST_LINE = re.compile(r"^(?!Traceback|During|The above)[A-Za-z_][\w.]*(?:: .*)?$")
@@ -48,8 +54,8 @@ def was_cancelled(error: BaseException) -> bool:
 def rows_refused(error: BaseException) -> str | None:
     """The failure of one of the DataFrame's own expressions; None if the error is another."""
     text = str(error)
-    found = _DATA_EXCEPTION.search(text)
-    return found[0] if found else _raised_by_a_function(text)
+    found = _DATA_EXCEPTION.search(text) or _OF_FILES.search(text)
+    return found[0].strip() if found else _raised_by_a_function(text)
 
 
 def _raised_by_a_function(text: str) -> str | None:

@@ -5,6 +5,7 @@ Everything else of the package calls these functions and knows one Spark.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, Row
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 _ROW_BYTES = 8 << 20
@@ -164,6 +165,28 @@ def spark_schema_of(schema: pa.Schema) -> StructType:
 
     fields = [field.with_type(plain_type(field.type)) for field in schema]
     return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+
+
+def spark_fields_of(schema: pa.Schema) -> list[StructField]:
+    """The same as fields, without the columns whose types Spark lacks."""
+    found: list[StructField] = []
+    for field in schema.remove_metadata():
+        with contextlib.suppress(TypeError, NotImplementedError, ValueError):  # unknown to pyspark
+            fields = spark_schema_of(pa.schema([field]))
+            arrow_schema_of(fields)
+            found += fields
+    return found
+
+
+def arrow_fields_of(schema: StructType) -> pa.Schema:
+    """Spark's columns as Arrow's, without those that it cannot give as such."""
+    from pyspark.sql import types as T
+
+    found: list[pa.Field] = []
+    for field in schema:
+        with contextlib.suppress(TypeError, NotImplementedError, ValueError):
+            found += arrow_schema_of(T.StructType([field]))
+    return pa.schema(found)
 
 
 def spark_type_of(kind: pa.DataType) -> DataType:

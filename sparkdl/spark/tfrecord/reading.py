@@ -67,13 +67,9 @@ def inferred_schema(options: Options) -> T.StructType:
     ]
     inference = SchemaInference(options.record_type, options.binary_features)
     for file in chosen:
-        left = max(1, options.infer_rows // len(chosen))
         with open_input(file.path) as stream:
-            for block in file_blocks(stream, file.path, options.codec, options.verify_crc):
-                inference.add(block.slice(0, left))
-                left -= len(block)
-                if left <= 0:
-                    break
+            blocks = file_blocks(stream, file.path, options.codec, options.verify_crc)
+            inference.look(blocks, max(1, options.infer_rows // len(chosen)))
     schema = inference.schema()
     if not len(schema):
         raise DataError(
@@ -189,11 +185,6 @@ def _infer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The schema, in Arrow's own bytes."""
     inference = SchemaInference("Example")
     for name, stream in _files(batches):
-        left = _RECORDS_LOOKED_AT
-        for block in file_blocks(stream, name):
-            inference.add(block.slice(0, left))
-            left -= len(block)
-            if left <= 0:
-                break
+        inference.look(file_blocks(stream, name), _RECORDS_LOOKED_AT)
     content = inference.schema().serialize().to_pybytes()
     yield pa.RecordBatch.from_pydict({"arrow": pa.array([content], pa.binary())})

@@ -8,9 +8,13 @@ import keras
 import numpy as np
 import pytest
 from keras import layers, ops
+from needed import needs_spark
+from pyspark.errors import PySparkException
 
 import sparkdl
 from sparkdl import SparkModel
+from sparkdl.errors import DataError
+from sparkdl.spark.session.versions import spark_version
 
 N = 16
 IDS = np.random.default_rng(0).integers(2**24, 2**31 - 1, (N, 2)) | 1
@@ -71,3 +75,55 @@ def test_predictions_have_all_digits(df: Any) -> None:
     assert [r.p for r in df.orderBy("id").select(function("features").alias("p")).collect()] == (
         IDS + 1
     ).tolist()
+
+
+NEW_TYPES = {
+    "variant": "parse_json('{\"a\": [1, null]}')",
+    "time": "TIME '10:11:12.123456'",
+    "months": "INTERVAL '1-2' YEAR TO MONTH",
+    "seconds": "INTERVAL '1 02:03:04.5' DAY TO SECOND",
+    "calendar": "make_interval(1, 2, 3, 4, 5, 6, 7.5)",
+    "collated": "'Ab' COLLATE UTF8_LCASE",
+    "twins": "named_struct('a', 1, 'a', 2)",
+    "geometry": "ST_GeomFromWKB(X'0101000000000000000000F03F0000000000000040')",
+    "geography": "ST_GeogFromWKB(X'0101000000000000000000F03F0000000000000040')",
+}
+"""Columns that a model does not read; a Spark may lack some."""
+
+
+def shown(frame: Any, name: str) -> Any:
+    texts = {"geometry": f"hex(ST_AsBinary({name}))", "geography": f"hex(ST_AsBinary({name}))"}
+    return frame.selectExpr(texts.get(name, f"CAST({name} AS STRING)")).collect()[0][0]
+
+
+@needs_spark(4, 1, "older ones pass all columns through Python")
+def test_columns_of_new_types_pass_predict_unchanged(spark: Any, tmp_path: Any) -> None:
+    spark.sql(f"CREATE TABLE fixed (c CHAR(5), v VARCHAR(5)) USING parquet LOCATION '{tmp_path}/t'")
+    try:
+        spark.sql("INSERT INTO fixed VALUES ('ab', 'cd')")
+        frame = spark.table("fixed").selectExpr("array(1L, 2L) AS features", "c", "v")
+        there = []
+        for name, expression in NEW_TYPES.items():
+            try:
+                more = frame.selectExpr("*", f"{expression} AS {name}")
+                more.write.format("noop").mode("overwrite").save()
+            except PySparkException:
+                continue
+            frame = more
+            there.append(name)
+        assert {"variant", "months", "seconds", "calendar", "collated", "twins"} <= set(there)
+        given = built(Next)
+        passed = SparkModel(given).predict(frame)
+        assert passed.schema.fields[: len(frame.columns)] == frame.schema.fields
+        assert passed.select("c", "v").collect() == [("ab   ", "cd")]
+        for name in there:
+            assert shown(passed, name) == shown(frame, name)
+    finally:
+        spark.sql("DROP TABLE fixed")
+
+
+@pytest.mark.parametrize("name", ["months", "twins"])
+@pytest.mark.skipif(spark_version() >= (4, 1), reason="they pass")
+def test_older_sparks_refuse_what_they_give_to_no_task(df: Any, name: str) -> None:
+    with pytest.raises(DataError, match=f"{name!r} cannot pass predict"):
+        SparkModel(built(Next)).predict(df.selectExpr("*", f"{NEW_TYPES[name]} AS {name}"))

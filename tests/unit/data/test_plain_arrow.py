@@ -11,7 +11,8 @@ import pytest
 
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.data.decode import decode
-from sparkdl.data.plain_arrow import plain, plain_type
+from sparkdl.data.plain_arrow import FileColumns, holds, plain, plain_type
+from sparkdl.errors import DataError
 
 VIEWS = tuple(int(part) for part in pa.__version__.split(".")[:2]) >= (16, 0)
 
@@ -49,6 +50,10 @@ if VIEWS:
             pa.list_(pa.list_(pa.float32())), [[[1.0], [2.0, 3.0]], None],
         ),
         "text view": (pa.array(["a", "b"], pa.string_view()), pa.string(), ["a", "b"]),
+        "dictionary of views": (
+            pa.DictionaryArray.from_arrays([0, 1, 0], pa.array(["a", "b"], pa.string_view())),
+            pa.string(), ["a", "b", "a"],
+        ),
         "list view": (
             pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_view(pa.float32())),
             pa.list_(pa.float32()), [[1, 2], [3, 4]],
@@ -62,6 +67,43 @@ def test_values_stay_and_types_become_plain(name: str) -> None:
     assert plain_type(array.type) == kind
     assert plain(array).to_pylist() == values
     assert plain(array[1:]).to_pylist() == values[1:]
+
+
+D = pa.decimal128
+HOLDS: list[tuple[pa.DataType, pa.DataType, bool]] = [
+    (pa.int64(), pa.int32(), True), (pa.int32(), pa.int64(), False),
+    (pa.int64(), pa.uint32(), True), (pa.int32(), pa.uint32(), False),
+    (pa.float64(), pa.float32(), True), (pa.float32(), pa.float64(), False),
+    (pa.float32(), pa.float16(), True), (pa.int64(), pa.float64(), False),
+    (pa.float64(), pa.int64(), False), (pa.float64(), pa.int32(), True),
+    (pa.string(), pa.int64(), False), (pa.int64(), pa.string(), False),
+    (pa.bool_(), pa.bool_(), True), (pa.int8(), pa.bool_(), False), (pa.int64(), pa.null(), True),
+    (pa.int64(), pa.duration("us"), True), (D(20, 0), pa.uint64(), True),
+    (D(5, 2), D(4, 2), True), (D(5, 2), D(5, 3), False), (D(5, 2), D(5, 1), False),
+    (pa.list_(pa.float32()), pa.list_(pa.float64(), 2), False),
+    (pa.list_(pa.float64()), pa.large_list(pa.float16()), True),
+    (pa.list_(pa.int64()), pa.int64(), False), (pa.int64(), pa.list_(pa.int64()), False),
+    (pa.binary(), pa.binary(8), True), (pa.timestamp("us"), pa.int64(), False),
+]  # fmt: skip
+"""What a file may hold for a column of a type; the answers are those of Spark 4.3's reader."""
+
+
+@pytest.mark.parametrize(("wanted", "found", "answer"), HOLDS)
+def test_a_type_holds_others_without_a_loss(
+    wanted: pa.DataType, found: pa.DataType, answer: bool
+) -> None:
+    assert holds(wanted, found) is answer
+
+
+def test_columns_of_files_are_found_by_sparks_rule_of_capitals() -> None:
+    there = pa.schema([("A", pa.int32()), ("b", pa.string()), ("B", pa.string())])
+    found = FileColumns(["a", "b"], pa.schema([("a", pa.int64())]), exact=False)
+    assert found.found_in("f", there) == ["A", "b"]
+    for names in (["c"], ["a"]):
+        with pytest.raises(DataError, match="other columns"):
+            FileColumns(names).found_in("f", there)
+    with pytest.raises(DataError, match="'A' in another type"):
+        FileColumns(["A"], pa.schema([("A", pa.int16())])).found_in("f", there)
 
 
 def test_a_number_that_does_not_fit_is_an_error() -> None:

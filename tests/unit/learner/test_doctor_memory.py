@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from sparkdl.config import FitConfig
+from sparkdl.diagnosis.host_checks import FRAMEWORK_BYTES
+from sparkdl.diagnosis.model_memory import check_model, needs_of, row_bytes
 from sparkdl.layers import ServedEmbedding
 from sparkdl.settings.network import Network
-from sparkdl.spark.doctor.host_checks import FRAMEWORK_BYTES
-from sparkdl.spark.doctor.model_memory import check_model, needs_of, row_bytes
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 

@@ -89,6 +89,13 @@ def test_duplicates_are_summed_in_their_order() -> None:
     assert len(merged(ids[:0], gradients[:0])[0]) == 0
 
 
+def test_counts_go_with_their_ids() -> None:
+    """A fault planted here, counts in the order of the ids that came, was noticed by no test."""
+    gradients = np.ones((3, 2), np.float32)
+    unique, sums, counts = merged(np.array([5, 3, 5]), gradients, np.array([2, 7, 1]))
+    assert (unique.tolist(), sums[:, 0].tolist(), counts.tolist()) == ([3, 5], [1, 2], [7, 3])
+
+
 @pytest.mark.parametrize("different", [3, 400])
 def test_sums_over_many_duplicates_equal_those_of_numpy(different: int) -> None:
     rng = np.random.default_rng(0)

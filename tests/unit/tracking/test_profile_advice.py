@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tracking_cases import usage
@@ -49,6 +50,29 @@ def test_the_cause_that_costs_most_is_named(
     expected: str | None, changed: dict[str, object]
 ) -> None:
     assert cause(replace(GOOD, **changed)) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        (both(compute=3.0, exchange=7.0), "2 workers are at 0.6 of one process here"),
+        (both(compute=2.5, evaluate=0.5, exchange=5.0, wait=2.0), "are at 0.75 of one process"),
+        (both(compute=3.0, exchange=2.0, wait=50.0), None),  # slow callbacks stay slow
+        (both(compute=10.0, exchange=7.0), None),  # 1.2 times as fast as one
+        (both(compute=0.3, exchange=0.6), None),  # too short to tell
+        ({0: usage(compute=3.0, exchange=9.0)}, None),  # one worker waits for nobody
+    ],
+)
+@pytest.mark.parametrize("in_step", [False, True])
+def test_one_process_is_advised_where_it_would_be_faster(
+    told: dict[int, Any], said: str | None, in_step: bool
+) -> None:
+    """It saves the exchanges, and does the work of all."""
+    facts = replace(GOOD, usage=told, in_step=in_step, window=1)
+    advice = profile_of(facts).advice
+    assert (advice is not None and advice.cause == "too many workers") == (said is not None)
+    text = str(profile_of(facts))
+    assert said in text if said else "of one process" not in text
 
 
 def test_what_an_exchange_takes_longer_than_on_the_quickest_rank_is_a_wait() -> None:

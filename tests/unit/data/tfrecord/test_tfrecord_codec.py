@@ -202,6 +202,48 @@ def test_of_a_key_that_comes_twice_the_last_value_counts() -> None:
     assert decode_block(block_of([both]), one.schema, "Example").to_pylist() == [{"a": 2}]
 
 
+def field(number: int, *content: bytes) -> bytes:
+    whole = b"".join(content)
+    return bytes([number << 3 | 2, len(whole)]) + whole
+
+
+def floats(*values: float) -> bytes:
+    return field(2, field(1, np.array(values, np.float32).tobytes()))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        floats(1.0, 2.0),
+        floats(1.0) + floats(2.0),  # one list in two parts: they are joined
+        floats(9.0) + field(3, field(1, b"\x05")) + floats(1.0, 2.0),  # of another kind: replaced
+        floats(1.0) + floats() + floats(2.0),
+    ],
+)
+def test_the_parts_of_a_feature_are_joined(value: bytes) -> None:
+    """As ``tf.train.Example.FromString`` reads them; see the test with TensorFlow."""
+    record = field(1, field(1, field(1, b"x"), field(2, value)))
+    more = field(1, field(1, field(1, b"x"), field(2, floats(7.0))))
+    schema = pa.schema([("x", pa.list_(pa.float32()))])
+    block = block_of([record, more])
+    assert infer_schema([block]) == schema
+    assert decode_block(block, schema, "Example").to_pylist() == [{"x": [1.0, 2.0]}, {"x": [7.0]}]
+
+
+def test_an_entry_with_two_messages_is_no_record() -> None:
+    entry = field(1, field(1, b"x"), field(2, floats(1.0)), field(2, floats(2.0)))
+    with pytest.raises(DataError, match="in two parts"):
+        infer_schema([block_of([field(1, entry)])])
+
+
+def test_texts_that_are_no_texts_are_bytes_and_feature_lists_name_the_option() -> None:
+    rows = pa.RecordBatch.from_pydict({"a": [b"ok", b"\xff\xd8"], "b": [b"x", b"y"]})
+    found = infer_schema(blocks_of(bytes(encode_batch(rows, "Example"))))
+    assert found == pa.schema([("a", pa.binary()), ("b", pa.string())])
+    with pytest.raises(DataError, match="recordType SequenceExample"):
+        infer_schema(blocks_of(bytes(encode_batch(SEQUENCES, "SequenceExample"))))
+
+
 # -- schema --------------------------------------------------------------------------------------
 
 

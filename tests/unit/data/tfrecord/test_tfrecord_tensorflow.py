@@ -67,6 +67,25 @@ def test_what_tensorflow_writes_is_read_and_written(tmp_path: Path, compression:
     assert repr(decode_block(block, BATCH.schema, "Example").to_pylist()) == repr(BATCH.to_pylist())
 
 
+def test_parts_of_a_list_are_joined_as_protocol_buffers_say(tmp_path: Path) -> None:
+    tf = pytest.importorskip("tensorflow")
+
+    def field(number: int, *content: bytes) -> bytes:
+        whole = b"".join(content)
+        return bytes([number << 3 | 2, len(whole)]) + whole
+
+    parts = [field(2, tf.train.FloatList(value=[v]).SerializeToString()) for v in (1.0, 2.0)]
+    record = field(1, field(1, field(1, b"x"), field(2, *parts)))
+    read = tf.train.Example.FromString(record).features.feature["x"].float_list.value
+    path = str(tmp_path / "records")
+    with tf.io.TFRecordWriter(path) as writer:
+        writer.write(record)
+    with open(path, "rb") as file:
+        block = next(read_blocks(decompressed(file), path))
+    ours = decode_block(block, pa.schema([("x", pa.list_(pa.float32()))]), "Example")
+    assert ours.to_pylist() == [{"x": list(read)}]
+
+
 def test_tf_data_reads_what_is_written(tmp_path: Path) -> None:
     tf = pytest.importorskip("tensorflow")
     path = tmp_path / "records"

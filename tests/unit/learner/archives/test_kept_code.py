@@ -7,6 +7,7 @@ import pickle
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import keras
 import numpy as np
@@ -18,6 +19,7 @@ from sparkdl.learner.archives.archive import ModelArchive, encode_model
 from sparkdl.learner.cache import cached_learner, cached_predictor, forget_learner
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.process import payload
+from sparkdl.training.learning import BatchStack
 
 NOTEBOOK = """
 import keras
@@ -183,15 +185,59 @@ def test_a_learner_is_kept_for_batches_of_one_form() -> None:
     one_hot = DataSpec({"x": x}, {"y": ColumnSpec(("y",), (2,))})
     whole = DataSpec({"x": x}, {"y": ColumnSpec(("y",), (), "int32")})
     renamed = DataSpec({"x": ColumnSpec(("z",), (3,))}, {"y": y})
-    assert plain.form == renamed.form
-    assert len({spec.form for spec in (plain, weighted, one_hot, whole)}) == 4
-    first = cached_learner(archive, plain.form)
+    assert plain.form() == renamed.form()
+    assert len({spec.form() for spec in (plain, weighted, one_hot, whole)}) == 4
+    first = cached_learner(archive, plain.form())
     try:
-        assert cached_learner(archive, renamed.form) is first
-        assert cached_learner(archive, weighted.form) is not first
+        assert cached_learner(archive, renamed.form()) is first
+        assert cached_learner(archive, weighted.form()) is not first
     finally:
-        forget_learner(archive, plain.form)
-        forget_learner(archive, weighted.form)
+        forget_learner(archive, plain.form())
+        forget_learner(archive, weighted.form())
+
+
+def test_models_made_anew_by_the_same_code_share_what_is_compiled() -> None:
+    """Names that Keras counts on in a session count only where data go by them."""
+    x, y = ColumnSpec(("x",), (3,)), ColumnSpec(("y",), ())
+
+    def one(names: tuple[str, str]) -> tuple[Any, DataSpec]:
+        made = model()
+        return made, DataSpec({made.inputs[0].name: x}, {made.output_names[0]: y})
+
+    def several(names: tuple[str, str]) -> tuple[Any, DataSpec]:
+        inputs = [keras.Input((3,), name=name) for name in names]
+        made = keras.Model(inputs, keras.layers.Dense(1)(keras.layers.Add()(inputs)))
+        made.compile("sgd", "mse")
+        return made, DataSpec(dict.fromkeys(names, x), {made.output_names[0]: y})
+
+    def two_outputs(names: tuple[str, str]) -> tuple[Any, DataSpec]:
+        inputs = keras.Input((3,), name="x")
+        made = keras.Model(inputs, [keras.layers.Dense(1, name=n)(inputs) for n in ("a", "b")])
+        made.compile("sgd", ["mse", None])
+        return made, DataSpec({"x": x}, {names[0]: y})
+
+    def key(made: tuple[Any, DataSpec]) -> tuple[str, str]:
+        archive = encode_model(made[0])
+        return archive.key, made[1].form(archive.named)
+
+    for make in (one, several, two_outputs):
+        assert key(make(("a", "b"))) == key(make(("a", "b")))
+    assert key(several(("a", "b"))) != key(several(("c", "b")))
+    assert key(two_outputs(("a", "b"))) != key(two_outputs(("b", "a")))
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="looks at its functions")
+def test_a_kept_learner_is_not_compiled_again_for_other_names() -> None:
+    one, other = encode_model(model()), encode_model(model())
+    x, y = np.ones((1, 2, 3), np.float32), np.ones((1, 2), np.float32)
+    learner = cached_learner(one)
+    try:
+        learner.train(BatchStack({"keras_tensor": x}, {"dense": y}, None, 1, 2))
+        assert cached_learner(other) is learner
+        with patch.object(learner.model, "train_step", side_effect=AssertionError("traced again")):
+            learner.train(BatchStack({"keras_tensor_1": x}, {"dense_1": y}, None, 1, 2))
+    finally:
+        forget_learner(one)
 
 
 def test_seeds_of_a_kept_predictor_begin_anew() -> None:

@@ -15,6 +15,7 @@ from sparkdl.learner.archives.archive import (
     model_bytes,
     model_from_bytes,
 )
+from sparkdl.learner.checks.compile_parts import require_loadable
 from sparkdl.learner.steps.keras_learner import require_compiled
 
 layers = keras.layers
@@ -149,3 +150,62 @@ def test_variables_that_the_optimizer_does_not_know() -> None:
     model.quantize("float8")
     with pytest.raises(ModelError, match=r"(?s)lacks variables.*inputs_scale.*compile"):
         require_compiled(model)
+
+
+class Scaled(keras.Model):
+    """A functional model of a class of the user's own, with an argument of compile more."""
+
+    def __init__(self, units: int = 2, **named: Any) -> None:
+        inputs = keras.Input((6,))
+        self.units = units
+        super().__init__(inputs, layers.Dense(units)(inputs), **named)
+        self.compile("rmsprop", "mse")  # as a task of KerasHub is, when it is made
+
+    def compile(
+        self, optimizer: Any = "sgd", loss: Any = None, *, factor: float = 1.0, **kwargs: Any
+    ) -> None:
+        super().compile(optimizer=optimizer, loss=loss, **kwargs)
+        self.factor = factor
+
+    def get_config(self) -> dict[str, Any]:
+        return {"units": self.units, "name": self.name}
+
+
+class Forgetful(Scaled):
+    def compile(self, optimizer: Any = "sgd", loss: Any = None, *, kind: Any = None) -> None:
+        super().compile(optimizer, loss)
+
+
+def test_a_compile_of_the_users_own_is_called_with_what_it_was_given() -> None:
+    model = Scaled(3)
+    model.compile(keras.optimizers.Adam(0.5), "mae", factor=3.0, metrics=["mse"], jit_compile=False)
+    model.fit(X, X[:, :3], verbose=0)
+    require_loadable(model)
+    copy = decode_model(encode_model(model))
+    assert (copy.factor, copy.loss, float(copy.optimizer.learning_rate)) == (3.0, "mae", 0.5)
+    assert int(copy.optimizer.iterations) == 1
+    assert copy.get_compile_config()["metrics"] == ["mse"]
+    predicting = decode_model(encode_model(model), compiled=False)
+    assert (predicting.factor, predicting.optimizer) == (3.0, None)
+
+
+def test_an_argument_of_compile_that_a_model_does_not_keep_is_refused() -> None:
+    with pytest.raises(ModelError, match=r"compiled again[\s\S]*Forgetful.compile with kind"):
+        require_loadable(Forgetful())
+
+
+def test_adapters_and_frozen_layers_that_no_configuration_knows_travel() -> None:
+    """A class that makes its layers itself writes of them no more than its own arguments."""
+    model = Scaled(3)
+    model.layers[-1].enable_lora(2)
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.fit(X, X[:, :3], verbose=0)
+    copy = decode_model(encode_model(model))
+    assert [v.trainable for v in copy.variables] == [v.trainable for v in model.variables]
+    for mine, its in zip(model.optimizer.variables, copy.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(*map(keras.ops.convert_to_numpy, (mine, its)))
+    np.testing.assert_allclose(copy.predict(X, verbose=0), model.predict(X, verbose=0), atol=1e-6)
+    other = Scaled(3)
+    other.layers[-1]._trainable = False  # its variables stay trained
+    other.compile(keras.optimizers.Adam(), "mse")
+    assert decode_model(encode_model(other)).layers[-1]._trainable is False

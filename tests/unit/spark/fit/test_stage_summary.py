@@ -37,6 +37,16 @@ def test_several_servers_are_told() -> None:
     ]
 
 
+@pytest.mark.parametrize(("exchange", "said"), [(7.0, True), (1.0, False)])
+def test_workers_that_one_process_would_outrun_are_told(exchange: float, said: bool) -> None:
+    usage = Usage({"start": 9.0, "compute": 3.0, "exchange": exchange})
+    summary = StageSummary(
+        2, 0.1, 0.0, frozenset({"builtin"}), {}, {}, rank_rows={0: 1, 1: 1, 2: 0},
+        usage={0: usage, 1: usage, 2: Usage({})},
+    )  # fmt: skip
+    assert ("2 workers are at 0.6 of one process here" in str(summary)) == said
+
+
 def test_refused_updates_are_told() -> None:
     summary = StageSummary(1, 0.1, 0.0, frozenset({"builtin"}), {}, {}, refused=3, rank_rows={0: 1})
     assert str(summary).splitlines() == [

@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql import types as T
 
 from sparkdl.data.feed import to_numpy
+from sparkdl.data.plain_arrow import FileColumns
 from sparkdl.errors import DataError
 from sparkdl.files.listing import find_files
-from sparkdl.spark.forms import files as file_forms
-from sparkdl.spark.forms.arrow_files import arrow_facts, read_arrow
+from sparkdl.spark.forms import arrow_files as file_forms
+from sparkdl.spark.forms.arrow_files import arrow_facts, parquet_facts, read_arrow
 from sparkdl.spark.forms.fed_files import FileRows, fed_files
-from sparkdl.spark.forms.files import parquet_facts
 
 
 def written(folder: Path, sizes: list[list[int]]) -> tuple[str, int]:
@@ -117,7 +117,7 @@ def test_arrow_files_are_shared_by_rows(tmp_path: Path, ranks: int, codec: str |
 def test_rows_of_an_arrow_file_are_views_of_it(tmp_path: Path) -> None:
     path = arrow(tmp_path, [[100_000]], None).replace("*", "part-0")
     before = pa.total_allocated_bytes()
-    batches = list(read_arrow(path, None, ["x"]))
+    batches = list(read_arrow(path, None, FileColumns(["x"])))
     assert pa.total_allocated_bytes() - before < 100_000
     assert to_numpy(batches[0].column(0))[-1].tolist() == [99_999, 99_999.5]  # the file is closed
 
@@ -125,12 +125,12 @@ def test_rows_of_an_arrow_file_are_views_of_it(tmp_path: Path) -> None:
 def test_what_is_no_arrow_file_is_named(tmp_path: Path) -> None:
     path = arrow(tmp_path, [[3]], None).replace("*", "part-0")
     with pytest.raises(DataError, match="'y'"):
-        list(read_arrow(path, None, ["y"]))
+        list(read_arrow(path, None, FileColumns(["y"])))
     Path(path).write_bytes(b"ARROW1 and no more")
     with pytest.raises(DataError, match=r"part-0\.arrow cannot be read"):
         arrow_facts(path)
     with pytest.raises(DataError, match=r"part-0\.arrow cannot be read"):
-        list(read_arrow(path, None, ["x"]))
+        list(read_arrow(path, None, FileColumns(["x"])))
 
 
 def test_of_a_file_system_that_python_does_not_know_spark_reads() -> None:

@@ -20,7 +20,7 @@ from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.listing import find_files
-from sparkdl.spark.forms import files as file_forms
+from sparkdl.spark.forms import arrow_files as file_forms
 from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
 from sparkdl.spark.forms.wire import ONES
 

@@ -20,12 +20,12 @@ from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
 
+from sparkdl.diagnosis.host_facts import collect
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import THIS_HOST, PortSpec, RankListening
-from sparkdl.spark.doctor.host_facts import collect
 from sparkdl.wire.greeting import Greeter
 from sparkdl.wire.hosts import rank_addresses, reachable_host
 from sparkdl.wire.listening import listen, receive_exactly, tune

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.spark.doctor import examination, executors, host_facts
-from sparkdl.spark.doctor.examination import ProbedFolder, check_checkpoints, probed
-from sparkdl.spark.doctor.executors import own_facts
+from sparkdl.diagnosis import examination, executors, host_facts
+from sparkdl.diagnosis.examination import ProbedFolder, check_checkpoints, probed
+from sparkdl.diagnosis.executors import own_facts
 
 
 def test_marker_is_there_while_executors_look_for_it(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_file_that_is_written_after_the_limit_is_deleted_too(
         unlink(path)
         deleted.set()
 
-    monkeypatch.setattr("sparkdl.spark.doctor.examination.os.unlink", unlinked)
+    monkeypatch.setattr("sparkdl.diagnosis.examination.os.unlink", unlinked)
     with probed(str(tmp_path), 0.2) as probe:
         assert probe is not None
         assert probe.marker is None

@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 from sparkdl.config import FitConfig, Limits
-from sparkdl.errors import ResourceError, SparkDLError
-from sparkdl.files.storage import check_writable, path_on_disk
-from sparkdl.launch import interrupts
-from sparkdl.launch.results import of_kind
-from sparkdl.learner.framework import running_backend
-from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.settings.network import Network
-from sparkdl.settings.values import require_seconds
-from sparkdl.spark.doctor.cluster_checks import (
+from sparkdl.diagnosis.cluster_checks import (
     Versions,
     check_allocation,
     check_connect,
@@ -36,10 +28,18 @@ from sparkdl.spark.doctor.cluster_checks import (
     check_slots,
     check_versions,
 )
-from sparkdl.spark.doctor.executors import Executor, Executors, Facts, ask_executors, own_facts
-from sparkdl.spark.doctor.host_checks import check_hosts
-from sparkdl.spark.doctor.network import Answer, Echo, ProbeTask
-from sparkdl.spark.doctor.report import Check, DoctorReport, worst
+from sparkdl.diagnosis.executors import Executor, Executors, Facts, ask_executors, own_facts
+from sparkdl.diagnosis.host_checks import check_hosts
+from sparkdl.diagnosis.network import Answer, Echo, ProbeTask
+from sparkdl.diagnosis.report import Check, DoctorReport, worst
+from sparkdl.errors import ResourceError, SparkDLError
+from sparkdl.files.storage import check_writable, path_on_disk
+from sparkdl.launch import interrupts
+from sparkdl.launch.results import of_kind
+from sparkdl.learner.framework import running_backend
+from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.network import Network
+from sparkdl.settings.values import require_seconds
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher
@@ -367,7 +367,7 @@ class _Examination:
             return
         self.checks += check_hosts(own, executors, _backend(), cores, self._driver_host())
         if self.model is not None:
-            from sparkdl.spark.doctor.model_memory import check_model
+            from sparkdl.diagnosis.model_memory import check_model
 
             self.checks += check_model(self.model, self.config, own, executors.facts)
 

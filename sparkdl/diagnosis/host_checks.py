@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from sparkdl.spark.doctor.executors import Executors, Facts
-from sparkdl.spark.doctor.report import Check, Status
+from sparkdl.diagnosis.executors import Executors, Facts
+from sparkdl.diagnosis.report import Check, Status
 
 LEAST_SHM_BYTES = 256 << 20
 LEAST_DISK_BYTES = 2 << 30

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparkdl.config import FitConfig
+from sparkdl.diagnosis.executors import Facts
+from sparkdl.diagnosis.host_checks import FRAMEWORK_BYTES, hosts_of, room_of, size_text
+from sparkdl.diagnosis.report import Check, Status
 from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.learner.state.optimizer_state import slots_of
 from sparkdl.learner.state.served_rows import ModelTables
-from sparkdl.spark.doctor.executors import Facts
-from sparkdl.spark.doctor.host_checks import FRAMEWORK_BYTES, hosts_of, room_of, size_text
-from sparkdl.spark.doctor.report import Check, Status
 from sparkdl.tables.service import TableSpec
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.spark.doctor import host_facts
+from sparkdl.diagnosis import host_facts
 from sparkdl.spark.runs.capacity import SparkJob
 from sparkdl.spark.session.running import this_interpreter
 

@@ -8,7 +8,7 @@ import pyspark
 import pytest
 
 import sparkdl
-from sparkdl.spark.doctor.examination import java_version, spark_version
+from sparkdl.diagnosis.examination import java_version, spark_version
 
 
 def test_the_environment_tells_spark_and_java() -> None:

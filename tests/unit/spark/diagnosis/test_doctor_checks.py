@@ -15,13 +15,13 @@ import pytest
 
 from sparkdl import Limits
 from sparkdl.config import FitConfig
+from sparkdl.diagnosis import cluster_checks, host_checks, host_facts
+from sparkdl.diagnosis.cluster_checks import Versions
+from sparkdl.diagnosis.executors import Executor, Executors, parse_answers
+from sparkdl.diagnosis.network import Answer, Link, targets
+from sparkdl.diagnosis.report import Check, DoctorReport
 from sparkdl.errors import ResourceError
 from sparkdl.settings.network import Network
-from sparkdl.spark.doctor import cluster_checks, host_checks, host_facts
-from sparkdl.spark.doctor.cluster_checks import Versions
-from sparkdl.spark.doctor.executors import Executor, Executors, parse_answers
-from sparkdl.spark.doctor.network import Answer, Link, targets
-from sparkdl.spark.doctor.report import Check, DoctorReport
 
 FACTS: dict[str, Any] = {
     "host": "node1", "network": "boot net", "python": "3.11.7", "executable": "/python",
@@ -197,7 +197,7 @@ def test_another_package_of_the_name_is_told(tmp_path: Path, hides: bool) -> Non
     foreign = tmp_path / "sparkdl"
     foreign.mkdir()
     (foreign / "__init__.py").write_text("import tensorframes_of_old")
-    ours = str(Path(host_facts.__file__).parents[3])
+    ours = str(Path(host_facts.__file__).parents[2])
     paths = [str(tmp_path), ours] if hides else [ours, str(tmp_path)]
     ran = subprocess.run(
         [sys.executable, "-S", "-E", "-c", inspect.getsource(host_facts),

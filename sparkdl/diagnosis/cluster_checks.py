@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sparkdl.config import FitConfig
+from sparkdl.diagnosis.network import Answer, Link
+from sparkdl.diagnosis.report import Check
 from sparkdl.errors import ResourceError
-from sparkdl.spark.doctor.network import Answer, Link
-from sparkdl.spark.doctor.report import Check
 from sparkdl.spark.runs.resources import (
     WORKER_MB,
     Setting,

@@ -1,0 +1,172 @@
+"""Rows as a user gives them -> what a model takes, where the model says how: KerasHub's tasks do.
+
+A worker keeps the rows as they came, texts as texts, and makes batches of them one by one, in the
+thread that gathers the batches, as Keras' own ``fit`` of such a model does with ``tf.data``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data.columns import ColumnSpec, DataSpec
+from sparkdl.errors import DataError, ResourceError
+from sparkdl.training.learning import Arrays, BatchStack
+
+ROW = "features"
+"""The name of a row that is one value."""
+SEGMENT = "segment "
+"""Stands before the number of a text, where a row is several texts in an order."""
+_EXAMPLE = "a good text"
+_FREE_DIMENSION = 8
+
+
+def preprocessor_of(model: Any) -> Any:
+    """The layer or function that makes a model's inputs of its rows; None: there is none."""
+    makes = hasattr(type(model), "preprocess_samples")
+    return getattr(model, "preprocessor", None) if makes else None
+
+
+@dataclass(frozen=True, eq=False)
+class Preprocessing:
+    """Makes what the steps of a model take of rows; thread-safe as the model's preprocessor is.
+
+    Args:
+        model: Has a ``preprocess_samples``, as ``keras_hub.models.Task``; None where this came with
+            a signature from another process.
+        inputs: Names of the model's inputs, in its order.
+        outputs: Names of its outputs.
+    """
+
+    model: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "model": None}
+
+    def stack(self, stack: BatchStack) -> BatchStack:
+        """One batch of rows, as a stack of one, as the model's steps take it.
+
+        Labels and sample weights are those that the preprocessor gives back: of a causal language
+        model both are made of the text.
+        """
+        labels, weights = (
+            None if part is None else {name: array[0] for name, array in part.items()}
+            for part in (stack.y or None, stack.sample_weight)
+        )
+        rows = {name: array[0] for name, array in stack.x.items()}
+        prepared = self._prepare(rows, labels, weights)
+        x, y, weight = (None if part is None else _batched(part) for part in prepared)
+        return replace(stack, x=x or {}, y=y or {}, sample_weight=weight)
+
+    def rows(self, x: Arrays) -> Arrays:
+        """The model's inputs for rows without labels."""
+        found = self._prepare(x, None, None)[0]
+        assert found is not None
+        return found
+
+    def example(self, spec: DataSpec, num_rows: int) -> BatchStack:
+        """A batch of made-up rows of these columns, for their shapes.
+
+        Raises:
+            DataError: The model cannot take such columns, or they are no inputs of it.
+            ResourceError: TensorFlow or another package of the preprocessor is missing.
+        """
+        groups = (spec.features, spec.labels, spec.weights)
+        x, y, weight = ({n: _made_up(s, num_rows) for n, s in g.items()} for g in groups)
+        columns = ", ".join(f"{s.label} ({s.kind}, {s.dtype})" for s in spec.features.values())
+        what = f"model {self.model.name!r} cannot take these columns"
+        try:
+            weights = _batched(weight) or None
+            made = self.stack(BatchStack(_batched(x), _batched(y), weights, 1, num_rows))
+        except ImportError as error:
+            raise ResourceError(
+                f"the preprocessor of model {self.model.name!r} needs a package",
+                expected="the packages of keras-hub's tokenizers, on the driver and on the workers",
+                received=f"{type(error).__name__}: {str(error)[:300]}",
+                hint="pip install 'sparkdl-keras[hub]' tensorflow-text; they tokenize with "
+                "TensorFlow, whatever backend the model runs on",
+            ) from error
+        except Exception as error:
+            raise DataError(
+                what,
+                expected="columns of the kind that its preprocessor takes: strings for a text "
+                "model, images (arrays of three dimensions) for an image model",
+                received=f"{columns}; {type(error).__name__}: {_cause(error)[:300]}",
+                hint="try model.preprocessor on one value; a dict of columns for a dict",
+            ) from error
+        if len(self.inputs) > 1 and set(made.x) != set(self.inputs):
+            raise DataError(
+                what,
+                expected=f"rows of which its preprocessor makes {sorted(self.inputs)}",
+                received=f"{columns}, of which it makes {sorted(made.x)}",
+            )
+        return made
+
+    def _prepare(
+        self, x: Arrays, y: Arrays | None, weight: Arrays | None
+    ) -> tuple[Arrays | None, Arrays | None, Arrays | None]:
+        import keras
+
+        rows = {name: _texts(a) if a.dtype == object else a for name, a in x.items()}
+        labels, weights = (
+            next(iter(p.values())) if p is not None and len(self.outputs) == 1 else p
+            for p in (y, weight)
+        )
+        made = self.model.preprocess_samples(_as_given(rows), y=labels, sample_weight=weights)
+        found = keras.utils.unpack_x_y_sample_weight(made)
+        names = (self.inputs, self.outputs, self.outputs)
+        prepared = [_named(part, its) for part, its in zip(found, names, strict=True)]
+        return prepared[0], prepared[1], prepared[2]
+
+
+def _cause(error: Exception) -> str:
+    """A layer's error without the frame that Keras puts around it."""
+    text, _, _ = re.sub("\x1b\\[[0-9]*m", "", str(error)).partition("Arguments received")
+    return " ".join(text.rpartition("call().")[2].split())
+
+
+def _texts(array: npt.NDArray[Any]) -> list[str]:
+    return [t.decode() if isinstance(t, bytes) else t for t in array.reshape(-1).tolist()]
+
+
+def _as_given(arrays: Mapping[str, Any]) -> Any:
+    """What a user would give to Keras for one array, for texts in an order, or for several."""
+    if all(name.startswith(SEGMENT) for name in arrays):
+        return tuple(arrays.values())
+    return next(iter(arrays.values())) if set(arrays) == {ROW} else dict(arrays)
+
+
+def _named(made: Any, names: tuple[str, ...]) -> Arrays | None:
+    """Arrays of NumPy by name."""
+    if made is None:
+        return None
+    if isinstance(made, Mapping):
+        return {str(name): _array(value) for name, value in made.items()}
+    if isinstance(made, (list, tuple)) and len(made) == len(names):
+        return {name: _array(value) for name, value in zip(names, made, strict=True)}
+    return {names[0] if names else "output": _array(made)}
+
+
+def _array(value: Any) -> npt.NDArray[Any]:
+    import keras
+
+    of_backend = keras.ops.is_tensor(value)
+    return np.asarray(keras.ops.convert_to_numpy(value) if of_backend else value)
+
+
+def _batched(arrays: Arrays) -> Arrays:
+    return {name: array[None] for name, array in arrays.items()}
+
+
+def _made_up(spec: ColumnSpec, num_rows: int) -> npt.NDArray[Any]:
+    if spec.kind == "text":
+        return np.array([_EXAMPLE] * num_rows, object)
+    shape = (num_rows, *(_FREE_DIMENSION if d is None else d for d in spec.shape))
+    return np.zeros(shape, spec.dtype)

@@ -1,0 +1,480 @@
+"""The same rows from files of every writer, in every type, by path and through Spark.
+
+The workers' rows are read as in a fit, without one; some fits, evaluations and predictions at the
+end are real, beside plain Keras on the rows. ``bash tests/writers.sh`` runs this on files that
+DuckDB, fastparquet, datasets and delta-rs write now; those in ``written/`` are older ones.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import os
+import re
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from needed import needs_spark
+from pyarrow import feather
+
+from sparkdl import SparkModel
+from sparkdl.data.decode import decode
+from sparkdl.errors import ConfigError, DataError, SparkDLError
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.forms.files import FileInput
+from sparkdl.spark.forms.opening import form_of, open_fit_source
+from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.session.versions import spark_version, table_of_frame
+
+ROOT = Path(__file__).parents[3]
+WRITTEN = Path(os.environ.get("SPARKDL_WRITTEN", Path(__file__).parent / "written"))
+N = 6
+V = list(range(N))
+PAIRS = ("x", "fixed", "matrix", "bytes")
+"""Columns of two numbers in each row, the number of the row and the next."""
+
+
+def linear(width: int) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((width,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    return model
+
+
+SIGNATURES = {width: model_signature(linear(width)) for width in (1, 2)}
+
+
+def trained(path: str, column: str, label: str = "id", width: int | None = None) -> np.ndarray:
+    """The values of a column that two workers read of files, ordered by the label."""
+    width = width or (2 if column in PAIRS else 1)
+    columns = Columns(column, label)
+    source = open_fit_source(path, None, SIGNATURES[width], columns, split=0.0, seed=0)
+    assert source.files is not None, "Spark reads them"
+    files = FileInput.dealt(source.files, 2, 0.0, 0)
+    decoded = [decode(b, source.spec) for rank in (0, 1) for b in files.batches(rank, source.spec)]
+    labels = np.concatenate([next(iter(batch.y.values())).reshape(-1) for batch in decoded])
+    rows = np.concatenate([next(iter(batch.x.values())) for batch in decoded])
+    return rows[np.argsort(labels, kind="stable")]
+
+
+def wanted(column: str) -> np.ndarray:
+    """What the writers here and in ``write_samples.py`` put into a column."""
+    values: dict[str, list[Any]] = {
+        "f32": [v + 0.5 for v in V], "exact": [v / 4 for v in V], "flag": [v % 2 == 0 for v in V],
+        "kind": [v % 2 for v in V], "part": [v % 2 for v in V],
+    }  # fmt: skip
+    given = [[v, v + 1] for v in V] if column in PAIRS else values.get(column, V)
+    return np.array(given, np.float32).reshape(N, -1)
+
+
+def polars_frame() -> pl.DataFrame:
+    """All kinds of columns of polars; those of ``write_samples.py`` have their names."""
+    return pl.DataFrame(
+        {
+            "id": pl.Series(V), "u8": pl.Series(V, dtype=pl.UInt8),
+            "u64": pl.Series(V, dtype=pl.UInt64),
+            "f32": pl.Series([v + 0.5 for v in V], dtype=pl.Float32),
+            "x": pl.Series([[v, v + 1.0] for v in V], dtype=pl.List(pl.Float32)),
+            "fixed": pl.Series([[v, v + 1.0] for v in V], dtype=pl.Array(pl.Float32, 2)),
+            "exact": pl.Series([decimal.Decimal(v) / 4 for v in V], dtype=pl.Decimal(10, 2)),
+            "flag": pl.Series([v % 2 == 0 for v in V]),
+            "bytes": pl.Series([np.float32([v, v + 1]).tobytes() for v in V]),
+            "name": pl.Series([f"s{v}" for v in V]),
+            "category": pl.Series(["a", "b"] * 3, dtype=pl.Categorical),
+            "nanos": pl.Series(V, dtype=pl.Int64).cast(pl.Datetime("us")).cast(pl.Datetime("ns")),
+            "clock": pl.Series([datetime.time(1, 2, v) for v in V]),
+            "span": pl.Series([datetime.timedelta(seconds=v) for v in V]),
+            "nothing": pl.Series([None] * N), "parts": pl.Series([{"a": v} for v in V]),
+        }
+    )  # fmt: skip
+
+
+def arrow_table() -> pa.Table:
+    return pa.table({"id": V, "x": pa.array([[v, v + 1.0] for v in V], pa.list_(pa.float32()))})
+
+
+def write_stream(folder: Path) -> str:
+    with pa.ipc.new_stream(f"{folder}/s.arrow", arrow_table().schema) as writer:
+        writer.write_table(arrow_table(), 2)
+    return f"{folder}/s.arrow"
+
+
+def write_spark(spark: Any, folder: Path) -> str:
+    rows = [(v, [float(v), v + 1.0], v % 2, v + 0.5, decimal.Decimal(v) / 4) for v in V]
+    frame = spark.createDataFrame(
+        rows, "id bigint, x array<float>, part int, f32 float, exact decimal(10,2)"
+    )
+    frame.repartition(2).write.partitionBy("part").parquet(f"{folder}/spark.parquet")
+    (folder / "spark.parquet" / "._SUCCESS.crc").touch()
+    return f"{folder}/spark.parquet"
+
+
+def write_tensorflow(folder: Path) -> str:
+    tf = pytest.importorskip("tensorflow")
+    kinds = tf.train
+
+    def example(v: int) -> bytes:
+        values = {
+            "id": kinds.Feature(int64_list=kinds.Int64List(value=[v])),
+            "x": kinds.Feature(float_list=kinds.FloatList(value=[v, v + 1])),
+            "image": kinds.Feature(bytes_list=kinds.BytesList(value=[b"\xff\xd8" + bytes([v])])),
+        }
+        values["bytes"] = kinds.Feature(
+            bytes_list=kinds.BytesList(value=[np.float32([v, v + 1]).tobytes()])
+        )
+        features = kinds.Features(feature=values)
+        return bytes(kinds.Example(features=features).SerializeToString())
+
+    for part in (0, 1):  # named as TFDS does
+        path = f"{folder}/rows-train.tfrecord-0000{part}-of-00002"
+        with tf.io.TFRecordWriter(path) as writer:
+            for v in V[3 * part : 3 * part + 3]:
+                writer.write(example(v))
+    (folder / "features.json").write_text("{}")
+    return str(folder)
+
+
+WRITERS: dict[str, Callable[[Any, Path], str]] = {
+    "polars parquet": lambda _, f: (
+        polars_frame().write_parquet(f / "a.parquet") or f"{f}/*.parquet"
+    ),
+    "polars ipc": lambda _, f: polars_frame().write_ipc(f / "a.arrow") or f"{f}/a.arrow",
+    "pyarrow feather": lambda _, f: (
+        feather.write_feather(arrow_table(), f"{f}/a.feather", chunksize=2) or str(f)
+    ),
+    "pyarrow stream": lambda _, f: write_stream(f),
+    "pyarrow brotli": lambda _, f: (
+        pq.write_table(arrow_table(), f / "a.pq", compression="brotli") or str(f)
+    ),
+    "spark": write_spark,
+    "tensorflow": lambda _, f: write_tensorflow(f),
+    "duckdb": lambda *_: f"{WRITTEN}/duckdb.parquet",
+    "duckdb brotli": lambda *_: f"{WRITTEN}/duckdb_brotli.parquet",
+    "duckdb parts": lambda *_: f"{WRITTEN}/duckdb_parts",
+    "fastparquet": lambda *_: f"{WRITTEN}/fastparquet.parquet",
+    "fastparquet hive": lambda *_: f"{WRITTEN}/fastparquet_hive.parquet",
+    "datasets": lambda *_: f"{WRITTEN}/datasets",
+}
+NUMBERS = ("id", "i8", "u8", "u64", "huge", "f32", "exact", "flag", "kind", "part", *PAIRS)
+TEXTS = {("duckdb", "kind")}
+"""Columns of these names that hold something else in one writer's file."""
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_each_writers_rows_are_the_same_by_path_and_through_spark(
+    spark: Any, tmp_path: Path, writer: str
+) -> None:
+    path = WRITERS[writer](spark, tmp_path)
+    frame = form_of(path).frame()
+    assert "id" in frame.columns
+    read = [c for c in frame.columns if c in NUMBERS and (writer, c) not in TEXTS]
+    rows = table_of_frame(frame.select(*read, *({"name"} & {*frame.columns}))).sort_by("id")
+    for column in read:
+        np.testing.assert_array_equal(trained(path, column), wanted(column), err_msg=column)
+        values = rows[column].to_pylist()
+        if column == "bytes":
+            values = [np.frombuffer(value, np.float32) for value in values]
+        np.testing.assert_array_equal(
+            np.array(values, np.float32).reshape(N, -1), wanted(column), err_msg=column
+        )
+    if "name" in rows.column_names:
+        assert rows["name"].to_pylist() == [f"s{v}" for v in V]
+
+
+def test_a_folder_that_is_a_table_of_delta_is_not_read_file_by_file(spark: Any) -> None:
+    """Rows 0 and 1 were deleted, and a plain reading has the others twice."""
+    path = f"{WRITTEN}/delta"
+    assert spark.read.parquet(path).count() == 10
+    with pytest.raises(ConfigError, match="'delta'"):
+        trained(path, "x")
+    with pytest.raises(ConfigError, match="'delta'"):
+        SparkModel(linear(2)).predict(path, features="x")
+
+
+# ------------------------------------------------------------------ the table of types
+def pairs(kind: pa.DataType) -> pa.Array:
+    return pa.array([[v, v + 1.0] for v in V], kind)
+
+
+def stored(kind: pa.DataType, storage: pa.Array) -> pa.Array:
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def tensors() -> pa.Array:
+    storage = pa.array([[v, v + 1.0] for v in V], pa.list_(pa.float32(), 2))
+    return stored(pa.fixed_shape_tensor(pa.float32(), (2,)), storage)
+
+
+DAYS = [datetime.date(2020, 1, 1 + v) for v in V]
+EXACT = [decimal.Decimal(v) / 4 for v in V]
+TYPES: dict[str, Callable[[], pa.Array]] = {
+    "bool": lambda: pa.array([v % 2 == 0 for v in V]),
+    "int8, and wider": lambda: pa.array(V, pa.int8()),
+    "uint32, and narrower": lambda: pa.array(V, pa.uint32()),
+    "uint64": lambda: pa.array(V, pa.uint64()),
+    "float16": lambda: pa.array(np.array(V, np.float16)),
+    "float64, float32": lambda: pa.array(V, pa.float64()),
+    "decimal to 38 digits": lambda: pa.array(EXACT, pa.decimal128(38, 2)),
+    "decimal of more digits": lambda: pa.array(EXACT, pa.decimal256(40, 2)),
+    "string, large_string": lambda: pa.array([f"s{v}" for v in V], pa.large_string()),
+    "string_view": lambda: pa.array([f"s{v}" for v in V], pa.string_view()),
+    "binary": lambda: pa.array([np.float32([v, v + 1]).tobytes() for v in V]),
+    "uuid": lambda: stored(pa.uuid(), pa.array([uuid.UUID(int=v).bytes for v in V], pa.binary(16))),
+    "date32": lambda: pa.array(DAYS, pa.date32()),
+    "date64": lambda: pa.array(DAYS, pa.date64()),
+    "timestamp to microseconds": lambda: pa.array(V, pa.timestamp("us")),
+    "timestamp of nanoseconds": lambda: pa.array([1000 * v for v in V], pa.timestamp("ns")),
+    "time": lambda: pa.array(V, pa.time64("us")),
+    "duration": lambda: pa.array(V, pa.duration("us")),
+    "list, large_list": lambda: pairs(pa.large_list(pa.float32())),
+    "list_view": lambda: pairs(pa.list_view(pa.float32())),
+    "fixed_size_list": lambda: pairs(pa.list_(pa.float32(), 2)),
+    "list of float16": lambda: pa.array(
+        [np.array([v, v + 1], np.float16) for v in V], pa.list_(pa.float16())
+    ),
+    "list of uint64": lambda: pa.array([[v, v + 1] for v in V], pa.list_(pa.uint64())),
+    "list of lists": lambda: pa.array([[[v], [v + 1.0]] for v in V]),
+    "fixed_shape_tensor": tensors,
+    "dictionary of numbers": lambda: pa.array(V).dictionary_encode(),
+    "dictionary of strings": lambda: pa.array(["a", "b"] * 3).dictionary_encode(),
+    "run_end_encoded": lambda: pc.run_end_encode(pa.array(V)),
+    "struct": lambda: pa.array([{"a": v} for v in V]),
+    "map": lambda: pa.array([[("a", v)] for v in V], pa.map_(pa.string(), pa.int64())),
+    "month_day_nano_interval": lambda: pa.array([(1, 2, 3)] * N, pa.month_day_nano_interval()),
+    "null": lambda: pa.nulls(N),
+}
+
+
+def table_of_types() -> dict[str, pa.Array]:
+    """A column of each type that this pyarrow has."""
+    found = {}
+    for name, make in TYPES.items():
+        try:
+            found[name] = make()
+        except (AttributeError, pa.ArrowNotImplementedError, TypeError):
+            assert spark_version() < (4, 0), name  # the oldest packages
+    return found
+
+
+def write_type(array: pa.Array, path: str) -> None:
+    # "flag" is a column that is used beside one that is not
+    table = pa.table({"id": V, "flag": [v % 2 == 0 for v in V], "c": array})
+    if path.endswith(".parquet"):
+        pq.write_table(table, path)
+        return
+    with pa.ipc.new_file(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def cell(path: str, array: pa.Array) -> tuple[str, str]:
+    """What the library does with the column ``c`` of a file: in ``fit``, and in ``predict``."""
+    np.testing.assert_array_equal(trained(path, "flag"), wanted("flag"))  # c is not looked at
+    width = 2 if "list" in str(array.type) or array.type == pa.binary() else 1
+    width = 2 if "tensor" in str(array.type) else width
+    try:
+        rows = trained(path, "c", width=width)
+    except DataError as error:  # the library's, before a job
+        used = "error" if "'c'" in error.what else f"error without the column's name: {error}"
+    else:
+        given = [[v, v + 1] for v in V] if width == 2 else V
+        if pa.types.is_boolean(array.type):
+            given = [v % 2 == 0 for v in V]
+        if pa.types.is_decimal(array.type):
+            given = [v / 4 for v in V]
+        np.testing.assert_array_equal(rows, np.array(given, np.float32).reshape(N, -1))
+        used = "trains"
+    frame = form_of(path).frame()
+    if "c" not in frame.columns:
+        return used, "left out, with a warning"
+    passed = frame.sort("id").select("c").collect()
+    assert len(passed) == N
+    return used, f"`{frame.schema['c'].dataType.simpleString()}`"
+
+
+@pytest.fixture(scope="module")
+def found_table(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("types")
+    lines = [
+        "| Arrow's type | Arrow file: `fit` | `predict` passes it as "
+        "| Parquet file: `fit` | `predict` passes it as |",
+        "|---|---|---|---|---|",
+    ]
+    for number, (name, array) in enumerate(table_of_types().items()):
+        cells = []
+        for ending in ("arrow", "parquet"):
+            path = f"{folder}/{number}.{ending}"
+            try:
+                write_type(array, path)
+            except pa.ArrowNotImplementedError:
+                cells += ["", "Parquet has no such type"]
+                continue
+            cells += cell(path, array)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+GUIDE = ROOT / "docs" / "guide" / "paths.md"
+PLACE = re.compile(r"(<!-- types of files: made by [^\n]*-->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def test_every_type_trains_or_says_why_and_is_not_looked_at_where_it_is_not_used(
+    found_table: str,
+) -> None:
+    assert found_table.count("\n") > 20
+
+
+@needs_spark(4, 1, "the guide's table is that of the newest Spark")
+def test_the_guides_table_is_what_was_found(found_table: str) -> None:
+    """``SPARKDL_WRITE_TABLE=1`` puts the table into the guide."""
+    text = GUIDE.read_text()
+    if os.environ.get("SPARKDL_WRITE_TABLE"):
+        GUIDE.write_text(PLACE.sub(lambda m: f"{m[1]}\n{found_table}\n{m[2]}", text))
+    match = PLACE.search(GUIDE.read_text())
+    assert match is not None
+    assert match[0].split("\n", 1)[1].rsplit("\n", 1)[0].strip() == found_table
+
+
+# ------------------------------------------------------------------ files that disagree
+def write_two(folder: Path, kind: str, tables: list[dict[str, Any]]) -> str:
+    for number, columns in enumerate(tables):
+        table = pa.table(columns)
+        path = f"{folder}/p{number}.{kind}"
+        pq.write_table(table, path) if kind == "parquet" else feather.write_feather(table, path)
+    return str(folder)
+
+
+WIDE = {"id": [0, 1], "x": pa.array([0, 1], pa.int64())}
+NARROW = {"x": pa.array([2, 3], pa.int32()), "id": [2, 3]}
+DISAGREE: dict[str, tuple[list[dict[str, Any]], list[float] | None]] = {
+    "another order and narrower": ([WIDE, NARROW], [0, 1, 2, 3]),
+    "wider": ([NARROW, WIDE], None),
+    "more columns": ([WIDE, {"z": ["a"], "x": [5], "id": [5]}], [0, 1, 5]),
+    "a column in capitals": ([WIDE, {"X": [5], "id": [5]}], [0, 1, 5]),
+    "fractions among integers": ([WIDE, {"x": [0.5], "id": [5]}], None),
+    "texts": ([WIDE, {"x": ["a"], "id": [5]}], None),
+    "no such column": ([WIDE, {"id": [5]}], None),
+}
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("case", DISAGREE)
+def test_files_that_disagree_are_read_as_spark_does_or_refused(
+    spark: Any, tmp_path: Path, case: str, kind: str
+) -> None:
+    tables, values = DISAGREE[case]
+    path = write_two(tmp_path, kind, tables)
+    if values is None:
+        with pytest.raises(DataError, match=r"p1\..* in another type|has other columns"):
+            trained(path, "x", width=1)
+        return
+    np.testing.assert_array_equal(trained(path, "x", width=1).ravel(), values)
+    if spark_version() >= (4, 0) or kind == "arrow":  # Spark 3.5 widens no integers
+        rows = form_of(path).frame().select("id", "x").sort("id").collect()
+        assert [row.x for row in rows] == values
+
+
+def test_a_session_may_tell_small_letters_from_capitals(spark: Any, tmp_path: Path) -> None:
+    path = write_two(tmp_path, "parquet", DISAGREE["a column in capitals"][0])
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        with pytest.raises(DataError, match="has other columns"):
+            trained(path, "x", width=1)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+# ------------------------------------------------------------------ real calls
+@pytest.mark.parametrize(
+    "writer",
+    ["polars parquet", "duckdb parts", pytest.param("datasets", marks=pytest.mark.slow)],
+)
+def test_fits_evaluations_and_predictions_are_those_of_keras(
+    spark: Any, tmp_path: Path, writer: str
+) -> None:
+    """A batch holds all rows, so a row that came twice or not at all shows in the weights."""
+    path = WRITERS[writer](spark, tmp_path)
+    x, y = wanted("x"), wanted("id")
+    referee = linear(2)
+    referee.fit(x, y, epochs=3, batch_size=N, verbose=0)
+    options: dict[str, Any] = {"features": "x", "label": "id"}
+    data: list[Any] = [path]
+    if writer == "duckdb parts":
+        data.append(spark.read.parquet(path))
+    for given in data:
+        model = SparkModel(linear(2), mode="synchronous", num_workers=1)
+        model.fit(given, epochs=3, batch_size=N, verbose=0, **options)
+        for ours, theirs in zip(model.model.get_weights(), referee.get_weights(), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert model.evaluate(path, **options)["loss"] == pytest.approx(
+        referee.evaluate(x, y, verbose=0), rel=1e-5
+    )
+    rows = model.predict(path, features="x").sort("id").collect()
+    found = np.array([row.prediction for row in rows], np.float32).reshape(N, 1)
+    np.testing.assert_allclose(found, referee.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
+
+
+def test_evaluate_looks_at_no_other_columns_and_names_what_cannot_be_read(
+    spark: Any, tmp_path: Path
+) -> None:
+    """Nanoseconds and ids that Spark's types do not hold end ``predict`` alone."""
+    odd = {"t": pa.array([1] * N, pa.timestamp("ns")), "u": pa.array([2**64 - 1] * N, pa.uint64())}
+    table = pa.table({"id": V, "x": arrow_table()["x"], **odd})
+    path = f"{tmp_path}/a.arrow"
+    feather.write_feather(table, path)
+    model = SparkModel(linear(2), num_workers=1)
+    assert model.evaluate(path, features="x", label="id")["loss"] >= 0
+    with pytest.raises(Exception, match=r"column '[tu]' holds a value that Spark's type does not"):
+        model.predict(path, features="x").collect()
+    (tmp_path / "two").mkdir()
+    two = write_two(tmp_path / "two", "parquet", DISAGREE["wider"][0])
+    single = SparkModel(linear(1), num_workers=1)
+    for call in (single.evaluate, single.fit):
+        with pytest.raises(DataError) as caught:
+            call(spark.read.parquet(two), features="x", label="id")
+        assert "memory" not in str(caught.value)
+        assert "p1.parquet" in str(caught.value)
+
+
+def test_files_of_any_kind_are_validated_on(spark: Any, tmp_path: Path) -> None:
+    feather.write_feather(arrow_table(), f"{tmp_path}/held.arrow")
+    pq.write_table(arrow_table(), f"{tmp_path}/rows.parquet")
+    frame = spark.read.parquet(f"{tmp_path}/rows.parquet")
+    assert not form_of(frame).has_column("held.arrow")
+    assert form_of(frame).has_column("held")
+    assert form_of(frame).has_column("id")
+    with pytest.warns(RuntimeWarning, match="of another kind"):
+        source = open_fit_source(
+            f"{tmp_path}/rows.parquet", f"{tmp_path}/held.arrow", SIGNATURES[2],
+            Columns("x", "id"), split=0.0, seed=0,
+        )  # fmt: skip
+    assert source.frame.count() == 2 * N
+
+
+def test_images_in_tfrecords_need_no_schema(spark: Any, tmp_path: Path) -> None:
+    path = write_tensorflow(tmp_path)
+    assert form_of(path).frame().schema["image"].dataType.simpleString() == "binary"
+    columns = Columns("image", "id", decoder=lambda data: np.float32([data[2], len(data)]))
+    source = open_fit_source(path, None, SIGNATURES[2], columns, split=0.0, seed=0)
+    assert source.files is not None
+    files = FileInput.dealt(source.files, 1, 0.0, 0)
+    rows = [decode(batch, source.spec).x for batch in files.batches(0, source.spec)]
+    found = np.concatenate([next(iter(x.values())) for x in rows])
+    np.testing.assert_array_equal(found, [[v, 3] for v in V])
+
+
+def test_a_sequence_example_by_path_names_the_option(spark: Any, tmp_path: Path) -> None:
+    import sparkdl
+
+    frame = spark.createDataFrame([([[1.0], [2.0]],)], "x array<array<float>>")
+    sparkdl.write_tfrecords(frame, f"{tmp_path}/s.tfrecord", record_type="SequenceExample")
+    with pytest.raises((SparkDLError, Exception), match="recordType SequenceExample"):
+        form_of(f"{tmp_path}/s.tfrecord").frame().schema  # noqa: B018
