@@ -65,7 +65,7 @@ class EvaluateTask:
         start_framework(self.devices.place(rank.resources))
         from sparkdl.learner.cache import cached_learner
 
-        learner = cached_learner(self.archive, self.spec.form)
+        learner = cached_learner(self.archive, self.spec.form(self.archive.named))
         learner.take_stream(0, 1)  # it evaluates as one process does, whatever it trained in
         return learner
 
