@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from sparkdl.learner import cache
-from sparkdl.learner.cache import SharedWeights, executor_folder
+from sparkdl.learner.prediction import shared_weights
 from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.learner.prediction.shared_weights import SharedWeights, executor_folder
 
 X = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
 
@@ -77,7 +78,7 @@ def test_predictors_share_large_weights_on_executors(
     expected = [model.predict(X, verbose=0) for model in models]
     np.testing.assert_array_equal(predicted(models[3]), expected[3])
     assert list(home.iterdir()) == []  # a small model
-    monkeypatch.setattr(cache, "LEAST_BYTES", 1)
+    monkeypatch.setattr(shared_weights, "LEAST_BYTES", 1)
     for model, values in zip(models[:3], expected[:3], strict=True):
         np.testing.assert_array_equal(predicted(model), values)
     assert 1 <= len(list(home.iterdir())) <= 2  # as many as predictors are kept

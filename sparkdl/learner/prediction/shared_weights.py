@@ -1,0 +1,180 @@
+"""The weights of a model that only predicts, once in memory for all processes of an executor."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import gc
+import mmap
+import os
+import shutil
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.data.columns import ALIGNMENT
+from sparkdl.process.closing import Closing
+
+LEAST_BYTES = 32 << 20
+"""The size of the weights from which on they are shared."""
+_FILE, _LOCK = "weights", "in-use"
+
+
+def shared_weights(model: Any, digest: str) -> SharedWeights | None:
+    """Lets the weights lie where those of other processes with the same model do; None: alone."""
+    folder = executor_folder()
+    if folder is not None and can_share(model):
+        with contextlib.suppress(OSError):  # no room on the disk
+            return SharedWeights(model, folder, digest)
+    return None
+
+
+class SharedWeights(Closing):
+    """A process' part in the file of one model's weights, once in memory for an executor.
+
+    They lie in a file that every process maps; what the processes share are the pages of that
+    file. The mapping is private and writable: what writes into a variable gets a copy of the page,
+    and nobody else sees it. Which arrays alias the mapping (ADR 0202): PyTorch's ``from_numpy``,
+    and what DLPack makes of memory that begins at a multiple of 64: arrays of JAX (whose
+    ``asarray`` copies), and TensorFlow's variables to which such a tensor is assigned.
+
+    Several processes may do this at once: the first that gets one lock writes the file, and gives
+    it its name when it is whole; the other lock is shared by all that use the folder. It goes with
+    the last process that closes its part, or with the executor's own folder, in which it lies.
+
+    Args:
+        model: With all of its values; its variables get arrays that alias the file.
+        folder: Of the executor: on its disk, removed when it ends.
+        digest: Of the model with its weights.
+
+    Raises:
+        OSError: The file cannot be written, or not be mapped. The variables are as they were.
+    """
+
+    def __init__(self, model: Any, folder: str, digest: str) -> None:
+        self._folder = os.path.join(folder, f"sparkdl-weights-{digest[:40]}")
+        shared = _shareable(model)
+        self._lock = self._locked()
+        try:
+            mapped = self._mapped(shared)
+        except OSError:
+            self.close()
+            raise
+        start = 0
+        for variable in shared:
+            shape, kind = tuple(variable.shape), _kind(variable)
+            count = int(np.prod(shape))
+            _alias(variable, np.frombuffer(mapped, kind, count, start).reshape(shape))
+            start += _padded(count * kind.itemsize)
+        gc.collect()  # the file that was read, which HDF5's reader holds in a cycle
+        with contextlib.suppress(OSError, AttributeError):  # a C library other than glibc
+            ctypes.CDLL(None).malloc_trim(0)  # what the values took before
+
+    def _mapped(self, variables: list[Any]) -> mmap.mmap:
+        """The file, which is written first where it is not there."""
+        path = os.path.join(self._folder, _FILE)
+        if not os.path.exists(path):
+            with open(os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR, 0o600)) as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if not os.path.exists(path):
+                    _write(f"{path}.part", variables)
+                    os.rename(f"{path}.part", path)
+        with open(path, "rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+    def _locked(self) -> int:
+        """The lock of the folder, which all hold that use it."""
+        while True:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self._folder, 0o700)
+            name = os.path.join(self._folder, _LOCK)
+            try:
+                lock = os.open(name, os.O_CREAT | os.O_RDWR, 0o600)
+            except FileNotFoundError:  # the last process that used it has just removed it
+                continue
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock), os.stat(name)):
+                    return lock
+            os.close(lock)  # of a folder that was removed meanwhile
+
+    def close(self) -> None:
+        """Leaves the file, and removes the folder if no other process uses it.
+
+        What has been mapped stays readable.
+        """
+        if self._lock < 0:
+            return
+        with contextlib.suppress(OSError):  # others use it
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def executor_folder() -> str | None:
+    """The folder of the executor that this process works for; None outside of Spark's workers."""
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    return folders[0] if "blockmgr-" in folders[0] and os.path.isdir(folders[0]) else None
+
+
+def can_share(model: Any) -> bool:
+    """Whether it is worth it, and the weights lie in this machine's memory."""
+    sizes = [int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(model)]
+    if sum(sizes) < LEAST_BYTES:
+        return False
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return all(v.value.device.type == "cpu" for v in model.weights)
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
+    import tensorflow as tf
+
+    return not tf.config.list_physical_devices("GPU")
+
+
+def _shareable(model: Any) -> list[Any]:
+    """The variables with a dtype that NumPy has, and DLPack; others stay in each process."""
+    names = [(v, keras.backend.standardize_dtype(v.dtype)) for v in model.weights]
+    return [v for v, name in names if name.startswith(("float16", "float32", "float64", "int"))]
+
+
+def _kind(variable: Any) -> np.dtype[Any]:
+    """The dtype of the value: JAX makes float32 of a layer's float64."""
+    return np.dtype(keras.backend.standardize_dtype(variable.value.dtype))
+
+
+def _padded(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def _write(path: str, variables: list[Any]) -> None:
+    with open(os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+        for variable in variables:
+            array = np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value))
+            file.write(array.reshape(-1).view(np.uint8).data)
+            file.write(bytes(_padded(array.nbytes) - array.nbytes))
+
+
+def _alias(variable: Any, array: npt.NDArray[Any]) -> None:
+    """Gives a variable the memory of an array, which has its value."""
+    backend = keras.backend.backend()
+    if not array.size:
+        return
+    if backend == "torch":
+        import torch
+
+        variable.value.data = torch.from_numpy(array)
+    elif backend == "jax":
+        import jax
+
+        variable.assign(jax.dlpack.from_dlpack(array))
+    else:
+        import tensorflow as tf
+
+        variable.assign(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
