@@ -146,7 +146,8 @@ def _shareable(model: Any) -> list[Any]:
 
 def _kind(variable: Any) -> np.dtype[Any]:
     """The dtype of the value: JAX makes float32 of a layer's float64."""
-    return np.dtype(keras.backend.standardize_dtype(variable.value.dtype))
+    kind: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.value.dtype))
+    return kind
 
 
 def _padded(size_bytes: int) -> int:
