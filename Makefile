@@ -49,6 +49,7 @@ test: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## Lint, types, and a
 test-all: java lint $(VENV)/.torch $(VENV)/.horovod $(CLASSES) ## The heavier checks too
 	$(PYTEST) $(SIDE_BY_SIDE) --durations=20
 	$(MAKE) test-oldest
+	VENV=$(VENV) bash tests/writers.sh
 
 test-oldest: java ## With Spark 3.5 and the oldest packages, in an environment of its own
 	$(WITH_OLDEST) $(SIDE_BY_SIDE) tests/unit tests/spark -m "not slow"

@@ -1,6 +1,7 @@
 """From constants measured here to clusters of 4,096 workers, by discrete-event simulation.
 
-    python benchmarks/scale.py [--only check predict] [--mbit 400] [--plot FILE.svg] [--quick]
+    python benchmarks/scale.py [--only check predict servers] [--mbit 400] [--plot FILE.svg]
+                               [--quick]
 
 1. *check*: two to four real workers, each on a host with a limited link (network namespaces),
    train a real model over a real server or ring; the simulation (``support/simulation.py``)
@@ -9,6 +10,8 @@
 2. *predict*: an exchange of 25 million values after each step, from 2 to 4,096 workers, on links
    of 1, 10 and 100 Gbit/s, with this machine's constants, and with an accelerator that computes
    a step many times as fast.
+3. *servers*: a round and an asynchronous exchange with 1, 2 and 4 parameter servers, beside what
+   the links allow (``support/several_servers.py``).
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
 import numpy as np
 import workload
+from support import several_servers
 from support.limited_hosts import LARGE, Hosts, Job
 from support.simulation import TOPOLOGIES, Machine, ring_seconds, server_seconds
 
@@ -340,7 +344,9 @@ def measure_link(role: str, address: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=["check", "predict"])
+    parser.add_argument(
+        "--only", nargs="*", default=["check", "predict"], choices=["check", "predict", "servers"]
+    )
     parser.add_argument("--mbit", type=float, default=200.0)
     parser.add_argument("--plot", help="an SVG file to write")
     parser.add_argument("--quick", action="store_true", help="small: does it run?")
@@ -349,6 +355,8 @@ def main() -> None:
         check(args)
     if "predict" in args.only:
         predict(args)
+    if "servers" in args.only:
+        several_servers.main([])
 
 
 if __name__ == "__main__":

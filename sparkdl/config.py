@@ -101,11 +101,10 @@ def check_use_gpu(use_gpu: Any) -> UseGpu:
     """Returns ``use_gpu`` if it is ``'auto'``, True or False; raises ConfigError."""
     if use_gpu not in ("auto", True, False):
         raise ConfigError(
-            "use_gpu must say whether to train on GPUs",
-            expected="'auto', True or False",
+            "use_gpu must say whether to train on GPUs", expected="'auto', True or False",
             received=shown(use_gpu),
             hint="'auto' takes the GPUs that Spark gives to a task, if it gives any",
-        )
+        )  # fmt: skip
     return use_gpu  # type: ignore[no-any-return]
 
 
@@ -117,10 +116,9 @@ def check_pad(pad: Any) -> float | dict[str, float] | None:
         return bare_numbers(pad)  # type: ignore[no-any-return]
     raise ConfigError(
         "pad must say what stands behind the end of a shorter array",
-        expected="a number, or input name -> number",
-        received=shown(pad),
+        expected="a number, or input name -> number", received=shown(pad),
         hint="pad=0 is what Embedding(mask_zero=True) and Masking() mask",
-    )
+    )  # fmt: skip
 
 
 def check_resources(resources: Any) -> dict[str, float]:
@@ -225,9 +223,8 @@ class FitConfig(UserSettings):
                 raise ConfigError(
                     "Horovod sends updates from inside the compiled step, so none can be refused",
                     expected="on_nan='raise' or 'ignore' with communicator='horovod'",
-                    received="on_nan='skip'",
-                    hint="communicator='builtin' can",
-                )
+                    received="on_nan='skip'", hint="communicator='builtin' can",
+                )  # fmt: skip
             if self.network.encrypt is True:
                 require_encryptable(self.communicator)
             return
@@ -235,9 +232,8 @@ class FitConfig(UserSettings):
             raise ConfigError(
                 "communicator has no effect in a mode with a server",
                 expected=f"communicator='auto', its default, in mode {self.mode!r}",
-                received=repr(self.communicator),
-                hint="mode='allreduce' uses it",
-            )
+                received=repr(self.communicator), hint="mode='allreduce' uses it",
+            )  # fmt: skip
         for name in ("worker_port", "worker_bind"):
             if name in self.network.changed() and self.network.servers == "driver":
                 raise ConfigError(
@@ -304,10 +300,9 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
     if strange:
         raise ModelError(
             f"{path!r} was written by another version of sparkdl",
-            expected="settings that this version has",
-            received=", ".join(strange),
+            expected="settings that this version has", received=", ".join(strange),
             hint="keras.models.load_model reads the model itself",
-        )
+        )  # fmt: skip
     mode, rule = settings.get("mode"), settings.get("rule")
     named = isinstance(rule, dict) and isinstance(rule.get("name"), str)
     if settings and not (isinstance(mode, str) and (rule is None or named)):
@@ -321,10 +316,9 @@ def arguments_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any
         kept = Limits(**limits)
     except ConfigError as error:
         raise ModelError(
-            f"{path!r} has malformed settings: {error.what}",
-            expected=error.expected,
+            f"{path!r} has malformed settings: {error.what}", expected=error.expected,
             received=error.received,
-        ) from error
+        ) from error  # fmt: skip
     arguments = {k: v for k, v in without_network(settings).items() if k not in _BESIDE}
     return {**arguments, "limits": kept}
 
@@ -348,9 +342,8 @@ def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
         raise ModelError(
             f"{path!r} does not say which columns the model was trained on",
             expected="features and label: a name, several, or input name -> either; label: or null",
-            received=shown(columns),
-            hint="keras.models.load_model reads the model itself",
-        )
+            received=shown(columns), hint="keras.models.load_model reads the model itself",
+        )  # fmt: skip
     return columns
 
 

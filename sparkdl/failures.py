@@ -126,11 +126,9 @@ class Failure:
         return cls(
             rank if rank is not None else given if isinstance(given, int) else -1,
             str(fields.get("error", "unknown error"))[:MAX_BEAT_CHARS],
-            trace[-MAX_TRACEBACK_CHARS:],
-            Cause.named(fields.get("cause")),
-            _texts(beats) if isinstance(beats, dict) and beats else None,
-            **told,
-        )
+            trace[-MAX_TRACEBACK_CHARS:], Cause.named(fields.get("cause")),
+            _texts(beats) if isinstance(beats, dict) and beats else None, **told,
+        )  # fmt: skip
 
     def to_json(self) -> str:
         """The counterpart of :meth:`from_json`."""

@@ -145,18 +145,16 @@ class Layout:
         flat = np.empty(self.size, np.float32) if out is None else out
         if len(arrays) != len(self.slots):
             raise ConfigError(
-                "cannot flatten the weights",
-                expected=f"{len(self.slots)} arrays",
+                "cannot flatten the weights", expected=f"{len(self.slots)} arrays",
                 received=f"{len(arrays)}",
-            )
+            )  # fmt: skip
         for slot, view, array in zip(self.slots, self.views(flat), arrays, strict=True):
             source = np.asarray(array)
             if source.shape != slot.shape:
                 raise ConfigError(
-                    f"cannot flatten variable {slot.name!r}",
-                    expected=f"shape {slot.shape}",
+                    f"cannot flatten variable {slot.name!r}", expected=f"shape {slot.shape}",
                     received=f"shape {source.shape}",
-                )
+                )  # fmt: skip
             view[...] = source
         return flat
 

@@ -168,12 +168,9 @@ class _Loop(Generic[L]):
                 self.next_keep = time.monotonic() + _KEEP_S
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
-                self.learner,
-                epoch,
-                self.learner.metric_state(),
-                held_out,
+                self.learner, epoch, self.learner.metric_state(), held_out,
                 self.settings.wait_for_driver,
-            )
+            )  # fmt: skip
             self._follow_driver()
 
     def _train_epoch(self, epoch: int, position: int, windows_of_all: int | None) -> bool:
@@ -280,10 +277,9 @@ class _Loop(Generic[L]):
         where = f"batch {last}" if last - first == 1 else f"batches {first + 1} to {last}"
         return ModelError(
             f"{epoch}, {where}: the training step made NaN or infinity of finite data",
-            expected="finite weights and gradients",
-            received="NaN or infinity",
+            expected="finite weights and gradients", received="NaN or infinity",
             hint=f"a lower learning rate, or an optimizer with clipnorm=1.0; {hint}",
-        )
+        )  # fmt: skip
 
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
@@ -291,15 +287,10 @@ class _Loop(Generic[L]):
         if self.learner.has_schedule:
             self.learning_rate = self.learner.learning_rate
         self.last_report = Report(
-            epoch=epoch,
-            batches_done=batches_done,
-            windows_done=windows_done,
-            batches=batches,
-            rows=rows,
-            learning_rate=self.learning_rate,
-            metrics=self._live_metrics(),
+            epoch=epoch, batches_done=batches_done, windows_done=windows_done, batches=batches,
+            rows=rows, learning_rate=self.learning_rate, metrics=self._live_metrics(),
             window=self.window,
-        )
+        )  # fmt: skip
         return self.last_report
 
     def _go_on(self, start: Start) -> None:

@@ -40,14 +40,11 @@ def train(given: Namespace) -> int:
         chosen = {"features": columns(given.features), "label": columns(given.label),
                   "sample_weight": columns(given.sample_weight)}  # fmt: skip
         history = spark_model.fit(
-            read_data(spark, given),
-            epochs=given.epochs,
-            verbose=0 if given.json else "auto",
-            validation_split=given.validation_split,
-            checkpoint_dir=given.checkpoint_dir,
+            read_data(spark, given), epochs=given.epochs, verbose=0 if given.json else "auto",
+            validation_split=given.validation_split, checkpoint_dir=given.checkpoint_dir,
             resume=given.resume,
             **{name: value for name, value in chosen.items() if value is not None},
-        )
+        )  # fmt: skip
         spark_model.save(given.output)
     result = {
         "output": given.output,

@@ -29,10 +29,9 @@ def pack(output: str) -> None:
     if not conda and sys.prefix == sys.base_prefix:
         raise ResourceError(
             "there is no environment to pack",
-            expected="the Python of a virtual environment or of conda",
-            received=sys.executable,
+            expected="the Python of a virtual environment or of conda", received=sys.executable,
             hint="python3 -m venv env && env/bin/pip install 'sparkdl-keras[tensorflow]' venv-pack",
-        )
+        )  # fmt: skip
     scripts = os.path.dirname(sys.executable)
     program = shutil.which(tool, path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
     if program is None:
@@ -187,11 +186,9 @@ def kubernetes_line(given: Namespace) -> str:
     """
     if not given.image:
         raise ConfigError(
-            "pods need an image",
-            expected="--image REGISTRY/sparkdl:VERSION",
-            received="no --image",
-            hint="docker build -f docker/Dockerfile builds one",
-        )
+            "pods need an image", expected="--image REGISTRY/sparkdl:VERSION",
+            received="no --image", hint="docker build -f docker/Dockerfile builds one",
+        )  # fmt: skip
     overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb) + SHARED_MB
     settings = {
         "spark.kubernetes.container.image": given.image,

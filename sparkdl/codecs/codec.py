@@ -183,11 +183,9 @@ def as_bytes(payload: Payload) -> ByteArray:
 def malformed(codec: str, expected: str, received: str) -> ProtocolError:
     """The error for a payload that the codec's ``encode`` cannot have made."""
     return ProtocolError(
-        f"malformed payload of codec {codec!r}",
-        expected=expected,
-        received=received,
+        f"malformed payload of codec {codec!r}", expected=expected, received=received,
         hint="the sender must use the same codec, with the same options, for the same model",
-    )
+    )  # fmt: skip
 
 
 def check_size(codec: str, payload: ByteArray, size: int) -> None:

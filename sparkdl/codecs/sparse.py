@@ -45,11 +45,9 @@ def check_addressable(codec: str, size: int) -> None:
     """Raises ConfigError unless every index of ``size`` elements fits 32 bits."""
     if size > 2**32:
         raise ConfigError(
-            f"codec {codec!r} cannot address every element",
-            expected="at most 2**32 elements",
-            received=f"{size}",
-            hint="compression='int8' or 'onebit' has no such limit",
-        )
+            f"codec {codec!r} cannot address every element", expected="at most 2**32 elements",
+            received=f"{size}", hint="compression='int8' or 'onebit' has no such limit",
+        )  # fmt: skip
 
 
 def largest(array: FloatArray, k: int) -> Indices:

@@ -116,10 +116,9 @@ def check_array(array: npt.ArrayLike, operation: str) -> Array:
     source = np.asarray(array, order="C")
     if dtype_name(source.dtype) not in DTYPES or not source.dtype.isnative:
         raise ConfigError(
-            f"cannot {operation} this array",
-            expected="a native number type: " + ", ".join(DTYPES),
+            f"cannot {operation} this array", expected="a native number type: " + ", ".join(DTYPES),
             received=f"dtype {source.dtype!r}",
-        )
+        )  # fmt: skip
     return source
 
 
@@ -127,10 +126,9 @@ def check_gathered(source: Array) -> None:
     """Raises ConfigError if the array has more dimensions than a record can describe."""
     if source.ndim > MAX_DIMENSIONS:
         raise ConfigError(
-            "cannot all_gather this array",
-            expected=f"at most {MAX_DIMENSIONS} dimensions",
+            "cannot all_gather this array", expected=f"at most {MAX_DIMENSIONS} dimensions",
             received=f"shape {source.shape}",
-        )
+        )  # fmt: skip
 
 
 def check_parts(parts: Sequence[npt.ArrayLike], size: int) -> list[Array]:
@@ -162,10 +160,9 @@ def check_op(source: Array, op: str, weight: float, operation: str) -> float:
         return 1.0
     if not (np.isfinite(weight) and weight >= 0):
         raise ConfigError(
-            f"cannot {operation} with this weight",
-            expected="a finite number of at least 0",
+            f"cannot {operation} with this weight", expected="a finite number of at least 0",
             received=f"weight={weight!r}",
-        )
+        )  # fmt: skip
     return float(weight)
 
 

@@ -87,11 +87,9 @@ def _window(rule: ExchangeRule, frequency: str | int) -> int:
         return rule.default_window
     if rule.own_window:
         raise ConfigError(
-            f"rule {rule.name!r} chooses its window itself",
-            expected="frequency='auto'",
-            received=f"frequency={frequency!r}",
-            hint="rule='local_sgd' takes a fixed one",
-        )
+            f"rule {rule.name!r} chooses its window itself", expected="frequency='auto'",
+            received=f"frequency={frequency!r}", hint="rule='local_sgd' takes a fixed one",
+        )  # fmt: skip
     if frequency == "epoch":
         if rule.exchanges != "weights":
             raise ConfigError(
@@ -123,8 +121,6 @@ def _check_codec(rule: ExchangeRule, codec: Codec, communicator: str) -> None:
         )
     if codec.sum_dtype == "bfloat16" and communicator == "horovod":
         raise ConfigError(
-            "Horovod cannot reduce bfloat16",
-            expected="compression=None or 'fp16' with Horovod",
-            received=f"compression={codec.name!r}",
-            hint="communicator='builtin' can",
-        )
+            "Horovod cannot reduce bfloat16", expected="compression=None or 'fp16' with Horovod",
+            received=f"compression={codec.name!r}", hint="communicator='builtin' can",
+        )  # fmt: skip

@@ -87,17 +87,15 @@ class Member:
             member = cls(**fields)
         except (ValueError, TypeError) as error:
             raise ProtocolError(
-                "this text is no member of the world",
-                expected="the JSON text of Member.to_json()",
+                "this text is no member of the world", expected="the JSON text of Member.to_json()",
                 received=repr(text[:200]),
-            ) from error
+            ) from error  # fmt: skip
         texts = (member.host, member.host_id, member.local, member.communicator)
         if not all(isinstance(t, str) for t in texts) or not isinstance(member.port, int):
             raise ProtocolError(
-                "this text is no member of the world",
-                expected="texts, and a whole number as port",
+                "this text is no member of the world", expected="texts, and a whole number as port",
                 received=repr(text[:200]),
-            )
+            )  # fmt: skip
         return member
 
 
@@ -146,10 +144,9 @@ class Pending(Generic[T]):
             missing = self._missing()
             raise WaitTimeoutError(
                 f"{self._what} is not done; missing {name_ranks(missing)}",
-                expected=f"an end within {timeout_s:g} s",
-                received="it still runs",
+                expected=f"an end within {timeout_s:g} s", received="it still runs",
                 hint="wait again, or close the communicator",
-            )
+            )  # fmt: skip
         if self._error is not None:
             raise self._error
         return self._result[0]
@@ -205,16 +202,14 @@ class Communicator(Closing):
     ) -> None:
         if not 0 <= rank < size:
             raise ConfigError(
-                f"cannot make a {self.name} communicator",
-                expected="0 <= rank < size",
+                f"cannot make a {self.name} communicator", expected="0 <= rank < size",
                 received=f"rank {rank}, size {size}",
-            )
+            )  # fmt: skip
         if not timeout_s > 0:
             raise ConfigError(
-                f"cannot make a {self.name} communicator",
-                expected="timeout_s above 0",
+                f"cannot make a {self.name} communicator", expected="timeout_s above 0",
                 received=f"timeout_s={timeout_s!r}",
-            )
+            )  # fmt: skip
         self.rank, self.size = rank, size
         self.local_rank, self.local_size = local_rank, local_size
         self._timeout_s = timeout_s
@@ -440,9 +435,8 @@ class Communicator(Closing):
         if self._closed:
             raise TransportError(
                 f"the {self.name} communicator of rank {self.rank} is closed",
-                expected="an operation before close()",
-                received="one after it",
-            )
+                expected="an operation before close()", received="one after it",
+            )  # fmt: skip
         if self._failure is not None:
             raise TransportError(
                 f"the {self.name} communicator of rank {self.rank} has failed before",

@@ -59,11 +59,10 @@ class SoloConnector:
     def connect(self, members: Sequence[Member], token: bytes) -> SoloCommunicator:
         if len(members) != 1 or self.rank != 0:
             raise ConfigError(
-                "cannot connect the solo communicator",
-                expected="one member, rank 0",
+                "cannot connect the solo communicator", expected="one member, rank 0",
                 received=f"{len(members)} members, rank {self.rank}",
                 hint="communicator='builtin' connects any number of ranks",
-            )
+            )  # fmt: skip
         return SoloCommunicator(timeout_s=self._timeout_s)
 
     def close(self) -> None:

@@ -71,10 +71,9 @@ class AllReduceGradientSynchronizer:
         if communicator.in_graph and wire == "bfloat16":
             raise ConfigError(
                 "Horovod cannot reduce bfloat16",
-                expected="compression=None or 'fp16' with Horovod",
-                received="compression='bf16'",
+                expected="compression=None or 'fp16' with Horovod", received="compression='bf16'",
                 hint="communicator='builtin' can",
-            )
+            )  # fmt: skip
         self.communicator = communicator
         self.layout = layout
         self.wire = wire

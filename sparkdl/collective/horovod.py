@@ -279,10 +279,9 @@ class HorovodCommunicator(Communicator):
         if dtype == "uint64" and op in ("max", "min"):
             raise ConfigError(
                 f"Horovod cannot all_reduce uint64 with op={op!r}",
-                expected="a dtype that it can order",
-                received="uint64",
+                expected="a dtype that it can order", received="uint64",
                 hint="communicator='builtin' can",
-            )
+            )  # fmt: skip
         factor = factors[self.rank]
         scaled = source
         if factor != 1.0:

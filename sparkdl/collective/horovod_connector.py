@@ -189,8 +189,7 @@ def _refuse_others(members: Sequence[Member], name: str) -> None:
     others = sorted({m.communicator for m in members} - {name})
     if others:
         raise ConfigError(
-            f"cannot connect the {name} communicator",
-            expected="all ranks prepared for it",
+            f"cannot connect the {name} communicator", expected="all ranks prepared for it",
             received=f"ranks prepared for {', '.join(map(repr, others))}",
             hint="pass the same communicator= on all ranks",
-        )
+        )  # fmt: skip

@@ -230,14 +230,10 @@ class AllReduceSynchronizer:
         """Reports the epoch's metrics; then all ranks agree on stopping and learning rate."""
         self._share_carried(learner)
         report = EpochReport(
-            epoch,
-            self._epoch_rows if epoch == self._epoch else 0,
-            metrics,
-            ended=True,
+            epoch, self._epoch_rows if epoch == self._epoch else 0, metrics, ended=True,
             val_metrics=np.empty(0) if validation is None else validation,
-            batches_done=self._epoch_batches,
-            rows_done=self._rows,
-        )
+            batches_done=self._epoch_batches, rows_done=self._rows,
+        )  # fmt: skip
         self._control.report(report, wait=wait)
         self._learning_rate = self._agree()
         self._steps.end_epoch(learner)
@@ -302,11 +298,9 @@ class AllReduceSynchronizer:
         weights, its optimizer state and the rule's."""
         unsent = self.keeps_state and self._control is self._unconnected
         return Outcome(
-            self._communicator.name,
-            self._check.refused,
-            unreported=self._unconnected.unreported,
+            self._communicator.name, self._check.refused, unreported=self._unconnected.unreported,
             state=RunState.of(learner, epoch, bytes(self.rule_state)) if unsent else None,
-        )
+        )  # fmt: skip
 
     @property
     def keeps_state(self) -> bool:

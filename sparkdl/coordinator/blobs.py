@@ -38,11 +38,9 @@ class Assembly:
         chunk = np.empty(0, np.uint8) if message.body is None else message.body
         if not 0 < total <= self._max_bytes:
             raise ProtocolError(
-                f"{self._what} is empty or too large",
-                expected=f"1 .. {self._max_bytes} bytes",
-                received=f"{total} bytes",
-                hint="raise max_state_bytes",
-            )
+                f"{self._what} is empty or too large", expected=f"1 .. {self._max_bytes} bytes",
+                received=f"{total} bytes", hint="raise max_state_bytes",
+            )  # fmt: skip
         sender = (message.rank, message.attempt)
         if offset and (sender, offset, total) == self._last:
             return None  # it made the former blob whole
@@ -52,10 +50,9 @@ class Assembly:
         fits = sender == self._sender and total == self._blob.size
         if not fits or offset > self._filled or offset + chunk.size > total:
             raise ProtocolError(
-                f"a chunk of {self._what} came out of order",
-                expected=f"offset {self._filled}",
+                f"a chunk of {self._what} came out of order", expected=f"offset {self._filled}",
                 received=f"offset {offset}, {chunk.size} bytes, total {total}",
-            )
+            )  # fmt: skip
         self._blob[offset : offset + chunk.size] = chunk
         self._filled = max(self._filled, offset + chunk.size)
         if self._filled < total:
@@ -72,12 +69,8 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
             "a read outside a blob", expected=f"0 .. {blob.size}", received=f"offset {offset}"
         )
     return Message(
-        Kind.CHUNK,
-        epoch=epoch,
-        offset=offset,
-        total=blob.size,
-        body=blob[offset : offset + limit],
-    )
+        Kind.CHUNK, epoch=epoch, offset=offset, total=blob.size, body=blob[offset : offset + limit],
+    )  # fmt: skip
 
 
 def chunked(message: Message, blob: Blob, limit: int) -> Iterator[tuple[Message, ByteArray]]:
@@ -206,6 +199,5 @@ def read_kept(request: Callable[[Message], Message], rank: int | None = None) ->
             )
     raise ProtocolError(
         "the state that the workers keep changes faster than it can be read",
-        expected="one state to stay until it is read",
-        received=f"{_READS} newer ones in a row",
-    )
+        expected="one state to stay until it is read", received=f"{_READS} newer ones in a row",
+    )  # fmt: skip

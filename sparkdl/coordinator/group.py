@@ -119,25 +119,14 @@ class Worker:
     def status(self) -> WorkerStatus:
         """The driver's view of this rank."""
         return WorkerStatus(
-            alive=self.alive,
-            attempt=self.attempt,
-            epoch=self.epoch,
-            batch=self.batch,
-            batches=self.batches,
-            rows=self.rows,
-            finished=self.finished,
-            clock=self.clock,
-            commits=self.commits,
-            batches_per_epoch=self.said.batches_per_epoch,
-            host=self.said.host,
-            pid=self.said.pid,
+            alive=self.alive, attempt=self.attempt, epoch=self.epoch, batch=self.batch,
+            batches=self.batches, rows=self.rows, finished=self.finished, clock=self.clock,
+            commits=self.commits, batches_per_epoch=self.said.batches_per_epoch,
+            host=self.said.host, pid=self.said.pid,
             staleness_mean=self.staleness_sum / max(self.commits, 1),
-            staleness_max=self.staleness_max,
-            member=self.member,
-            retries=len(self.superseded),
-            usage=self.usage,
-            load=self.load,
-        )
+            staleness_max=self.staleness_max, member=self.member, retries=len(self.superseded),
+            usage=self.usage, load=self.load,
+        )  # fmt: skip
 
 
 class RunOrders:

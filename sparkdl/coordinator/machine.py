@@ -45,10 +45,9 @@ class Joining:
         count = group.settings.num_workers
         if not 0 <= message.rank < count:
             raise ProtocolError(
-                "a worker with an impossible rank said HELLO",
-                expected=f"0 .. {count - 1}",
+                "a worker with an impossible rank said HELLO", expected=f"0 .. {count - 1}",
                 received=str(message.rank),
-            )
+            )  # fmt: skip
         self._store.check(message)
         introduction_of(message)
         if group.failure is not None:
@@ -161,15 +160,9 @@ class Joining:
             **self._store.welcome(),
         }
         reply = Message(
-            Kind.OK,
-            flags=flag,
-            sequence=worker.applied,
-            rows=worker.rows,
-            batches=worker.batches,
-            epoch=worker.epoch,
-            batch=worker.batch,
-            meta=meta,
-        )
+            Kind.OK, flags=flag, sequence=worker.applied, rows=worker.rows, batches=worker.batches,
+            epoch=worker.epoch, batch=worker.batch, meta=meta,
+        )  # fmt: skip
         group.answer(connection, reply, worker)
 
 
@@ -181,10 +174,9 @@ def introduction_of(message: Message) -> Introduction:
     for name, value in (("rows", rows), ("batches_per_epoch", batches), ("pid", pid)):
         if not is_count(value):
             raise ProtocolError(
-                "a malformed HELLO",
-                expected="whole numbers from 0 on, below 2**63",
+                "a malformed HELLO", expected="whole numbers from 0 on, below 2**63",
                 received=f"{name}={value!r}"[:200],
-            )
+            )  # fmt: skip
     if not isinstance(host, str) or not (text is None or isinstance(text, str)):
         raise ProtocolError(
             "a malformed HELLO", expected="texts", received=f"host={host!r}, text={text!r}"
@@ -350,9 +342,8 @@ class Coordinator:
         if message.kind not in self._routes:
             raise ProtocolError(
                 "a frame of a kind that this server does not take",
-                expected="a request of the coordinator or its store",
-                received=message.kind.name,
-            )
+                expected="a request of the coordinator or its store", received=message.kind.name,
+            )  # fmt: skip
         self._routes[message.kind](connection, message)
         return None
 

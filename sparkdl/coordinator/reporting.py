@@ -56,9 +56,8 @@ class KeptChanges:
         if not number:
             raise ProtocolError(
                 "changes of variables that nobody has sent",
-                expected=f"a number up to {self._count}",
-                received=str(message.sequence),
-            )
+                expected=f"a number up to {self._count}", received=str(message.sequence),
+            )  # fmt: skip
         reply = chunk_reply(self._kept[number][0], message.offset, limit)
         reply.sequence = number
         return reply
@@ -120,10 +119,9 @@ class Reporting:
         """Lines that a rank printed; also of a rank that has not joined yet."""
         if not 0 <= message.rank < self._group.settings.num_workers:
             raise ProtocolError(
-                "lines of an unknown rank",
-                expected=f"0 .. {self._group.settings.num_workers - 1}",
+                "lines of an unknown rank", expected=f"0 .. {self._group.settings.num_workers - 1}",
                 received=str(message.rank),
-            )
+            )  # fmt: skip
         self._lines.put(message)
         self._group.answer(connection, Message(Kind.OK))
 
@@ -171,14 +169,10 @@ class Reporting:
         self._driver_seen = group.now
         return Status(
             workers={r: w.status() for r, w in sorted(group.workers.items())},
-            epochs=bounded(group.telemetry.totals(message.epoch)),
-            failure=group.failure,
-            clock=group.clock,
-            rounds=rounds,
-            released_epoch=group.orders.released_epoch,
-            started=started,
-            waiting={w.message.rank: w.reason for w in group.waits},
-        )
+            epochs=bounded(group.telemetry.totals(message.epoch)), failure=group.failure,
+            clock=group.clock, rounds=rounds, released_epoch=group.orders.released_epoch,
+            started=started, waiting={w.message.rank: w.reason for w in group.waits},
+        )  # fmt: skip
 
     def control(self, connection: int, message: Message, *, started: bool) -> None:
         """The driver's orders."""
@@ -200,11 +194,8 @@ class Reporting:
         ranks, lines = self._lines.take(MAX_LINES_BYTES)
         body = pack_lines(lines)
         reply = Message(
-            Kind.CHUNK,
-            total=body.size,
-            meta={"ranks": ranks},
-            body=body if body.size else None,
-        )
+            Kind.CHUNK, total=body.size, meta={"ranks": ranks}, body=body if body.size else None,
+        )  # fmt: skip
         self._group.answer(connection, reply)
 
     # -- waits -----------------------------------------------------------------------------------
@@ -232,10 +223,9 @@ def require_driver(message: Message) -> None:
     """Raises ProtocolError for what only the driver may send, from a worker."""
     if message.rank >= 0:
         raise ProtocolError(
-            f"only the driver may send {message.kind.name}",
-            expected="rank -1",
+            f"only the driver may send {message.kind.name}", expected="rank -1",
             received=f"rank {message.rank}",
-        )
+        )  # fmt: skip
 
 
 def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
@@ -248,9 +238,8 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
             raise ProtocolError(
                 f"the metrics of epoch {number} cannot be sent to the driver",
                 expected=f"metric states of at most {BLOB_BYTES} bytes in all",
-                received=f"{size} bytes",
-                hint="metrics with fewer thresholds or classes",
-            )
+                received=f"{size} bytes", hint="metrics with fewer thresholds or classes",
+            )  # fmt: skip
         if size > BLOB_BYTES:
             break
         result[number] = epoch

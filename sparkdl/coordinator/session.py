@@ -145,20 +145,14 @@ class Session(Closing):
         known = reply.meta
         self.sequence = reply.sequence
         self.welcome = Welcome(
-            done=bool(reply.flags & Flag.DONE),
-            epoch=reply.epoch,
-            batch=reply.batch,
-            source=str(known["source"]),
-            steps_per_epoch=int(known["steps_per_epoch"]),
-            num_workers=int(known["num_workers"]),
-            clock=reply.clock,
-            worker_clock=int(known["worker_clock"]),
-            rows=reply.rows,
-            lease_s=float(known["lease_s"]),
-            in_step=bool(known["in_step"]),
+            done=bool(reply.flags & Flag.DONE), epoch=reply.epoch, batch=reply.batch,
+            source=str(known["source"]), steps_per_epoch=int(known["steps_per_epoch"]),
+            num_workers=int(known["num_workers"]), clock=reply.clock,
+            worker_clock=int(known["worker_clock"]), rows=reply.rows,
+            lease_s=float(known["lease_s"]), in_step=bool(known["in_step"]),
             decision=known.get("decision"),
             texts={int(rank): str(text) for rank, text in known["texts"].items()},
-        )
+        )  # fmt: skip
         if self._timeouts.heartbeat_s is None:
             self._period_s = min(self.welcome.lease_s / 3, 10.0)
         return self.welcome

@@ -38,14 +38,12 @@ class Settings:
     def __post_init__(self) -> None:
         if self.num_workers < 1:
             raise ConfigError(
-                "a run needs workers",
-                expected="num_workers >= 1",
+                "a run needs workers", expected="num_workers >= 1",
                 received=f"num_workers={self.num_workers}",
-            )
+            )  # fmt: skip
         for name in ("lease_s", "start_timeout_s", "round_timeout_s", "release_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(
-                    f"{name} is no time limit",
-                    expected="a positive number of seconds",
+                    f"{name} is no time limit", expected="a positive number of seconds",
                     received=repr(getattr(self, name)),
-                )
+                )  # fmt: skip

@@ -159,18 +159,16 @@ class Status:
             failure = meta["failure"]
             return cls(
                 workers={int(r): WorkerStatus.of(w) for r, w in meta["workers"].items()},
-                epochs=epochs,
-                failure=None if failure is None else _failure(failure),
+                epochs=epochs, failure=None if failure is None else _failure(failure),
                 waiting={int(r): str(reason) for r, reason in meta["waiting"].items()},
                 **{name: meta[name] for name in _COUNTERS},
-            )
+            )  # fmt: skip
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ProtocolError(
-                "cannot read the status of the run",
-                expected="what Status.to_wire wrote",
+                "cannot read the status of the run", expected="what Status.to_wire wrote",
                 received=f"{type(error).__name__}: {error}",
                 hint="install the same sparkdl on the driver and on all executors",
-            ) from error
+            ) from error  # fmt: skip
 
 
 def _failure(fields: Mapping[str, object]) -> Failure:

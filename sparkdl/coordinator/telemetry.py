@@ -41,15 +41,10 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
     if usage is not None:
         meta["usage"] = _usage_numbers(usage)
     return Message(
-        CoordinatorKind.REPORT,
-        flags=Flag.WAIT if wait else Flag.NONE,
-        epoch=report.epoch,
-        batch=report.batches_done,
-        rows=report.rows_done,
-        total=body.nbytes,
-        meta=dict(meta),
+        CoordinatorKind.REPORT, flags=Flag.WAIT if wait else Flag.NONE, epoch=report.epoch,
+        batch=report.batches_done, rows=report.rows_done, total=body.nbytes, meta=dict(meta),
         body=body if body.size else None,
-    )
+    )  # fmt: skip
 
 
 def report_of(message: Message) -> EpochReport:
@@ -66,15 +61,10 @@ def report_of(message: Message) -> EpochReport:
         )
     numbers = np.frombuffer(body.tobytes(), "<f8")
     return EpochReport(
-        epoch=message.epoch,
-        rows=counts[0],
-        metrics=numbers[: counts[2]],
-        ended=bool(meta.get("ended")),
-        val_rows=counts[1],
-        val_metrics=numbers[counts[2] :],
-        batches_done=message.batch,
-        rows_done=message.rows,
-    )
+        epoch=message.epoch, rows=counts[0], metrics=numbers[: counts[2]],
+        ended=bool(meta.get("ended")), val_rows=counts[1], val_metrics=numbers[counts[2] :],
+        batches_done=message.batch, rows_done=message.rows,
+    )  # fmt: skip
 
 
 def usage_of(message: Message) -> Usage | None:
@@ -86,9 +76,8 @@ def usage_of(message: Message) -> Usage | None:
     if not whole or not all(_is_amount(number) for number in numbers):
         raise ProtocolError(
             f"what rank {message.rank} says that it has used is malformed",
-            expected=f"{len(PHASES) + 4} numbers of at least 0",
-            received=str(numbers)[:200],
-        )
+            expected=f"{len(PHASES) + 4} numbers of at least 0", received=str(numbers)[:200],
+        )  # fmt: skip
     *seconds, cpu_s, memory_bytes, sent, received = numbers
     return Usage(
         dict(zip(PHASES, map(float, seconds), strict=True)), float(cpu_s),
@@ -116,10 +105,9 @@ def lines_of(message: Message) -> list[str]:
     lines = message.meta.get("lines", [])
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
         raise ProtocolError(
-            f"the lines of rank {message.rank} are malformed",
-            expected="a list of texts",
+            f"the lines of rank {message.rank} are malformed", expected="a list of texts",
             received=str(lines)[:200],
-        )
+        )  # fmt: skip
     return [line.replace("\n", " ") for line in lines]
 
 
@@ -242,10 +230,9 @@ class LogLines:
         body = np.empty(0, np.uint8) if message.body is None else message.body
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
-                "a LOG frame is too large",
-                expected=f"at most {MAX_LINES_BYTES} bytes of text",
+                "a LOG frame is too large", expected=f"at most {MAX_LINES_BYTES} bytes of text",
                 received=f"{body.size} bytes",
-            )
+            )  # fmt: skip
         self.add(message.rank, unpack_lines(body))
 
     def add(self, rank: int, lines: list[str]) -> None:

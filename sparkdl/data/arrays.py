@@ -97,10 +97,9 @@ def _arrow(rows: Array, kind: str) -> Any:
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * width
     if offsets[-1] >= 2**31:
         raise DataError(
-            "a row is too large for Spark",
-            expected="less than 2 GiB per row",
+            "a row is too large for Spark", expected="less than 2 GiB per row",
             received=f"{width} bytes",
-        )
+        )  # fmt: skip
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(little.reshape(-1))]
     return pa.Array.from_buffers(pa.binary(), len(rows), buffers)
 

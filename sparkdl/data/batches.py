@@ -72,10 +72,9 @@ class EpochPlan:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.num_rows < 0:
             raise ConfigError(
-                "cannot plan an epoch",
-                expected="batch_size >= 1 and num_rows >= 0",
+                "cannot plan an epoch", expected="batch_size >= 1 and num_rows >= 0",
                 received=f"batch_size={self.batch_size}, num_rows={self.num_rows}",
-            )
+            )  # fmt: skip
 
     @property
     def full_batches(self) -> int:
@@ -249,12 +248,9 @@ class Batches:
             batch = self._weights.weigh(batch)
         weights = batch.sample_weight
         stack = BatchStack(
-            _stack(batch.x, count),
-            _stack(batch.y, count),
-            None if weights is None else _stack(weights, count),
-            count,
-            batch.num_rows,
-        )
+            _stack(batch.x, count), _stack(batch.y, count),
+            None if weights is None else _stack(weights, count), count, batch.num_rows,
+        )  # fmt: skip
         return stack if self._prepare is None else self._prepare(stack)
 
 

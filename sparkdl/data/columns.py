@@ -157,10 +157,9 @@ class ColumnSpec:
 
     def _refuse(self, expected: str, received: str) -> None:
         raise ConfigError(
-            f"the spec of column {self.label} contradicts itself",
-            expected=expected,
+            f"the spec of column {self.label} contradicts itself", expected=expected,
             received=received,
-        )
+        )  # fmt: skip
 
     @property
     def label(self) -> str:
@@ -215,10 +214,9 @@ def _check_dtype(dtype: str | None, spec: ColumnSpec) -> None:
     if not known:
         raise ConfigError(
             f"the spec of column {spec.label} has a dtype that is no number",
-            expected="a numeric NumPy dtype",
-            received=f"dtype {dtype!r}",
+            expected="a numeric NumPy dtype", received=f"dtype {dtype!r}",
             hint="strings and categories become numbers before training (StringIndexer)",
-        )
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -341,7 +339,5 @@ class DataSpec:
         weights = {name: found[entry] for name, entry in self.weights.items()}
         return Batch(
             {name: found[entry] for name, entry in self.features.items()},
-            {name: found[entry] for name, entry in self.labels.items()},
-            weights or None,
-            num_rows,
-        )
+            {name: found[entry] for name, entry in self.labels.items()}, weights or None, num_rows,
+        )  # fmt: skip

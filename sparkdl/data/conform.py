@@ -43,11 +43,9 @@ class ValuePlace:
             row = int(np.searchsorted(np.cumsum(self.lengths), row, side="right"))
         where = "" if row is None else f", row {self.first_row + row} of the partition"
         return DataError(
-            f"column {self.label}{where}: {problem}",
-            expected=expected,
-            received=received,
+            f"column {self.label}{where}: {problem}", expected=expected, received=received,
             hint=hint,
-        )
+        )  # fmt: skip
 
     def check_nulls(self, array: Any, per_row: int | None = None) -> None:
         """Refuses nulls in an Arrow array.

@@ -55,11 +55,9 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
         raise error("no image", None, f"a struct with the fields {_FIELDS}", f"Arrow type {kind}")
     if len(spec.value_shape) != 3:
         raise error(
-            "a model input that is no image",
-            None,
-            "a shape (height, width, channels)",
+            "a model input that is no image", None, "a shape (height, width, channels)",
             f"shape {spec.value_shape}",
-        )
+        )  # fmt: skip
     fields = dict(zip([f.name for f in kind], array.flatten(), strict=True))
     for name in _FIELDS:
         if fields[name].null_count:
@@ -75,11 +73,10 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
     if unknown.any():
         row = int(np.argmax(unknown))
         raise error(
-            "an image of unknown pixel format",
-            row,
+            "an image of unknown pixel format", row,
             "mode 0, 16 or 24: uint8 with 1, 3 or 4 channels",
             f"mode {modes[row]} with {channels[row]} channels",
-        )
+        )  # fmt: skip
     height, width, wanted = spec.value_shape
     height = int(heights[0]) if height is None else height
     width = int(widths[0]) if width is None else width
@@ -214,11 +211,10 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
     index = batch.schema.get_field_index(name)
     if index < 0:
         raise DataError(
-            f"no column {name!r} in the data",
-            expected=f"a column {name!r}",
+            f"no column {name!r} in the data", expected=f"a column {name!r}",
             received=f"the columns {batch.schema.names}",
             hint="a name that stands twice in the data counts as missing",
-        )
+        )  # fmt: skip
     array = batch.column(index)
     array = unwrapped(array)
     ValuePlace(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row).check_nulls(array)

@@ -53,10 +53,9 @@ class FileColumns:
             if wanted is not None and not holds(wanted, kind):
                 raise DataError(
                     f"{path} has column {name!r} in another type than the files before",
-                    expected=f"{wanted}, or what it holds without a loss",
-                    received=str(kind),
+                    expected=f"{wanted}, or what it holds without a loss", received=str(kind),
                     hint="write the files with one type for each column",
-                )
+                )  # fmt: skip
         return found
 
 

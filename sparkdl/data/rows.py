@@ -182,11 +182,10 @@ class Rows:
         """
         if self._storage is None:
             raise DataError(
-                f"the {self.name} rows are closed",
-                expected="rows that are still open",
+                f"the {self.name} rows are closed", expected="rows that are still open",
                 received="a read after close()",
                 hint="finish the epoch before the partition is closed",
-            )
+            )  # fmt: skip
         return self._storage
 
     def find_order(self) -> None:

@@ -133,9 +133,8 @@ def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
     except (ValueError, ArithmeticError, pa.ArrowException) as error:
         raise ConfigError(
             f"folder {field.name}={text}: not of the column's type",
-            expected=f"a value of {field.type}",
-            received=text,
-        ) from error
+            expected=f"a value of {field.type}", received=text,
+        ) from error  # fmt: skip
 
 
 def read_files(

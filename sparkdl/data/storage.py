@@ -236,10 +236,9 @@ def spilling(directory: str, close: Callable[[], None], done: str = "") -> Itera
         close()
         raise ResourceError(
             f"cannot spill a partition to disk in {directory!r}",
-            expected="a directory with room for the partition",
-            received=f"{error}{done}",
+            expected="a directory with room for the partition", received=f"{error}{done}",
             hint="raise the memory budget, use more partitions, or spill to a larger disk",
-        ) from error
+        ) from error  # fmt: skip
 
 
 class SpillWriter:
@@ -364,13 +363,9 @@ class SpillWriter:
             )
         ]
         return SpilledStorage(
-            mapped,
-            columns,
-            self.num_rows,
-            self.block_rows,
-            self.group_blocks,
+            mapped, columns, self.num_rows, self.block_rows, self.group_blocks,
             [self._span(starts[0] + i * stride, len(mapped)) for i in range(number)],
-        )
+        )  # fmt: skip
 
     def _span(self, starts: Array, size: int) -> tuple[int, int]:
         """A block's page-aligned start and its length in bytes, as madvise wants them."""

@@ -141,10 +141,9 @@ def _opened(content: bytes) -> zipfile.ZipFile:
         archive = zipfile.ZipFile(io.BytesIO(content))
     except _DAMAGE as error:
         raise ModelError(
-            "this is no Keras file",
-            expected="a whole .keras file",
+            "this is no Keras file", expected="a whole .keras file",
             received=f"{len(content)} bytes: {error}",
-        ) from error
+        ) from error  # fmt: skip
     for part in archive.infolist():
         if part.compress_type not in _METHODS:
             told = f"compression method {part.compress_type}"
@@ -188,8 +187,6 @@ def _malformed(name: str, expected: str, received: str) -> ModelError:
 def damaged_model(what: str, expected: str, received: str) -> ModelError:
     """The error for a model's bytes that are not those that were written."""
     return ModelError(
-        what,
-        expected=expected,
-        received=received,
+        what, expected=expected, received=received,
         hint="it was damaged, writing it did not end, or sparkdl did not write it",
-    )
+    )  # fmt: skip

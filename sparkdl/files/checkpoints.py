@@ -186,10 +186,9 @@ class Checkpoints:
             return checkpoint
         raise ConfigError(
             f"no checkpoint in {self.folder!r} is whole",
-            expected="a whole " + " or ".join(index.files),
-            received="; ".join(found),
+            expected="a whole " + " or ".join(index.files), received="; ".join(found),
             hint=f"another folder, or delete {_INDEX} and the checkpoints to begin from the start",
-        )
+        )  # fmt: skip
 
     def newest(self) -> int:
         """Epochs done in the newest checkpoint, as the index has it; 0 without one."""

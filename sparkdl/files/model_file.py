@@ -81,10 +81,9 @@ def read_model(path: str) -> ModelFile:
     if content.startswith(_HDF5_BEGIN):
         raise ModelError(
             f"{path!r} is a file of Keras' older format, which holds no settings of sparkdl",
-            expected="a .keras file",
-            received="an HDF5 file",
+            expected="a .keras file", received="an HDF5 file",
             hint=f"SparkModel(keras.models.load_model({path!r}))",
-        )
+        )  # fmt: skip
     with _named(path):
         check_whole(content)
         return ModelFile(content, settings_of(content), run_state_of(content))

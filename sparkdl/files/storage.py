@@ -184,10 +184,9 @@ def local_path(uri: str) -> str:
     if machine not in ("", "localhost"):
         raise ResourceError(
             f"{uri!r} names the machine {machine!r}",
-            expected="a path of this machine: file:///folder/file",
-            received=f"file://{machine}",
+            expected="a path of this machine: file:///folder/file", received=f"file://{machine}",
             hint="three slashes after 'file:'",
-        )
+        )  # fmt: skip
     return os.path.abspath(unquote(f"/{rest}"))
 
 
@@ -201,7 +200,6 @@ def explained(verb: str, path: str) -> Iterator[None]:
     except Exception as error:
         do = "write to" if verb == "written" else "read"
         raise ResourceError(
-            f"{path!r} cannot be {verb}",
-            expected=f"a place that this process can {do}",
+            f"{path!r} cannot be {verb}", expected=f"a place that this process can {do}",
             received=f"{type(error).__name__}: {error}",
-        ) from error
+        ) from error  # fmt: skip

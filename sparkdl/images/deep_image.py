@@ -175,10 +175,9 @@ def require_pillow() -> None:
     except ImportError as error:
         raise ResourceError(
             "images cannot be resized without Pillow",
-            expected="Pillow, on the driver and on the executors",
-            received=f"ImportError: {error}",
+            expected="Pillow, on the driver and on the executors", received=f"ImportError: {error}",
             hint="pip install 'sparkdl-keras[images]'",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _resized(pixels: npt.NDArray[np.uint8], height: int, width: int, name: str) -> Pixels:
@@ -263,9 +262,8 @@ def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
         raise ResourceError(
             f"{what} cannot be loaded",
             expected=f"{files} in Keras' cache (~/.keras/models), or a way to download them",
-            received=f"{type(error).__name__}: {str(error)[:300]}",
-            hint=hint,
-        ) from error
+            received=f"{type(error).__name__}: {str(error)[:300]}", hint=hint,
+        ) from error  # fmt: skip
 
 
 _BATCH_SIZE = 32

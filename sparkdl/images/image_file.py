@@ -66,9 +66,8 @@ class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):
         if self._model is None and given.get("modelFile") is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a model",
-                expected="modelFile='path', or model=a Keras model",
-                received="neither",
-            )
+                expected="modelFile='path', or model=a Keras model", received="neither",
+            )  # fmt: skip
         if not callable(self._loader):
             raise ConfigError(
                 f"{type(self).__name__} needs a function that loads an image",
@@ -198,9 +197,8 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
         if self.getOrDefault(self.kerasLoss) is None:
             raise ConfigError(
                 "KerasImageFileEstimator needs a loss",
-                expected="kerasLoss, e.g. 'sparse_categorical_crossentropy'",
-                received="None",
-            )
+                expected="kerasLoss, e.g. 'sparse_categorical_crossentropy'", received="None",
+            )  # fmt: skip
 
     def _begin(self) -> None:
         super()._begin()

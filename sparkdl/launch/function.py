@@ -285,7 +285,6 @@ class Returned:
             return payload.load(self.results[rank])
         except Exception as error:
             raise WorkerError(
-                rank,
-                f"its result cannot be read on the driver: {type(error).__name__}: {error}",
+                rank, f"its result cannot be read on the driver: {type(error).__name__}: {error}",
                 hint="return plain objects: numbers, lists, NumPy arrays",
-            ) from error
+            ) from error  # fmt: skip

@@ -119,10 +119,9 @@ def open_rank_session(endpoint: Endpoint, rank: RankContext) -> Session:
     address = f"{endpoint.address.host}:{endpoint.address.port}"
     raise DriverUnreachableError(
         f"rank {rank.rank} on {socket.gethostname()} cannot reach the driver",
-        expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s",
-        received=problem,
+        expected=f"a connection to {address} within {CONNECT_TIMEOUT_S:g} s", received=problem,
         hint="network=Network(server_bind=..., server_address=..., port=...) says where it listens",
-    )
+    )  # fmt: skip
 
 
 Distributed = Literal["tensorflow", "torch", "jax"]

@@ -91,9 +91,8 @@ def to_plain_model(model: Any, ids: int | None = None) -> Any:
     if size > MOST_PLAIN_BYTES:
         raise ResourceError(
             "the rows of the tables do not fit a plain model",
-            expected=f"at most {MOST_PLAIN_BYTES:,} bytes",
-            received=f"{size:,} bytes",
-        )
+            expected=f"at most {MOST_PLAIN_BYTES:,} bytes", received=f"{size:,} bytes",
+        )  # fmt: skip
     made: list[tuple[Any, Any]] = []
 
     def replaced(layer: Any) -> Any:
@@ -172,9 +171,8 @@ def _require_cloneable(model: Any) -> None:
         raise ModelError(
             "the layers of this model cannot be replaced",
             expected="a built functional or Sequential keras.Model",
-            received=type(model).__qualname__,
-            hint="write the layer that you want into the model",
-        )
+            received=type(model).__qualname__, hint="write the layer that you want into the model",
+        )  # fmt: skip
 
 
 def _megabytes(layer: Any) -> float:

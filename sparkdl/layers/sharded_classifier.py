@@ -146,9 +146,8 @@ class ShardedClassifier(TableLayer):
         if not known or not 0 < sample <= 1:
             raise ConfigError(
                 "sample is the share of the classes that a step takes",
-                expected="above 0, at most 1",
-                received=repr(sample),
-            )
+                expected="above 0, at most 1", received=repr(sample),
+            )  # fmt: skip
         self.sample = float(sample)
         self.chunk = require_int("chunk", chunk, least=1)
         self.initializer = initializer or {"name": "normal", "stddev": 0.01}
@@ -228,10 +227,9 @@ class ShardedClassifier(TableLayer):
         if len(shape) != 2 or shape[1] is None:
             raise ModelError(
                 f"layer {self.name!r} takes one vector of features for each row",
-                expected="shape (batch, dim)",
-                received=str(shape),
+                expected="shape (batch, dim)", received=str(shape),
                 hint="keras.layers.Flatten or GlobalAveragePooling2D before it",
-            )
+            )  # fmt: skip
         self.dim = shape[1]
         super().build(input_shape)
 

@@ -148,9 +148,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             return self.start_rows(ids)
         raise ModelError(
             f"the rows of layer {self.name!r} lie on several workers",
-            expected="a layer of the driver's model",
-            received="one that is trained",
-        )
+            expected="a layer of the driver's model", received="one that is trained",
+        )  # fmt: skip
 
     # -- Keras -------------------------------------------------------------------------------------
 
@@ -264,9 +263,8 @@ def fixed_rate(optimizer: Any, table: str) -> float:
     rate = optimizer.get_config()["learning_rate"]
     if not isinstance(rate, (int, float)):
         raise ModelError(
-            f"table {table!r} has a learning rate that changes",
-            expected="a number",
+            f"table {table!r} has a learning rate that changes", expected="a number",
             received="a LearningRateSchedule",
             hint="without optimizer= the layer follows the rate that the model is compiled with",
-        )
+        )  # fmt: skip
     return float(rate)

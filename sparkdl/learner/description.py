@@ -179,15 +179,12 @@ def describe(model: Any) -> ModelDescription:
         optimizer.build(model.trainable_variables)
     state = sum(math.prod(v.shape) * 4 for v in optimizer.variables)
     return ModelDescription(
-        str(model.name),
-        {name: _tensor(spec) for name, spec in signature.inputs.items()},
+        str(model.name), {name: _tensor(spec) for name, spec in signature.inputs.items()},
         {name: _tensor(spec) for name, spec in signature.outputs.items()},
         {name: _LABELS[kind] for name, kind in signature.label_kinds.items()},
         [(layer.name, type(layer).__name__, int(layer.count_params())) for layer in model.layers],
-        int(model.count_params()),
-        model_layout(model).size_bytes,
-        state,
-    )
+        int(model.count_params()), model_layout(model).size_bytes, state,
+    )  # fmt: skip
 
 
 def _tensor(spec: TensorSpec) -> str:

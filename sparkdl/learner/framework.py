@@ -54,10 +54,9 @@ def start_backend(backend: str | None, cores: int) -> None:
 
     if backend is not None and keras.backend.backend() != backend:
         raise ResourceError(
-            "Keras runs on another backend than the model was made with",
-            expected=backend,
+            "Keras runs on another backend than the model was made with", expected=backend,
             received=keras.backend.backend(),
-        )
+        )  # fmt: skip
 
 
 def bound_tensorflow(cores: int) -> None:

@@ -103,10 +103,9 @@ class Preprocessing:
             ) from error
         if len(self.inputs) > 1 and set(made.x) != set(self.inputs):
             raise DataError(
-                what,
-                expected=f"rows of which its preprocessor makes {sorted(self.inputs)}",
+                what, expected=f"rows of which its preprocessor makes {sorted(self.inputs)}",
                 received=f"{columns}, of which it makes {sorted(made.x)}",
-            )
+            )  # fmt: skip
         return made
 
     def _prepare(

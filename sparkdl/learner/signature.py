@@ -307,9 +307,8 @@ def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
     if isinstance(loss, (list, tuple)) and len(loss) != len(outputs):
         raise ModelError(
             f"model {model.name!r} has losses and outputs that do not match",
-            expected=f"{len(outputs)} losses, for {outputs}",
-            received=f"{len(loss)}",
-        )
+            expected=f"{len(outputs)} losses, for {outputs}", received=f"{len(loss)}",
+        )  # fmt: skip
     if loss is None and has_own(model, "compute_loss", "train_step"):
         return dict.fromkeys(outputs, "own")
     return {name: _kind(item) for name, item in loss_by_output(loss, outputs).items()}

@@ -66,11 +66,10 @@ class SparseVectors:
         kinds = fields["type"]
         if kinds.null_count:
             raise DataError(
-                "a row has no features",
-                expected="a vector in each row",
+                "a row has no features", expected="a vector in each row",
                 received=f"null in {kinds.null_count} of {len(array)} rows",
                 hint="df.dropna() removes such rows",
-            )
+            )  # fmt: skip
         values, lengths = _entries(fields["values"], np.float64)
         indices, counts = _entries(fields["indices"], np.int32)
         dense = kinds.to_numpy(zero_copy_only=False) == _DENSE
@@ -100,11 +99,10 @@ class SparseVectors:
         if infinite.any():
             row = int(np.argmax(found._rows_with(infinite)))
             raise DataError(
-                "a row has a feature that is no finite number",
-                expected="finite values",
+                "a row has a feature that is no finite number", expected="finite values",
                 received=found.text_of(row),
                 hint="df.filter(...), or fill such values before they are assembled to a vector",
-            )
+            )  # fmt: skip
         return found._without_zeros()
 
     def _rows_with(self, entries: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -224,10 +222,9 @@ class SparseRows:
             max((v.size for v in vectors), default=0),
         )
         return cls(
-            together,
-            np.concatenate([np.empty(0), *(part.labels for part in rows)]),
+            together, np.concatenate([np.empty(0), *(part.labels for part in rows)]),
             np.concatenate([_weights_of(part) for part in rows]) if weighted else None,
-        )
+        )  # fmt: skip
 
     def ordered(self, seed: int) -> SparseRows:
         """The rows in an order that follows from what they hold and from ``seed`` alone.
@@ -258,9 +255,8 @@ class SparseRows:
         values = None if vectors.values is None else vectors.values[entries]
         return SparseRows(
             SparseVectors(starts, vectors.indices[entries], values, vectors.size),
-            self.labels[order],
-            None if self.weights is None else self.weights[order],
-        )
+            self.labels[order], None if self.weights is None else self.weights[order],
+        )  # fmt: skip
 
     def cut(self, start: int, stop: int) -> SparseRows:
         """The rows from ``start`` to ``stop``, views of these."""

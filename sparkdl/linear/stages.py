@@ -140,9 +140,8 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         if len(given) != 2 or min(given) < 0 or max(given) <= 0:
             raise ConfigError(
                 "thresholds do not fit the classes",
-                expected="2 numbers >= 0, at most one of them 0",
-                received=str(given),
-            )
+                expected="2 numbers >= 0, at most one of them 0", received=str(given),
+            )  # fmt: skip
         return float(given[1] / (given[0] + given[1]))
 
     def _outputs(self) -> dict[str, str]:
@@ -161,9 +160,8 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
                 raise DataError(
                     f"the data already have a column {name!r}",
                     expected=f"a new name for a column of {type(self).__name__}",
-                    received=str(schema.names),
-                    hint="another name, or '' to leave the column out",
-                )
+                    received=str(schema.names), hint="another name, or '' to leave the column out",
+                )  # fmt: skip
             taken.add(name.lower())
             fields.append(T.StructField(name, column_type(kind)))
         return T.StructType([*schema.fields, *fields])
@@ -336,10 +334,9 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         rows = parts[0].rows
         if not rows:
             raise DataError(
-                f"{type(self).__name__} has no rows to train on",
-                expected="a DataFrame with rows",
+                f"{type(self).__name__} has no rows to train on", expected="a DataFrame with rows",
                 received="one without any",
-            )
+            )  # fmt: skip
         ids = np.concatenate([part.ids for part in parts])
         order = np.argsort(ids)
         weights = np.concatenate([part.weights for part in parts])[order]

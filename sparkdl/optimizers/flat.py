@@ -456,12 +456,9 @@ class FlatAdamW(FlatAdam):
         super().__post_init__()
         rate = self.learning_rate or 0.0
         require(
-            rate * self.weight_decay < 1,
-            self.name,
-            "weight_decay",
-            "learning_rate · weight_decay below 1",
-            self.weight_decay,
-        )
+            rate * self.weight_decay < 1, self.name, "weight_decay",
+            "learning_rate · weight_decay below 1", self.weight_decay,
+        )  # fmt: skip
 
 
 Made = TypeVar("Made", bound=FlatOptimizer)
@@ -525,10 +522,9 @@ def optimizer_from_config(
         elif option not in _HARMLESS and option not in beside and value not in _SWITCHED_OFF:
             raise ConfigError(
                 f"optimizer {class_name!r} {where}: option {option!r} is not supported",
-                expected="options " + ", ".join(sorted(known)),
-                received=f"{option}={value!r}",
+                expected="options " + ", ".join(sorted(known)), received=f"{option}={value!r}",
                 hint=hint.format(option=option),
-            )
+            )  # fmt: skip
     return make(**taken)
 
 

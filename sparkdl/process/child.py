@@ -28,14 +28,10 @@ def start_module(
     """Starts a module of this interpreter, which finds the modules that this process finds."""
     path = os.pathsep.join(p or os.getcwd() for p in sys.path)
     return subprocess.Popen(
-        [sys.executable, *options, "-m", module, *arguments],
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=stderr,
-        pass_fds=tuple(pass_fds),
-        start_new_session=start_new_session,
+        [sys.executable, *options, "-m", module, *arguments], stdin=stdin, stdout=subprocess.PIPE,
+        stderr=stderr, pass_fds=tuple(pass_fds), start_new_session=start_new_session,
         env={**os.environ, **environment, "PYTHONPATH": path},
-    )
+    )  # fmt: skip
 
 
 class ChildOutput:

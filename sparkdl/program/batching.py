@@ -272,10 +272,9 @@ class Cacher:
             future.cancel()  # for all that wait for it
             raise WaitTimeoutError(
                 f"the source of a cacher does not answer {name}",
-                expected=f"a result within {self._timeout_s:g} s",
-                received="none",
+                expected=f"a result within {self._timeout_s:g} s", received="none",
                 hint="CacherNode(..., source_timeout_s=...) is the limit",
-            ) from error
+            ) from error  # fmt: skip
 
 
 class CacherNode(CourierNode):

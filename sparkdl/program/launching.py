@@ -211,10 +211,9 @@ class LaunchedProgram:
         if not self._ended.wait(timeout_s):
             raise WaitTimeoutError(
                 f"program {self._program.name!r} still runs",
-                expected=f"its end within {timeout_s:g} s",
-                received="nodes that run",
+                expected=f"its end within {timeout_s:g} s", received="nodes that run",
                 hint="stop() ends it",
-            )
+            )  # fmt: skip
         self._thread.join()
         if self._error is not None:
             raise self._error
@@ -252,10 +251,9 @@ class LaunchedProgram:
         if result.text:
             raise DataError(
                 f"what node {self._program.placed[rank].name} returned cannot be sent",
-                expected="what cloudpickle can pickle",
-                received=result.text,
+                expected="what cloudpickle can pickle", received=result.text,
                 hint="return plain objects: numbers, lists, NumPy arrays",
-            )
+            )  # fmt: skip
         return cloudpickle.loads(result.content)
 
     def stop(self) -> None:
@@ -318,10 +316,9 @@ def launch(
         return LaunchedProgram(program, on_spark(program, spark, network or Network()))
     if spark is not None or network is not None:
         raise ConfigError(
-            "spark and network are for programs on Spark",
-            expected="launch_type='spark' with them",
+            "spark and network are for programs on Spark", expected="launch_type='spark' with them",
             received=f"launch_type={launch_type!r}",
-        )
+        )  # fmt: skip
     if launcher is None:
         restarts = [placed.needs.restarts for placed in program.placed]
         if launch_type == "threads":

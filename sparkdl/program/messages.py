@@ -71,10 +71,9 @@ class EncryptedStream:
         except ssl.SSLError as error:
             raise AuthenticationError(
                 "the other end of an encrypted call could not prove itself",
-                expected="the certificate of this run",
-                received=str(error),
+                expected="the certificate of this run", received=str(error),
                 hint="something between the two hosts answers in its place",
-            ) from error
+            ) from error  # fmt: skip
         require_name(self._tls, name, "the other end of an encrypted call")
 
     def _shake_hands(self) -> None:
@@ -237,9 +236,8 @@ class MessageConnection:
         if sum(sizes) > _MAX_MESSAGE_BYTES:
             raise ProtocolError(
                 "a message between nodes is too long",
-                expected=f"at most {_MAX_MESSAGE_BYTES} bytes",
-                received=f"{sum(sizes)} bytes",
-            )
+                expected=f"at most {_MAX_MESSAGE_BYTES} bytes", received=f"{sum(sizes)} bytes",
+            )  # fmt: skip
         return CallMessage(
             call, MessageKind(kind), [receive_exactly(self._socket, size) for size in sizes]
         )

@@ -155,10 +155,9 @@ class ReplayBuffer:
         weights = np.asarray(priorities, np.float64) ** self._alpha
         if not (np.isfinite(weights) & (weights > 0)).all():
             raise ConfigError(
-                "a priority of an item cannot be used",
-                expected="finite numbers above 0",
+                "a priority of an item cannot be used", expected="finite numbers above 0",
                 received=str(priorities)[:100],
-            )
+            )  # fmt: skip
         return weights
 
     def _size(self) -> int:

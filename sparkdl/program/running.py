@@ -273,10 +273,9 @@ class NodeTask:
             address = addresses[handle._number]
             if address is None:
                 raise ConfigError(
-                    f"node {handle._label!r} cannot be called",
-                    expected="a CourierNode",
+                    f"node {handle._label!r} cannot be called", expected="a CourierNode",
                     received="the handle of a node that serves nothing",
-                )
+                )  # fmt: skip
             found = CallClient(
                 address, self.token, timeout_s=handle._timeout_s, connect_s=self.start_timeout_s,
                 certificate=self.certificate, wait_for_ready=handle._wait_for_ready,
@@ -375,9 +374,8 @@ class _Late:
             if self.__program.stopping.is_set():
                 raise TransportError(
                     f"{name}: the program stopped before the node was up",
-                    expected="a node that is up",
-                    received="the stop",
-                )
+                    expected="a node that is up", received="the stop",
+                )  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
         self.__await(name)

@@ -136,18 +136,16 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
     if mode == "hogwild" and not chosen.lock_free:
         raise ConfigError(
             f"rule {chosen.name!r} needs the server's lock",
-            expected="rule='hogwild' in mode 'hogwild'",
-            received=repr(chosen.name),
+            expected="rule='hogwild' in mode 'hogwild'", received=repr(chosen.name),
             hint="mode='asynchronous' takes every rule that does not wait",
-        )
+        )  # fmt: skip
     if chosen.payload == "gradient":
         if frequency not in ("auto", "batch", 1):
             raise ConfigError(
                 f"rule {chosen.name!r} takes a gradient at every batch",
-                expected="frequency='batch'",
-                received=f"frequency={frequency!r}",
+                expected="frequency='batch'", received=f"frequency={frequency!r}",
                 hint="a rule on weight changes (payload='delta') takes longer windows",
-            )
+            )  # fmt: skip
         return chosen, 1
     if frequency == "auto":
         return chosen, AUTO_WINDOW if rule is None else chosen.default_window
@@ -175,11 +173,9 @@ def choose_codec(
         return None
     if rule.independent:
         raise ConfigError(
-            f"compression has no effect with rule {rule.name!r}",
-            expected="compression=None",
-            received=repr(codec),
-            hint="its workers never exchange anything",
-        )
+            f"compression has no effect with rule {rule.name!r}", expected="compression=None",
+            received=repr(codec), hint="its workers never exchange anything",
+        )  # fmt: skip
     if transport == "shm" and not codec.shapes_training:
         raise ConfigError(
             "compression has no effect on shared memory",

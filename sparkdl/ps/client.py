@@ -92,9 +92,8 @@ class Coder:
         if self._held is None:
             raise ProtocolError(
                 "a change of the center for a worker that holds none",
-                expected="the whole center first",
-                received="a change of it",
-            )
+                expected="the whole center first", received="a change of it",
+            )  # fmt: skip
         replies.decode(body, flat)
         self._held[self._trained] += flat[self._trained]
         self._held[self._averaged] = flat[self._averaged]
@@ -126,15 +125,9 @@ def commit_message(
 ) -> Message:
     """The header of a commit."""
     return Message(
-        kind,
-        flags=flags,
-        sequence=sequence,
-        epoch=progress.epoch,
-        batch=progress.batch,
-        batches=progress.batches,
-        rows=progress.rows,
-        learning_rate=progress.learning_rate,
-    )
+        kind, flags=flags, sequence=sequence, epoch=progress.epoch, batch=progress.batch,
+        batches=progress.batches, rows=progress.rows, learning_rate=progress.learning_rate,
+    )  # fmt: skip
 
 
 class Client(Closing):

@@ -91,10 +91,9 @@ class Decision:
         if self.round not in (applied, applied + 1):
             raise ProtocolError(
                 "a shard is asked for a round that is not the next one",
-                expected=f"round {applied} or {applied + 1}",
-                received=f"round {self.round}",
+                expected=f"round {applied} or {applied + 1}", received=f"round {self.round}",
                 hint="a worker that was silent while the others went on; its task is retried",
-            )
+            )  # fmt: skip
         return self.round > applied
 
     def to_wire(self) -> list[Any]:
@@ -118,9 +117,8 @@ class Decision:
         except (TypeError, ValueError) as error:
             raise ProtocolError(
                 "a decision of the coordinator is malformed",
-                expected="a round, a position and the members' commits",
-                received=repr(value)[:200],
-            ) from error
+                expected="a round, a position and the members' commits", received=repr(value)[:200],
+            ) from error  # fmt: skip
 
     @classmethod
     def in_meta(cls, meta: Mapping[str, Any], key: str) -> Decision:

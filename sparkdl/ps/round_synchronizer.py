@@ -248,12 +248,9 @@ class RoundSynchronizer(Way):
 
     def _progress_of_step(self) -> Progress:
         return Progress(
-            epoch=self._progress.epoch,
-            batch=self._done,
-            batches=1 if self._sent_rows else 0,
-            rows=self._sent_rows,
-            learning_rate=self._rate,
-        )
+            epoch=self._progress.epoch, batch=self._done, batches=1 if self._sent_rows else 0,
+            rows=self._sent_rows, learning_rate=self._rate,
+        )  # fmt: skip
 
     def finish(self) -> bool:
         """One round; False if no rank had rows: the buffer then holds no gradient."""

@@ -180,12 +180,10 @@ class ServerSynchronizer:
         if welcome.source != "state":  # else the others have yet to follow what they were told last
             self._take_orders()
         return Start(
-            epoch=welcome.epoch,
-            position=welcome.batch,
-            windows_per_epoch=welcome.steps_per_epoch if in_step else None,
-            done=welcome.done,
+            epoch=welcome.epoch, position=welcome.batch,
+            windows_per_epoch=welcome.steps_per_epoch if in_step else None, done=welcome.done,
             with_optimizer=with_optimizer,
-        )
+        )  # fmt: skip
 
     def train(self, learner: SharedLearner, stack: BatchStack | None, report: Report) -> None:
         """Trains a stack of batches and exchanges; None takes part with nothing."""
@@ -206,10 +204,8 @@ class ServerSynchronizer:
         return Progress(
             epoch=report.epoch,
             batch=report.windows_done if self._rule.blocking else report.batches_done,
-            batches=report.batches,
-            rows=report.rows,
-            learning_rate=report.learning_rate,
-        )
+            batches=report.batches, rows=report.rows, learning_rate=report.learning_rate,
+        )  # fmt: skip
 
     def _tell(self, report: Report) -> None:
         """Sends the driver the metrics of the epoch so far, if the loop has taken them now."""
@@ -233,12 +229,9 @@ class ServerSynchronizer:
         """Reports the epoch's metrics; where workers own the weights, one has stored them first."""
         self._way.end_epoch(learner, epoch)
         report = EpochReport(
-            epoch,
-            self._epoch_rows if epoch == self._epoch else 0,
-            metrics,
-            ended=True,
+            epoch, self._epoch_rows if epoch == self._epoch else 0, metrics, ended=True,
             val_metrics=np.empty(0) if validation is None else validation,
-        )
+        )  # fmt: skip
         self._session.report(report, wait=wait)
         self._take_orders()
 

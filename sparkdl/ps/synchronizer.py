@@ -133,9 +133,8 @@ class WindowSynchronizer(Way):
             raise ConfigError(
                 f"rule {rule.name!r} cannot overlap its exchange with training",
                 expected="a non-blocking rule with the plain delta exchange",
-                received="overlap=True",
-                hint="overlap=False",
-            )
+                received="overlap=True", hint="overlap=False",
+            )  # fmt: skip
         self._rule, self._at_once = rule, at_once
         self._client = client
         self._clock = current_clock()

@@ -71,27 +71,18 @@ class AEASGD(Rule):
         for option in ("alpha", "rho", "learning_rate"):
             require_positive(self.name, option, getattr(self, option), or_none=True)
         require(
-            (self.rho is None) == (self.learning_rate is None),
-            self.name,
-            "rho",
-            "rho and learning_rate together, or neither",
-            (self.rho, self.learning_rate),
-        )
+            (self.rho is None) == (self.learning_rate is None), self.name, "rho",
+            "rho and learning_rate together, or neither", (self.rho, self.learning_rate),
+        )  # fmt: skip
         require(
-            self.alpha is None or self.rho is None,
-            self.name,
-            "alpha",
-            "either alpha, or rho and learning_rate",
-            (self.alpha, self.rho, self.learning_rate),
-        )
+            self.alpha is None or self.rho is None, self.name, "alpha",
+            "either alpha, or rho and learning_rate", (self.alpha, self.rho, self.learning_rate),
+        )  # fmt: skip
         alpha = self._alpha()
         require(
-            alpha is None or alpha <= 1,
-            self.name,
-            "alpha",
-            "alpha (or rho · learning_rate) at most 1",
-            alpha,
-        )
+            alpha is None or alpha <= 1, self.name, "alpha",
+            "alpha (or rho · learning_rate) at most 1", alpha,
+        )  # fmt: skip
 
     def _alpha(self) -> float | None:
         if self.rho is not None and self.learning_rate is not None:

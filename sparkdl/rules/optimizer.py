@@ -91,8 +91,6 @@ def from_keras_config(config: Mapping[str, Any]) -> ServerOptimizer:
         SGD(learning_rate=0.5, momentum=0.0, nesterov=False)
     """
     return optimizer_from_config(
-        config,
-        (SGD, Adagrad, RMSprop, Adam, AdamW),
-        where="on the server",
+        config, (SGD, Adagrad, RMSprop, Adam, AdamW), where="on the server",
         hint="leave {option!r} out, or let the workers optimize (rule='bsp' or 'dynsgd')",
-    )
+    )  # fmt: skip

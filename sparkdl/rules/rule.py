@@ -225,10 +225,9 @@ def unbound(rule: str) -> ConfigError:
     """The error of a rule that must know the number of workers and was not told."""
     return ConfigError(
         f"rule {rule!r}: the number of workers is not known",
-        expected="a rule returned by Rule.bind(num_workers)",
-        received="the rule as it was made",
+        expected="a rule returned by Rule.bind(num_workers)", received="the rule as it was made",
         hint="call rule = rule.bind(num_workers) before training",
-    )
+    )  # fmt: skip
 
 
 _VALUES = ("payload", "blocking", "lock_free", "default_window", "independent", "elementwise")

@@ -115,6 +115,5 @@ def require_call(
         raise ConfigError(
             f"{what} does not take these arguments",
             expected=f"{getattr(function, '__name__', type(function).__name__)}{signature}",
-            received=f"({', '.join(given)}): {error}",
-            hint=hint,
-        ) from error
+            received=f"({', '.join(given)}): {error}", hint=hint,
+        ) from error  # fmt: skip

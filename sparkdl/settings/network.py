@@ -56,10 +56,9 @@ def check_encrypt(encrypt: Any) -> Encrypt:
     if encrypt != "auto" and not isinstance(encrypt, bool):
         raise ConfigError(
             "encrypt must say whether traffic between hosts is encrypted",
-            expected="'auto', True or False",
-            received=repr(encrypt),
+            expected="'auto', True or False", received=repr(encrypt),
             hint="'auto' does as spark.network.crypto.enabled and spark.ssl.rpc.enabled say",
-        )
+        )  # fmt: skip
     return "auto" if encrypt == "auto" else bool(encrypt)
 
 
@@ -130,10 +129,9 @@ def at_port(network: Network, port: PortSpec) -> Network:
         return network
     if network.port != 0:
         raise ConfigError(
-            "the server's port is named twice",
-            expected="port=... or network=Network(port=...)",
+            "the server's port is named twice", expected="port=... or network=Network(port=...)",
             received=f"port={port!r}, network=Network(port={network.port!r})",
-        )
+        )  # fmt: skip
     return replace(network, port=port)
 
 
@@ -223,8 +221,7 @@ def ports_of(spec: PortSpec) -> range:
         edges = (-1, -1)
     if not 0 <= edges[0] <= edges[1] <= 65535:
         raise ConfigError(
-            "this is no port",
-            expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
+            "this is no port", expected="0 for any free one, 7000, '7000-7010' or (7000, 7010)",
             received=repr(spec),
-        )
+        )  # fmt: skip
     return range(edges[0], edges[1] + 1)

@@ -169,11 +169,9 @@ def require(
     """
     if not ok:
         raise ConfigError(
-            f"{owner!r} cannot take this value for its option {option!r}",
-            expected=expected,
-            received=f"{option}={received!r}",
-            hint=hint,
-        )
+            f"{owner!r} cannot take this value for its option {option!r}", expected=expected,
+            received=f"{option}={received!r}", hint=hint,
+        )  # fmt: skip
 
 
 def require_positive(owner: str, option: str, value: Any, *, or_none: bool = False) -> None:
@@ -361,6 +359,5 @@ def require_instance(name: str, value: Any, cls: type[S]) -> S:
     raise ConfigError(
         f"{name} must be a sparkdl.{cls.__name__}",
         expected=f"{name}={cls.__name__}(...) with any of {', '.join(declared(cls))}",
-        received=shown(value),
-        hint=f"from sparkdl import {cls.__name__}; {name}={call}",
-    )
+        received=shown(value), hint=f"from sparkdl import {cls.__name__}; {name}={call}",
+    )  # fmt: skip

@@ -100,11 +100,10 @@ def generate(
     form = form_of(data)
     if not form.has_columns:
         raise ConfigError(
-            "generate writes into a column",
-            expected="a DataFrame, an Arrow table or a path",
+            "generate writes into a column", expected="a DataFrame, an Arrow table or a path",
             received=f"{type(data).__module__}.{type(data).__qualname__}",
             hint="spark.createDataFrame([(text,) for text in texts], 'text string')",
-        )
+        )  # fmt: skip
     archive = _archive(task, require_objects(custom_objects), generation, seed_column is not None)
     features = {PROMPT: prompt} | ({} if seed_column is None else {SEED: seed_column})
     written = predict_columns(
@@ -126,12 +125,11 @@ def _archive(
     told = repr(generation).encode()
     key = hashlib.sha256(made.archive.key.encode() + told).hexdigest()
     return PredictorArchive(
-        replace(made.archive, key=key),
-        "causal_lm",
+        replace(made.archive, key=key), "causal_lm",
         hashlib.sha256(made.digest.encode() + told).hexdigest(),
         Signature({spec.name: spec for spec in specs}, text, {TEXT: "own"}, True),
         generation=generation,
-    )
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -162,10 +160,9 @@ def _require_causal_model(task: Any) -> int | None:
             received += " without a preprocessor"
     raise ModelError(
         "this model cannot write texts on",
-        expected="a keras_hub.models.CausalLM with its preprocessor",
-        received=received,
+        expected="a keras_hub.models.CausalLM with its preprocessor", received=received,
         hint="keras_hub.models.CausalLM.from_preset(...); predict gives the outputs of any model",
-    )
+    )  # fmt: skip
 
 
 def _stop_tokens(task: Any, given: Any) -> tuple[int, ...] | None:
@@ -179,9 +176,8 @@ def _stop_tokens(task: Any, given: Any) -> tuple[int, ...] | None:
     if isinstance(given, str) or not isinstance(given, Iterable):
         raise ConfigError(
             "stop_token_ids must say which tokens end a text",
-            expected="'auto', None, or numbers of tokens",
-            received=shown(given),
-        )
+            expected="'auto', None, or numbers of tokens", received=shown(given),
+        )  # fmt: skip
     return tuple(require_int("stop_token_ids", token, 0) for token in given)
 
 

@@ -157,8 +157,7 @@ def _joined(
 
 def _wrong_count(expected: str, received: str) -> DataError:
     return DataError(
-        "the results of a function for inference do not fit its rows",
-        expected=expected,
+        "the results of a function for inference do not fit its rows", expected=expected,
         received=received,
         hint="yield once for each batch, an array whose first axis is the batch's rows",
-    )
+    )  # fmt: skip

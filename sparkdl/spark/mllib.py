@@ -101,10 +101,9 @@ def from_labeled_point(
     if not is_whole or whole.min(initial=0) < 0 or whole.max(initial=0) >= classes:
         strange = labels[(whole != labels) | (labels < 0) | (labels >= classes)]
         raise DataError(
-            "a label is no class",
-            expected=f"whole numbers from 0 to {classes - 1}",
+            "a label is no class", expected=f"whole numbers from 0 to {classes - 1}",
             received=str(strange[0]),
-        )
+        )  # fmt: skip
     return features, np.eye(classes)[whole]
 
 
@@ -183,11 +182,10 @@ class SparkMLlibModel(SparkModel):
         """
         if not is_rdd(labeled_points):
             raise ConfigError(
-                "SparkMLlibModel trains on an RDD",
-                expected="an RDD of LabeledPoint",
+                "SparkMLlibModel trains on an RDD", expected="an RDD of LabeledPoint",
                 received=shown(labeled_points),
                 hint="to_labeled_point(sc, features, labels); SparkModel takes DataFrames",
-            )
+            )  # fmt: skip
         if categorical and nb_classes is not None:
             check_classes(self.model, nb_classes)
         return super().fit(
@@ -234,11 +232,10 @@ def _context_of(sc: Any) -> Any:
         return sc
     if type(sc).__module__.startswith("pyspark.sql.connect") or not hasattr(sc, "sparkContext"):
         raise ConfigError(
-            "there are no RDDs here",
-            expected="a SparkContext, or a SparkSession that has one",
+            "there are no RDDs here", expected="a SparkContext, or a SparkSession that has one",
             received=f"{type(sc).__module__}.{type(sc).__qualname__}",
             hint="Spark Connect has no RDDs: spark.createDataFrame makes a DataFrame",
-        )
+        )  # fmt: skip
     return sc.sparkContext
 
 
@@ -246,6 +243,5 @@ def _check_rows(features: Any, labels: Any) -> None:
     if len(features) != len(labels):
         raise DataError(
             "features and labels have different numbers of rows",
-            expected=f"{len(features)} labels",
-            received=f"{len(labels)}",
-        )
+            expected=f"{len(features)} labels", received=f"{len(labels)}",
+        )  # fmt: skip

@@ -383,11 +383,8 @@ class ModelInference(ModelSettings):
         """The columns that the user names, and those of the last fit for what is None."""
         return Columns(
             self._columns.features if features is None else features,
-            self._columns.label if label is None else label,
-            sample_weight,
-            self.decoder,
-            self.pad,
-        )
+            self._columns.label if label is None else label, sample_weight, self.decoder, self.pad,
+        )  # fmt: skip
 
 
 def _refuse_other_files(folder: str) -> None:

@@ -270,9 +270,8 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
     if not isinstance(name, str) or not name.isidentifier():
         raise ConfigError(
             "a SQL function must have a name that SQL can say",
-            expected="letters, digits and underscores",
-            received=repr(name),
-        )
+            expected="letters, digits and underscores", received=repr(name),
+        )  # fmt: skip
     made = predict_udf(model, name=name, **options)
     with this_interpreter(context_of(spark)):
         spark.udf.register(name, made)
@@ -292,10 +291,9 @@ def _task(
     if handle_invalid == "skip":
         raise ConfigError(
             "a function of SQL must return something for every row",
-            expected="handle_invalid='error' or 'keep'",
-            received="handle_invalid='skip'",
+            expected="handle_invalid='error' or 'keep'", received="handle_invalid='skip'",
             hint="sparkdl.predict(model, df, handle_invalid='skip') leaves rows out",
-        )
+        )  # fmt: skip
     source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
     signature = source.signature
     masks = mask_inputs(pad, None, signature.inputs)
@@ -315,9 +313,8 @@ def _task(
         if output is None and len(signature.outputs) > 1:
             raise ConfigError(
                 f"the model has {len(signature.outputs)} outputs, and a function returns one",
-                expected=f"output=, one of {list(signature.outputs)}",
-                received="output=None",
-            )
+                expected=f"output=, one of {list(signature.outputs)}", received="output=None",
+            )  # fmt: skip
         output = next(iter(signature.outputs)) if output is None else output
         column = {output: "prediction"}
         choice = PredictionChoice(

@@ -233,10 +233,9 @@ def _peers(
     framework = distributed or ("tensorflow" if roles else None)
     if roles and framework != "tensorflow":
         raise ConfigError(
-            "roles are for TensorFlow's strategies",
-            expected="distributed='tensorflow' with them",
+            "roles are for TensorFlow's strategies", expected="distributed='tensorflow' with them",
             received=f"distributed={distributed!r}",
-        )
+        )  # fmt: skip
     named = {} if roles is None else roles
     if ps_on_driver and not {"ps"} < set(named):
         raise ConfigError(

@@ -140,13 +140,11 @@ def _unnamed(signature: Signature) -> Signature:
         return signature
     (given,), (made,) = signature.inputs.values(), signature.outputs.values()
     return replace(
-        signature,
-        inputs={"": replace(given, name="")},
-        outputs={"": replace(made, name="")},
+        signature, inputs={"": replace(given, name="")}, outputs={"": replace(made, name="")},
         label_kinds=dict(zip([""], signature.label_kinds.values(), strict=False)),
         label_ranges=dict(zip([""], signature.label_ranges.values(), strict=False)),
         ignored_classes=dict(zip([""], signature.ignored_classes.values(), strict=False)),
-    )
+    )  # fmt: skip
 
 
 def _named(source: Source, signature: Signature) -> Source:

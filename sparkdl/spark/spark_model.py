@@ -313,9 +313,8 @@ class SparkModel(ModelInference):
         if self._exchange.independent:
             raise ConfigError(
                 "an ensemble is trained in one fit, and a stream is many",
-                expected="another rule for fit_stream",
-                received=f"rule={self.rule.name!r}",
-            )
+                expected="another rule for fit_stream", received=f"rule={self.rule.name!r}",
+            )  # fmt: skip
         columns = Columns(features, label, sample_weight, self.decoder, self.pad)
         make_spec(
             stream.schema, model_signature(self.model), columns.features, columns.label,

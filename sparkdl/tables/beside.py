@@ -115,9 +115,8 @@ def require_elsewhere(content: bytes, folder: str) -> None:
     if reference is not None and f"{reference.folder}/".startswith(f"{folder.rstrip('/')}/"):
         raise ConfigError(
             f"{folder!r} would be replaced, and the rows of the model lie there",
-            expected="another path",
-            received=reference.folder,
-        )
+            expected="another path", received=reference.folder,
+        )  # fmt: skip
 
 
 def found_beside(content: bytes, folder: str) -> tuple[bytes, TableReference | None]:

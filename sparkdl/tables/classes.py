@@ -197,10 +197,9 @@ def trained_twice() -> ModelError:
     """The centers cannot have another step before the step of the model ends."""
     return ModelError(
         "the centers of a classifier are trained twice in one step",
-        expected="one backward pass for each forward pass",
-        received="another one",
+        expected="one backward pass for each forward pass", received="another one",
         hint="does train_step compute its gradient several times, or do two layers have one table?",
-    )
+    )  # fmt: skip
 
 
 def joined(parts: Iterable[Measures]) -> Softmax:
@@ -390,10 +389,9 @@ def checked_labels(labels: npt.NDArray[np.generic], rows: int, num_classes: int,
     if flat.size and (whole.min() < 0 or whole.max() >= num_classes):
         wrong = whole[(whole < 0) | (whole >= num_classes)][0]
         raise DataError(
-            f"a label is no class of the classifier {name!r}",
-            expected=f"0 to {num_classes - 1}",
+            f"a label is no class of the classifier {name!r}", expected=f"0 to {num_classes - 1}",
             received=str(wrong),
-        )
+        )  # fmt: skip
     return whole
 
 

@@ -50,9 +50,8 @@ class CountFilter(EntryFilter):
         if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
             raise ConfigError(
                 "CountFilter counts how often an id is seen before it has a row",
-                expected="an integer of 1 or more",
-                received=repr(self.count),
-            )
+                expected="an integer of 1 or more", received=repr(self.count),
+            )  # fmt: skip
 
     def admitted(self, ids: Ids, counts: npt.NDArray[np.int64]) -> Mask:
         return counts >= self.count
@@ -74,9 +73,8 @@ class Probability(EntryFilter):
         if not isinstance(self.probability, (int, float)) or not 0 < self.probability <= 1:
             raise ConfigError(
                 "Probability is the share of all ids that get rows",
-                expected="a number above 0, at most 1",
-                received=repr(self.probability),
-            )
+                expected="a number above 0, at most 1", received=repr(self.probability),
+            )  # fmt: skip
 
     def admitted(self, ids: Ids, counts: npt.NDArray[np.int64]) -> Mask:
         # hashed twice, since the first hash says which rank owns the id
@@ -163,9 +161,8 @@ class Eviction:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(
                     f"{name} of a table is a number of {'rows' if 'rows' in name else 'steps'}",
-                    expected="an integer of 1 or more, or None",
-                    received=repr(value),
-                )
+                    expected="an integer of 1 or more, or None", received=repr(value),
+                )  # fmt: skip
         if self.by not in ("frequency", "timestamp"):
             raise UnknownNameError("worth of a row", self.by, ("frequency", "timestamp"))
 

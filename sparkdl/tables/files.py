@@ -90,10 +90,9 @@ def write_part(
     if storage.exists(f"{folder}/{MANIFEST}"):
         raise ResourceError(
             f"{folder!r} has a table already, which its parts would no longer fit",
-            expected="a folder without a manifest",
-            received=MANIFEST,
+            expected="a folder without a manifest", received=MANIFEST,
             hint="discard(folder) on one rank, before the others write",
-        )
+        )  # fmt: skip
     slots, hashes = store.slots(since)
     waiting = np.stack([a.astype(np.int64) for a in store.waiting_ids()], axis=1)
     shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
@@ -321,10 +320,9 @@ def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
     found = {key: files.settings[key] for key in form}
     if form != found:
         raise ConfigError(
-            f"the table in {folder!r} has another form than {store.name!r}",
-            expected=str(form),
+            f"the table in {folder!r} has another form than {store.name!r}", expected=str(form),
             received=str(found),
-        )
+        )  # fmt: skip
     if files.since is not None and store.clock < files.since:
         raise ConfigError(
             f"{folder!r} has only the rows that changed after step {files.since}",
@@ -445,8 +443,6 @@ def read_json(path: str) -> dict[str, Any]:
 
 def _damaged(path: str, expected: str, received: str) -> DamagedFileError:
     return DamagedFileError(
-        f"{path!r} is not whole, or of something else",
-        expected=expected,
-        received=received,
+        f"{path!r} is not whole, or of something else", expected=expected, received=received,
         hint="the checkpoint before it, or a copy of this folder",
-    )
+    )  # fmt: skip

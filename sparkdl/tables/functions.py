@@ -48,28 +48,20 @@ class Statistics:
         if not values.size:
             return cls(len(values))
         return cls(
-            len(values),
-            values.size,
-            float(values.sum(dtype=np.float64)),
+            len(values), values.size, float(values.sum(dtype=np.float64)),
             float(np.abs(values).sum(dtype=np.float64)),
-            float(np.square(values, dtype=np.float64).sum()),
-            float(values.min()),
-            float(values.max()),
-            int(np.count_nonzero(values)),
-        )
+            float(np.square(values, dtype=np.float64).sum()), float(values.min()),
+            float(values.max()), int(np.count_nonzero(values)),
+        )  # fmt: skip
 
     def joined(self, other: Statistics) -> Statistics:
         """Those of both."""
         return Statistics(
-            self.rows + other.rows,
-            self.numbers + other.numbers,
-            self.total + other.total,
-            self.absolute + other.absolute,
-            self.squares + other.squares,
-            min(self.smallest, other.smallest),
-            max(self.largest, other.largest),
+            self.rows + other.rows, self.numbers + other.numbers, self.total + other.total,
+            self.absolute + other.absolute, self.squares + other.squares,
+            min(self.smallest, other.smallest), max(self.largest, other.largest),
             self.nonzero + other.nonzero,
-        )
+        )  # fmt: skip
 
     def get(self, name: str) -> float:
         """One number by the name that Angel's users know.
@@ -140,9 +132,8 @@ class TableFunction:
         if len(given) != takes or not all(math.isfinite(number) for number in given):
             raise ConfigError(
                 f"the function {name!r} of a table takes other numbers",
-                expected=f"{takes} finite numbers",
-                received=repr(given),
-            )
+                expected=f"{takes} finite numbers", received=repr(given),
+            )  # fmt: skip
         return cls(name, given)
 
     def change(self, ids: Ids, values: FloatArray) -> FloatArray:

@@ -105,8 +105,7 @@ def signed(ids: npt.ArrayLike) -> Ids:
     if given.dtype == np.uint64 and len(too_large := given[given > np.iinfo(np.int64).max]):
         raise DataError(
             "an id is too large for a table, whose ids are integers of 64 bits with a sign",
-            expected="ids of at most 2**63 - 1",
-            received=str(too_large[0]),
+            expected="ids of at most 2**63 - 1", received=str(too_large[0]),
             hint="ids.view(np.int64), if the model gets them so in training, too",
-        )
+        )  # fmt: skip
     return given.astype(np.int64, copy=False)

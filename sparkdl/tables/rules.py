@@ -248,9 +248,8 @@ def make_row_rule(rule: str | Mapping[str, object] | RowRule) -> RowRule:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(
                 f"the constant {constant!r} of the row rule {name!r} is no number",
-                expected="a number",
-                received=repr(value),
-            )
+                expected="a number", received=repr(value),
+            )  # fmt: skip
     return ROW_RULES[name](**{c: float(str(v)) for c, v in constants.items()})
 
 

@@ -77,10 +77,9 @@ class RowStart:
     ) -> None:
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ConfigError(
-                f"table {table!r}: the seed of its start values is a number",
-                expected="an integer",
+                f"table {table!r}: the seed of its start values is a number", expected="an integer",
                 received=repr(seed),
-            )
+            )  # fmt: skip
         self.table, self.dim, self.seed = table, dim, seed
         options = {"name": settings} if isinstance(settings, str) else dict(settings)
         name = str(options.pop("name", ""))

@@ -102,9 +102,8 @@ class RowStore:
         if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
             raise ConfigError(
                 f"table {name!r}: dim says how many numbers a row has",
-                expected="an integer of 1 or more",
-                received=repr(dim),
-            )
+                expected="an integer of 1 or more", received=repr(dim),
+            )  # fmt: skip
         self.name, self.dim, self.on_nan = require_table_name(name), dim, on_nan
         self.rule, self.start = make_row_rule(rule), RowStart(name, dim, start, seed)
         self.entry, self.eviction = make_entry_filter(entry), eviction or Eviction()
@@ -159,10 +158,9 @@ class RowStore:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                "these are not the settings of a table",
-                expected="what RowStore.settings gives",
+                "these are not the settings of a table", expected="what RowStore.settings gives",
                 received=f"{type(error).__name__}: {error}",
-            ) from error
+            ) from error  # fmt: skip
 
     def known(self, ids: Ids) -> Mask:
         """Whether each id has a row."""
@@ -249,9 +247,8 @@ class RowStore:
         if gradients.shape != (len(ids), self.dim):
             raise DataError(
                 f"table {self.name!r}: the gradients do not fit the ids",
-                expected=f"shape ({len(ids)}, {self.dim})",
-                received=str(gradients.shape),
-            )
+                expected=f"shape ({len(ids)}, {self.dim})", received=str(gradients.shape),
+            )  # fmt: skip
         self._require_once(ids)
         seen = np.ones(len(ids), np.int64) if counts is None else np.asarray(counts, np.int64)
         if self.on_nan != "ignore" and not is_finite(gradients):
@@ -474,9 +471,8 @@ class RowStore:
             raise ConfigError(
                 f"table {self.name!r} does not know {what}",
                 expected="a table that tracks how often and when its rows are seen",
-                received="tracks=False",
-                hint="make it with tracks=True: 8 bytes a row",
-            )
+                received="tracks=False", hint="make it with tracks=True: 8 bytes a row",
+            )  # fmt: skip
 
     def _finite_rows(
         self, ids: Ids, gradients: FloatArray, seen: npt.NDArray[np.int64]

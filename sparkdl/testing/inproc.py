@@ -199,9 +199,8 @@ class ThreadCommunicator(Communicator):
             if other != label:
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self.rank}",
-                    expected=f"{label} on all ranks",
-                    received=f"{other} on rank {rank}",
-                )
+                    expected=f"{label} on all ranks", received=f"{other} on rank {rank}",
+                )  # fmt: skip
         read([entry for _, entry in contributed])
         with table.changed:
             table.rounds.pop(number - 1, None)  # every rank of this round has read the one before

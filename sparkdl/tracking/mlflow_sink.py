@@ -146,10 +146,9 @@ def require_server(uri: str, patience_s: float) -> None:
                 continue
             raise TransportError(
                 "MLflow's tracking server does not answer",
-                expected=f"a server at {parts.hostname}:{address[1]}",
-                received=str(error),
+                expected=f"a server at {parts.hostname}:{address[1]}", received=str(error),
                 hint="mlflow.set_tracking_uri, MLFLOW_TRACKING_URI; mlflow server starts one",
-            ) from error
+            ) from error  # fmt: skip
 
 
 _PARAMS_AT_ONCE = 100
@@ -432,9 +431,7 @@ def _require_mlflow() -> Any:
         import mlflow
     except ImportError as error:
         raise ConfigError(
-            "MLflow is not installed",
-            expected="the package mlflow or mlflow-skinny on the driver",
-            received=str(error),
-            hint="pip install 'sparkdl-keras[mlflow]'",
-        ) from error
+            "MLflow is not installed", expected="the package mlflow or mlflow-skinny on the driver",
+            received=str(error), hint="pip install 'sparkdl-keras[mlflow]'",
+        ) from error  # fmt: skip
     return mlflow

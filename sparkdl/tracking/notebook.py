@@ -292,8 +292,6 @@ def _cell_output() -> Callable[[bytes, str], None]:
 def _require(package: str) -> None:
     if find_spec(package) is None:
         raise ConfigError(
-            f"curves in a notebook need {package}",
-            expected=f"{package} on the driver",
-            received="it is not installed",
-            hint=f"pip install {package.lower()}",
-        )
+            f"curves in a notebook need {package}", expected=f"{package} on the driver",
+            received="it is not installed", hint=f"pip install {package.lower()}",
+        )  # fmt: skip

@@ -69,10 +69,9 @@ class VariableChanges:
     def followed_by(self, later: VariableChanges) -> VariableChanges:
         """These, and then ``later``."""
         return VariableChanges(
-            {**self.model, **later.model},
-            {**self.optimizer, **later.optimizer},
+            {**self.model, **later.model}, {**self.optimizer, **later.optimizer},
             {**self.offsets, **later.offsets},
-        )
+        )  # fmt: skip
 
     def to_bytes(self) -> bytes:
         """A header that says what follows, then the values; little-endian."""

@@ -61,12 +61,10 @@ class BatchStack:
             return {name: array[first : first + count] for name, array in arrays.items()}
 
         return BatchStack(
-            cut(self.x),
-            cut(self.y),
-            None if self.sample_weight is None else cut(self.sample_weight),
-            count,
+            cut(self.x), cut(self.y),
+            None if self.sample_weight is None else cut(self.sample_weight), count,
             self.num_rows // self.num_batches * count,
-        )
+        )  # fmt: skip
 
     def single_batches(self) -> Iterator[BatchStack]:
         for index in range(self.num_batches):

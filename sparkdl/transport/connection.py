@@ -76,10 +76,9 @@ def require_raw(raw: ByteArray | None) -> ByteArray:
     """``raw``, or a ProtocolError on a channel that was opened without a buffer."""
     if raw is None:
         raise ProtocolError(
-            "a body came over a control channel",
-            expected="replies without a body",
+            "a body came over a control channel", expected="replies without a body",
             received="a body",
-        )
+        )  # fmt: skip
     return raw
 
 
@@ -168,10 +167,9 @@ class Connection:
             while True:
                 if self.closed:
                     raise TransportError(
-                        f"{self._name} is closed",
-                        expected="a request before close()",
+                        f"{self._name} is closed", expected="a request before close()",
                         received="one after it",
-                    )
+                    )  # fmt: skip
                 tries += 1
                 try:
                     channel = self._open()
@@ -195,10 +193,9 @@ class Connection:
                     if not unreachable:
                         raise WaitTimeoutError(
                             f"{self._name} got no answer to {message.kind.name}",
-                            expected=f"within {limit_s:g} s",
-                            received="silence",
+                            expected=f"within {limit_s:g} s", received="silence",
                             hint="is the driver's host overloaded?",
-                        ) from raised
+                        ) from raised  # fmt: skip
                     error = raised
                 except BROKEN as raised:
                     self._drop()

@@ -217,17 +217,14 @@ class FrameLimits:
         if meta_size > self.max_meta_bytes:
             raise ProtocolError(
                 f"the meta of a {name} frame is too large",
-                expected=f"at most {self.max_meta_bytes} bytes",
-                received=f"{meta_size} bytes",
-            )
+                expected=f"at most {self.max_meta_bytes} bytes", received=f"{meta_size} bytes",
+            )  # fmt: skip
         fits, expected = self._fits(message, body_size)
         if not fits:
             raise ProtocolError(
-                f"the body of a {name} frame does not fit the receiver's limits",
-                expected=expected,
-                received=f"{body_size} bytes",
-                hint="the worker's model and the server's differ",
-            )
+                f"the body of a {name} frame does not fit the receiver's limits", expected=expected,
+                received=f"{body_size} bytes", hint="the worker's model and the server's differ",
+            )  # fmt: skip
 
     def _fits(self, message: Message, size: int) -> tuple[bool, str]:
         if size == 0 or message.kind.body is Body.NONE:
@@ -253,42 +250,26 @@ def encode(message: Message, *, max_meta_bytes: int = MAX_META_BYTES) -> bytes:
             meta = json.dumps(message.meta, separators=(",", ":")).encode()
         except (TypeError, ValueError) as error:
             raise ProtocolError(
-                f"the meta of a {message.kind.name} frame cannot be sent",
-                expected="a JSON object",
+                f"the meta of a {message.kind.name} frame cannot be sent", expected="a JSON object",
                 received=str(error),
-            ) from error
+            ) from error  # fmt: skip
     if len(meta) > max_meta_bytes:
         raise ProtocolError(
             f"the meta of a {message.kind.name} frame is too large",
-            expected=f"at most {max_meta_bytes} bytes",
-            received=f"{len(meta)} bytes",
-        )
+            expected=f"at most {max_meta_bytes} bytes", received=f"{len(meta)} bytes",
+        )  # fmt: skip
     try:
         head = HEADER.pack(
-            MAGIC,
-            VERSION,
-            message.kind,
-            message.flags,
-            message.rank,
-            message.attempt,
-            message.sequence,
-            message.clock,
-            message.rows,
-            message.batches,
-            message.epoch,
-            message.batch,
-            message.learning_rate,
-            message.offset,
-            message.total,
-            len(meta),
+            MAGIC, VERSION, message.kind, message.flags, message.rank, message.attempt,
+            message.sequence, message.clock, message.rows, message.batches, message.epoch,
+            message.batch, message.learning_rate, message.offset, message.total, len(meta),
             message.body_bytes,
-        )
+        )  # fmt: skip
     except struct.error as error:
         raise ProtocolError(
             f"a number in a {message.kind.name} frame does not fit its header field",
-            expected="numbers in the ranges of the fields",
-            received=str(error),
-        ) from error
+            expected="numbers in the ranges of the fields", received=str(error),
+        ) from error  # fmt: skip
     return head + meta
 
 
@@ -300,34 +281,29 @@ def decode_header(head: bytes | bytearray | memoryview, kinds: Kinds) -> tuple[M
     """
     if len(head) != HEADER_BYTES:
         raise ProtocolError(
-            "a frame is shorter than its header",
-            expected=f"{HEADER_BYTES} bytes",
+            "a frame is shorter than its header", expected=f"{HEADER_BYTES} bytes",
             received=f"{len(head)} bytes",
-        )
+        )  # fmt: skip
     magic, version, kind, flags, *numbers, meta_len, body_len = HEADER.unpack(head)
     if magic != MAGIC:
         raise ProtocolError(
-            "these bytes are no sparkdl frame",
-            expected=f"they start with {MAGIC!r}",
-            received=repr(magic),
-            hint="does another service use this port?",
-        )
+            "these bytes are no sparkdl frame", expected=f"they start with {MAGIC!r}",
+            received=repr(magic), hint="does another service use this port?",
+        )  # fmt: skip
     if version != VERSION:
         raise ProtocolError(
-            "the peer speaks another version of the protocol",
-            expected=f"version {VERSION}",
+            "the peer speaks another version of the protocol", expected=f"version {VERSION}",
             received=f"version {version}",
             hint="install the same sparkdl on the driver and on all executors",
-        )
+        )  # fmt: skip
     try:
         message = Message(kinds[kind], Flag(flags), *numbers)
     except (KeyError, ValueError) as error:
         raise ProtocolError(
-            "a frame of an unknown kind",
-            expected="a kind that this end takes",
+            "a frame of an unknown kind", expected="a kind that this end takes",
             received=f"kind {kind}, flags {flags}",
             hint="install the same sparkdl on the driver and on all executors",
-        ) from error
+        ) from error  # fmt: skip
     return message, meta_len, body_len
 
 
@@ -343,16 +319,14 @@ def decode_meta(kind: FrameKind, raw: bytes | bytearray | memoryview) -> dict[st
         meta = json.loads(bytes(raw))
     except (ValueError, RecursionError) as error:
         raise ProtocolError(
-            f"the meta of a {kind.name} frame is not JSON",
-            expected="a JSON object in UTF-8",
+            f"the meta of a {kind.name} frame is not JSON", expected="a JSON object in UTF-8",
             received=str(error),
-        ) from error
+        ) from error  # fmt: skip
     if not isinstance(meta, dict):
         raise ProtocolError(
-            f"the meta of a {kind.name} frame is not an object",
-            expected="a JSON object",
+            f"the meta of a {kind.name} frame is not an object", expected="a JSON object",
             received=type(meta).__name__,
-        )
+        )  # fmt: skip
     return meta
 
 
@@ -390,8 +364,6 @@ def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
         return Failure.from_wire(meta).worker_error()
     cls = _codes().get(text("code"), SparkDLError)
     return cls(
-        text("what") or "the server refused a frame",
-        expected=text("expected"),
-        received=text("received"),
-        hint=text("hint"),
-    )
+        text("what") or "the server refused a frame", expected=text("expected"),
+        received=text("received"), hint=text("hint"),
+    )  # fmt: skip

@@ -81,9 +81,8 @@ def openers_of(endpoint: Endpoint, mode: str, limits: FrameLimits, timeouts: Tim
         raise TransportError(
             f"the parameter server cannot be reached by mode {mode!r} from here",
             expected="shm: a worker on the server's host; socket, http: a server that has them",
-            received=str(address),
-            hint="mode='auto' takes what works",
-        )
+            received=str(address), hint="mode='auto' takes what works",
+        )  # fmt: skip
     return Openers(endpoint, limits, timeouts.connect_s, modes)
 
 

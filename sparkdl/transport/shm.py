@@ -66,11 +66,8 @@ class ShmServer(StreamServer):
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service
         return receive_frame(
-            connection,
-            self._dispatcher.limits,
-            lambda: service.buffer(number),
-            inline_body=False,
-        )
+            connection, self._dispatcher.limits, lambda: service.buffer(number), inline_body=False,
+        )  # fmt: skip
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
         if reply.body_bytes and reply.kind.body is not Body.CHUNK:
@@ -112,9 +109,8 @@ class ShmChannel:
             if size != self._limits.buffer_bytes:
                 raise ProtocolError(
                     "the mailbox does not fit the layout",
-                    expected=f"{self._limits.buffer_bytes} bytes",
-                    received=f"{size} bytes",
-                )
+                    expected=f"{self._limits.buffer_bytes} bytes", received=f"{size} bytes",
+                )  # fmt: skip
             return map_file(descriptors[0], size)
         finally:
             for descriptor in descriptors:

@@ -162,10 +162,9 @@ class FirstRequest:
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
             raise AuthenticationError(
-                "a wrong or missing bearer token",
-                expected="the token of this run",
+                "a wrong or missing bearer token", expected="the token of this run",
                 received="another one, or none",
-            )
+            )  # fmt: skip
         if not known and not self._allowance.take():
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_BUSY)
@@ -183,10 +182,9 @@ def require_token(opening: Message, token: str) -> None:
     """Returns if a first frame is OPEN with the token."""
     if opening.kind is not Kind.OPEN or not token_matches(opening.meta.get("token"), token):
         raise AuthenticationError(
-            "a connection without the run's token",
-            expected="OPEN with the token",
+            "a connection without the run's token", expected="OPEN with the token",
             received=opening.kind.name,
-        )
+        )  # fmt: skip
 
 
 def has_token(authorization: str, token: str) -> bool:

@@ -98,11 +98,9 @@ class Journal:
             return cls(folder, settings)
         if not resume:
             raise ConfigError(
-                f"{folder!r} holds a search already",
-                expected="an empty folder",
-                received=path,
+                f"{folder!r} holds a search already", expected="an empty folder", received=path,
                 hint="resume=True goes on with it",
-            )
+            )  # fmt: skip
         try:
             told = json.loads(storage.read_bytes(path, _MAX_BYTES))
             if told["version"] > VERSION:

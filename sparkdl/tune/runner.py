@@ -152,17 +152,9 @@ def run_search(
     """
     waiting = journal.replay(searcher)
     search = _Search(
-        searcher,
-        trainer,
-        journal,
-        goal,
-        seed,
-        on_score,
-        sampler or Drawn(),
-        tell,
-        best_epochs,
+        searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell, best_epochs,
         catch,
-    )
+    )  # fmt: skip
     search.tell_past()
     deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
     try:

@@ -166,9 +166,8 @@ def _maximizes(metric: str, recipe: Recipe, seed: int, caught: tuple[type[Except
         raise ConfigError(
             f"whether a larger or a smaller {metric!r} is better is not known",
             expected="a loss, or a metric of Keras that knows its direction; else mode=",
-            received=received,
-            hint="mode='max' or mode='min'",
-        )
+            received=received, hint="mode='max' or mode='min'",
+        )  # fmt: skip
     return found
 
 
@@ -284,18 +283,16 @@ def search(
     searcher = searcher if searcher is not None else AdaptiveAsha()
     if resume and checkpoint_dir is None:
         raise ConfigError(
-            "there is nothing to resume",
-            expected="checkpoint_dir= of the search that goes on",
+            "there is nothing to resume", expected="checkpoint_dir= of the search that goes on",
             received="checkpoint_dir=None",
-        )
+        )  # fmt: skip
     refused = {"epochs", "checkpoint_dir", "resume", "initial_epoch"} & {*fit_arguments}
     if refused:
         raise ConfigError(
             f"tune.search does not take {', '.join(sorted(refused))}",
-            expected="what the searcher does not decide",
-            received=", ".join(sorted(refused)),
+            expected="what the searcher does not decide", received=", ".join(sorted(refused)),
             hint="the searcher has max_epochs",
-        )
+        )  # fmt: skip
     callbacks = fit_arguments.get("callbacks")
     if callbacks is not None and not callable(callbacks):
         raise ConfigError(
@@ -373,9 +370,8 @@ def _check_kinds(metric: Any, searcher: Any, timeout_s: Any, settings: Any) -> N
         raise ConfigError(
             "searcher must be an object that decides which trial trains how long",
             expected="a searcher of sparkdl.tune, such as tune.Asha(max_trials=64, max_epochs=27)",
-            received=shown(searcher),
-            hint=f"searcher=tune.{called}(...)",
-        )
+            received=shown(searcher), hint=f"searcher=tune.{called}(...)",
+        )  # fmt: skip
     if timeout_s is not None:
         require_seconds("timeout_s", timeout_s)
     if settings is not None and not isinstance(settings, Mapping):

@@ -131,10 +131,9 @@ class Study(Closing):
             kept = sum(r.kept for r in self.ranked())
             raise ConfigError(
                 f"the model of trial {record.number} was not kept",
-                expected=f"one of the {kept} best trials",
-                received=f"trial {record.number}",
+                expected=f"one of the {kept} best trials", received=f"trial {record.number}",
                 hint="tune.search(..., keep_best=) says how many are kept; None keeps all",
-            )
+            )  # fmt: skip
         return self._load(record)
 
     def ensemble(self, count: int, voting: str = "soft") -> keras.Model:

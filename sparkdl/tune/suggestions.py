@@ -132,10 +132,9 @@ class Trial:
         if not choices or any(c is not None and not isinstance(c, Value) for c in choices):
             raise ConfigError(
                 f"{name!r} has no such choices",
-                expected="at least one string, number, boolean or None",
-                received=repr(choices),
+                expected="at least one string, number, boolean or None", received=repr(choices),
                 hint="choose a name, and make the object from the name in build",
-            )
+            )  # fmt: skip
         return cast(T, self._suggest(name, Space("categorical", choices=tuple(choices))))
 
     def draw(self, name: str, space: Space) -> Value:
@@ -147,10 +146,9 @@ class Trial:
         if self.spaces.setdefault(name, space) != space:
             raise ConfigError(
                 f"the hyper-parameter {name!r} was asked twice, with other values to choose from",
-                expected=repr(self.spaces[name]),
-                received=repr(space),
+                expected=repr(self.spaces[name]), received=repr(space),
                 hint="one name for each hyper-parameter",
-            )
+            )  # fmt: skip
         if name not in self.params:
             given = name in self._given
             self.params[name] = self._given[name] if given else self._draw(name, space)
@@ -166,10 +164,9 @@ def _check_range(name: str, low: float, high: float, step: float | None, log: bo
         )
     if step is not None and not step > 0:
         raise ConfigError(
-            f"the step of the hyper-parameter {name!r} leads nowhere",
-            expected="a number above 0",
+            f"the step of the hyper-parameter {name!r} leads nowhere", expected="a number above 0",
             received=f"step={step!r}",
-        )
+        )  # fmt: skip
 
 
 Outcome = Literal["running", "paused", "complete", "failed"]
@@ -328,11 +325,9 @@ def _require_optuna() -> Any:
         import optuna
     except ImportError as error:
         raise ConfigError(
-            "Optuna is not installed",
-            expected="the package optuna on the driver",
-            received=str(error),
-            hint="pip install 'sparkdl-keras[tune]'",
-        ) from error
+            "Optuna is not installed", expected="the package optuna on the driver",
+            received=str(error), hint="pip install 'sparkdl-keras[tune]'",
+        ) from error  # fmt: skip
     return optuna
 
 

@@ -77,9 +77,8 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
         except OSError as error:
             raise ResourceError(
                 f"cannot resolve bind_address {bind_address!r}",
-                expected="an address or a name of this host",
-                received=str(error),
-            ) from error
+                expected="an address or a name of this host", received=str(error),
+            ) from error  # fmt: skip
         listener = socket.socket(info[0], socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

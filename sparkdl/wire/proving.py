@@ -63,9 +63,8 @@ class IncomingProof:
             if not self._expected(self.hello):
                 raise AuthenticationError(
                     "a hello that was not meant for this process",
-                    expected="a connection of this run",
-                    received="another one",
-                )
+                    expected="a connection of this run", received="another one",
+                )  # fmt: skip
             proof = proof_of(self._token, b"listener", self._opening, self._nonce)
             self.connection.send(self._nonce + proof)
         if not hear_bytes(self.connection, self._heard, PROOF_BYTES):
@@ -73,10 +72,9 @@ class IncomingProof:
         own = proof_of(self._token, b"connector", self._opening, self._nonce)
         if not hmac.compare_digest(bytes(self._heard), own):
             raise AuthenticationError(
-                "a wrong token",
-                expected="a peer that knows the run's token",
+                "a wrong token", expected="a peer that knows the run's token",
                 received="one that does not",
-            )
+            )  # fmt: skip
         return True
 
     def welcome(self) -> None:
@@ -122,10 +120,9 @@ class OutgoingProof:
             if not hmac.compare_digest(proof, own):
                 raise AuthenticationError(
                     f"{self._name} could not prove itself",
-                    expected="a proof made with this run's token",
-                    received="another proof",
+                    expected="a proof made with this run's token", received="another proof",
                     hint="is a process of another run listening there?",
-                )
+                )  # fmt: skip
             self._connection.sendall(proof_of(self._token, b"connector", self._opening, nonce))
             self._answered = True
         return self._hear(len(WELCOME))

@@ -62,10 +62,9 @@ class Certificate:
         except ImportError as error:
             raise ConfigError(
                 "no certificate can be made for an encrypted run",
-                expected="the package cryptography in the driver's Python",
-                received=str(error),
+                expected="the package cryptography in the driver's Python", received=str(error),
                 hint="pip install cryptography, which executors do not need; or encrypt=False",
-            ) from error
+            ) from error  # fmt: skip
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "sparkdl run")])
         now = datetime.now(UTC)
@@ -140,11 +139,10 @@ def require_name(secured: ssl.SSLSocket | ssl.SSLObject, name: str, peer: str) -
     found = secured.selected_alpn_protocol() or ""
     if not hmac.compare_digest(found, _shortened(name)):
         raise AuthenticationError(
-            f"{peer} could not prove itself",
-            expected=f"the connection {name}",
+            f"{peer} could not prove itself", expected=f"the connection {name}",
             received=found or "no name",
             hint="something between the two hosts joins connections of other processes",
-        )
+        )  # fmt: skip
 
 
 def _shortened(name: str) -> str:
@@ -190,10 +188,9 @@ def connect_encrypted(connection: socket.socket, token: str, fingerprint: str) -
         secured.close()
         raise AuthenticationError(
             "the server shows another certificate than that of this run",
-            expected=f"SHA-256 fingerprint {fingerprint}",
-            received=_fingerprint(shown),
+            expected=f"SHA-256 fingerprint {fingerprint}", received=_fingerprint(shown),
             hint="something between this host and the driver answers in its place",
-        )
+        )  # fmt: skip
     return secured
 
 
@@ -202,11 +199,10 @@ def _shake_hands(connection: socket.socket) -> ssl.SSLSocket:
         return _pinning_client().wrap_socket(connection)
     except (ConnectionError, ssl.SSLEOFError) as error:
         raise BusyError(
-            "the server ended the TLS handshake",
-            expected=f"a handshake within {HANDSHAKE_S:g} s",
+            "the server ended the TLS handshake", expected=f"a handshake within {HANDSHAKE_S:g} s",
             received=f"{type(error).__name__}: {error}",
             hint="was this host held up? does a firewall let TLS pass on the server's port?",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def first_knock(connection: socket.socket, token: str) -> IncomingProof:

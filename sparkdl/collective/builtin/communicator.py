@@ -366,16 +366,9 @@ class BuiltinCommunicator(Communicator):
         self._watch.start()
         shape = array.shape if kind == "all_gather" else (array.size,)
         same = SAME.pack(
-            KINDS.index(kind),
-            OPS.index(op),
-            inline,
-            len(shape),
-            dtype_name(array.dtype).encode(),
-            array.nbytes,
-            root,
-            *shape,
-            *_ZEROS[len(shape) :],
-        )
+            KINDS.index(kind), OPS.index(op), inline, len(shape), dtype_name(array.dtype).encode(),
+            array.nbytes, root, *shape, *_ZEROS[len(shape) :],
+        )  # fmt: skip
         payload = array.tobytes() if inline and not empty else b""
         records = self._exchange(same + WEIGHT.pack(weight) + payload)
         if kind in ("all_gather", "all_to_all"):  # shapes may differ: only the kind must not
@@ -406,10 +399,9 @@ class BuiltinCommunicator(Communicator):
         records = unpack_records(everything)
         if len(records) != self.size:
             raise ProtocolError(
-                "the leader's record is not whole",
-                expected=f"{self.size} records",
+                "the leader's record is not whole", expected=f"{self.size} records",
                 received=f"{len(records)}",
-            )
+            )  # fmt: skip
         sorted_records = [b""] * self.size
         for rank, text in zip(self._places.order, records, strict=True):
             sorted_records[rank] = text
@@ -481,29 +473,24 @@ class BuiltinConnector:
         bind, advertised = rank_addresses(self._bind_host, self._advertised_host, self._towards)
         self._listener = Listener(bind, self._port)
         return Member(
-            host=advertised,
-            port=self._listener.port,
-            host_id=self._host_id or _shares_memory_as(),
-            local=self._listener.local,
-            communicator=BuiltinCommunicator.name,
-        )
+            host=advertised, port=self._listener.port, host_id=self._host_id or _shares_memory_as(),
+            local=self._listener.local, communicator=BuiltinCommunicator.name,
+        )  # fmt: skip
 
     def connect(self, members: Sequence[Member], token: bytes) -> BuiltinCommunicator:
         """Connects all ranks; see :class:`sparkdl.collective.communicator.Connector`."""
         if self._listener is None:
             raise ConfigError(
-                "cannot connect the builtin communicator",
-                expected="prepare() before connect()",
+                "cannot connect the builtin communicator", expected="prepare() before connect()",
                 received="connect() without prepare(), or twice",
                 hint="call prepare() on all ranks, then connect() with what it returned on each",
-            )
+            )  # fmt: skip
         if not 0 <= self.rank < len(members):
             raise ConfigError(
                 "cannot connect the builtin communicator",
-                expected=f"a member for rank {self.rank}",
-                received=f"{len(members)} members",
+                expected=f"a member for rank {self.rank}", received=f"{len(members)} members",
                 hint="members are what prepare() returned on each rank, in rank order",
-            )
+            )  # fmt: skip
         if len(token) < _LEAST_TOKEN_BYTES:
             raise ConfigError(
                 "cannot connect the builtin communicator",
@@ -514,24 +501,17 @@ class BuiltinConnector:
         others = sorted({m.communicator for m in members} - {BuiltinCommunicator.name})
         if others:
             raise ConfigError(
-                "cannot connect the builtin communicator",
-                expected="all ranks prepared for it",
+                "cannot connect the builtin communicator", expected="all ranks prepared for it",
                 received=f"ranks prepared for {', '.join(map(repr, others))}",
                 hint="pass the same communicator= on all ranks",
-            )
+            )  # fmt: skip
         listener, self._listener = self._listener, None
         try:
             return BuiltinCommunicator(
-                self.rank,
-                members,
-                range(len(members)),
-                listener,
-                token,
-                "world",
-                timeout_s=self._timeout_s,
-                connect_timeout_s=self._connect_timeout_s,
+                self.rank, members, range(len(members)), listener, token, "world",
+                timeout_s=self._timeout_s, connect_timeout_s=self._connect_timeout_s,
                 certificate=self._certificate,
-            )
+            )  # fmt: skip
         except BaseException:
             listener.close()
             raise

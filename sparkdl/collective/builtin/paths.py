@@ -175,17 +175,14 @@ def _advance(connection: ssl.SSLSocket, rank: int) -> int:
         return select.POLLOUT
     except ssl.SSLCertVerificationError as error:
         raise AuthenticationError(
-            f"rank {rank} could not prove itself",
-            expected="the certificate of this run",
-            received=str(error),
-            hint="something between the two hosts answers in its place",
-        ) from error
+            f"rank {rank} could not prove itself", expected="the certificate of this run",
+            received=str(error), hint="something between the two hosts answers in its place",
+        ) from error  # fmt: skip
     except OSError as error:
         raise TransportError(
             f"the encrypted connection to rank {rank} could not be made",
-            expected="a TLS connection with the certificate of this run",
-            received=str(error),
-        ) from error
+            expected="a TLS connection with the certificate of this run", received=str(error),
+        ) from error  # fmt: skip
     return 0
 
 

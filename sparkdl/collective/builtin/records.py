@@ -51,22 +51,15 @@ class Record:
             kind, op, inline, ndim, name, size_bytes, root, *shape = SAME.unpack_from(text)
             dtype = name.rstrip(b"\0").decode("ascii")
             record = cls(
-                KINDS[kind],
-                OPS[op],
-                bool(inline),
-                dtype,
-                size_bytes,
-                root,
-                tuple(shape[:ndim]),
+                KINDS[kind], OPS[op], bool(inline), dtype, size_bytes, root, tuple(shape[:ndim]),
                 text[HEADER_BYTES:],
-            )
+            )  # fmt: skip
             whole = math.prod(record.shape) * np.dtype(dtype_of(dtype)).itemsize == size_bytes
         except (struct.error, ValueError, IndexError, TypeError) as error:
             raise ProtocolError(
-                "cannot read a rank's record",
-                expected="a record of this version of sparkdl",
+                "cannot read a rank's record", expected="a record of this version of sparkdl",
                 received=repr(text[:64]),
-            ) from error
+            ) from error  # fmt: skip
         if not whole or (record.payload and len(record.payload) != size_bytes):
             raise ProtocolError(
                 "a rank's record contradicts itself",
@@ -105,10 +98,9 @@ def payload_of(text: bytes, dtype: np.dtype[np.generic], size: int) -> Array:
     """The data in a record, of which the header has been checked."""
     if len(text) != HEADER_BYTES + size * dtype.itemsize:
         raise ProtocolError(
-            "a rank's record is not whole",
-            expected=f"{size} elements of {dtype}",
+            "a rank's record is not whole", expected=f"{size} elements of {dtype}",
             received=f"{len(text) - HEADER_BYTES} bytes",
-        )
+        )  # fmt: skip
     return np.frombuffer(text, np.uint8, offset=HEADER_BYTES).view(dtype)
 
 
@@ -121,10 +113,9 @@ def unpack_records(text: bytes) -> list[bytes]:
     while at < len(text):
         if at + LENGTH.size > len(text):
             raise ProtocolError(
-                "a record ends too early",
-                expected=f"a length of {LENGTH.size} bytes at byte {at}",
+                "a record ends too early", expected=f"a length of {LENGTH.size} bytes at byte {at}",
                 received=f"{len(text)} bytes in all",
-            )
+            )  # fmt: skip
         (length,) = LENGTH.unpack_from(text, at)
         at += LENGTH.size
         records.append(text[at : at + length])

@@ -124,9 +124,8 @@ class Ring:
         if length > self.capacity:
             raise ProtocolError(
                 f"rank {self._previous_rank} sent a record that is too large",
-                expected=f"at most {self.capacity} bytes",
-                received=f"{length} bytes",
-            )
+                expected=f"at most {self.capacity} bytes", received=f"{length} bytes",
+            )  # fmt: skip
         return int(length)
 
     # -- large arrays ------------------------------------------------------------------------

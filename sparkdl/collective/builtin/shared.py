@@ -161,11 +161,9 @@ def share_mapping(
 def _make(ranks: Sequence[int], links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
     if not hasattr(os, "memfd_create"):
         raise TransportError(
-            "cannot share memory between ranks",
-            expected="a system with memfd_create (Linux)",
-            received=os.uname().sysname,
-            hint="communicator='horovod', or a mode with a server",
-        )
+            "cannot share memory between ranks", expected="a system with memfd_create (Linux)",
+            received=os.uname().sysname, hint="communicator='horovod', or a mode with a server",
+        )  # fmt: skip
     number = anonymous_file(size, "sparkdl")
     try:
         for other, link in links.items():
@@ -196,11 +194,9 @@ def _receive(
         received = os.fstat(numbers[0]).st_size
         if received != size:
             raise ProtocolError(
-                f"rank {ranks[0]} shares memory of another size",
-                expected=f"{size} bytes",
-                received=f"{received} bytes",
-                hint="do all ranks run the same version of sparkdl?",
-            )
+                f"rank {ranks[0]} shares memory of another size", expected=f"{size} bytes",
+                received=f"{received} bytes", hint="do all ranks run the same version of sparkdl?",
+            )  # fmt: skip
         return mmap.mmap(numbers[0], size)
     finally:
         for number in numbers:
@@ -282,9 +278,8 @@ class SharedMemory:
         if len(record) > self.capacity:
             raise ProtocolError(
                 "a record is too large for shared memory",
-                expected=f"at most {self.capacity} bytes",
-                received=f"{len(record)} bytes",
-            )
+                expected=f"at most {self.capacity} bytes", received=f"{len(record)} bytes",
+            )  # fmt: skip
         self._exchanges += 1
         offset = _PAGE + (self._exchanges % 2) * self._record
         start = self.index * self._stride + offset
@@ -300,9 +295,8 @@ class SharedMemory:
             if length > self.capacity:
                 raise ProtocolError(
                     f"rank {self.ranks[i]} sent a record that is too large",
-                    expected=f"at most {self.capacity} bytes",
-                    received=f"{length} bytes",
-                )
+                    expected=f"at most {self.capacity} bytes", received=f"{length} bytes",
+                )  # fmt: skip
             start += _LENGTH.size
             records.append(bytes(self._bytes[start : start + length]))
         return records

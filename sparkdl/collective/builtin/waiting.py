@@ -47,9 +47,8 @@ class Watch:
         if self._aborted:
             raise TransportError(
                 f"rank {self.rank} stopped waiting for {name_ranks(missing)}",
-                expected="close() after the last operation",
-                received="close() during an operation",
-            )
+                expected="close() after the last operation", received="close() during an operation",
+            )  # fmt: skip
         if time.monotonic() >= self._deadline:
             raise WaitTimeoutError(
                 f"rank {self.rank} has waited too long; missing {name_ranks(missing)}",

@@ -188,11 +188,10 @@ class FilledExchange(Exchange):
         """
         if any(rows < 1 for _, rows in parts):
             raise ConfigError(
-                "a batch of a step has no rows",
-                expected="at least one row in each batch",
+                "a batch of a step has no rows", expected="at least one row in each batch",
                 received=f"rows {[rows for _, rows in parts]}",
                 hint="a rank without rows passes no batch",
-            )
+            )  # fmt: skip
         total = sum(rows for _, rows in parts)
         if len(parts) == 1:
             parts[0][0](self.buffer)
@@ -364,8 +363,7 @@ def choose_rate(rule: str, given: float | None, own: float | None) -> float:
     if rate is None:
         raise ConfigError(
             f"rule {rule!r} has no learning rate",
-            expected="a learning rate with each step, or in the optimizer",
-            received="none",
+            expected="a learning rate with each step, or in the optimizer", received="none",
             hint="compile the model with an optimizer that has a learning rate",
-        )
+        )  # fmt: skip
     return float(rate)

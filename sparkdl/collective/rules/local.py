@@ -300,12 +300,9 @@ class StreamingDiLoCo(ExchangeRule):
         require_whole(self.name, "delay", self.delay, 0)
         turn = self.fragments * self.period
         require(
-            self.delay < turn,
-            self.name,
-            "delay",
-            f"fewer windows than a turn of all fragments ({turn})",
-            self.delay,
-        )
+            self.delay < turn, self.name, "delay",
+            f"fewer windows than a turn of all fragments ({turn})", self.delay,
+        )  # fmt: skip
         require_fraction(self.name, "alpha", self.alpha)
         require_positive(self.name, "learning_rate", self.learning_rate)
         require_fraction(self.name, "momentum", self.momentum)

@@ -173,10 +173,9 @@ def _adam_of(config: Mapping[str, Any]) -> FlatAdam:
     if adam.amsgrad:
         raise ConfigError(
             f"optimizer 'Adam' {where}: option 'amsgrad' is not supported",
-            expected="a variance that stands still after the warm-up",
-            received="amsgrad=True",
+            expected="a variance that stands still after the warm-up", received="amsgrad=True",
             hint=hint.format(option="amsgrad"),
-        )
+        )  # fmt: skip
     return adam
 
 

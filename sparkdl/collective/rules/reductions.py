@@ -33,11 +33,10 @@ class Adasum(ExchangeRule):
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if num_workers & (num_workers - 1):
             raise ConfigError(
-                "Adasum cannot pair the ranks",
-                expected="a number of ranks that is a power of two",
+                "Adasum cannot pair the ranks", expected="a number of ranks that is a power of two",
                 received=f"{num_workers} ranks",
                 hint="set num_workers to a power of two, or choose rule='mean'",
-            )
+            )  # fmt: skip
         return self
 
     def open(self, communicator: Communicator, layout: Layout) -> AdasumExchange:

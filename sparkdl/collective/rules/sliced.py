@@ -130,12 +130,9 @@ def slots_of(optimizer: FlatOptimizer, around: AroundStep) -> dict[str, tuple[st
 
 def _counterpart(config: Mapping[str, Any], beside: Collection[str] = ()) -> FlatOptimizer:
     return optimizer_from_config(
-        config,
-        FLAT_CLASSES,
-        where="in slices (rule 'sliced')",
-        hint="leave {option!r} out, or choose rule='mean'",
-        beside=beside,
-    )
+        config, FLAT_CLASSES, where="in slices (rule 'sliced')",
+        hint="leave {option!r} out, or choose rule='mean'", beside=beside,
+    )  # fmt: skip
 
 
 class SlicedExchange(OptimizerExchange):

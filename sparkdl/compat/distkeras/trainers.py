@@ -101,11 +101,10 @@ class Trainer:
         """
         if self.num_workers > 1:
             raise ConfigError(
-                "the history has no values of single workers",
-                expected="get_averaged_history()",
+                "the history has no values of single workers", expected="get_averaged_history()",
                 received=f"get_executor_history({executor_id!r}) of {self.num_workers} workers",
                 hint="each value is over the rows of all workers in an epoch",
-            )
+            )  # fmt: skip
         return self.history
 
     def serialize(self) -> bytes:
@@ -308,9 +307,8 @@ class DistributedTrainer(Trainer):
             raise ConfigError(
                 f"{type(self).__name__} has no rule of its own",
                 expected="a trainer with one: DOWNPOUR, ADAG, AEASGD, EAMSGD, DynSGD, Experimental",
-                received=type(self).__name__,
-                hint="a subclass of yours sets RULE",
-            )
+                received=type(self).__name__, hint="a subclass of yours sets RULE",
+            )  # fmt: skip
         return {
             "mode": "asynchronous", "rule": rule, "frequency": self.communication_window,
             "num_workers": self._workers(),

@@ -48,9 +48,8 @@ class MinMaxTransformer(Transformer):
         if o_min == o_max:
             raise ConfigError(
                 "MinMaxTransformer divides by the length of the old range",
-                expected="o_min < o_max",
-                received=f"{o_min} and {o_max}",
-            )
+                expected="o_min < o_max", received=f"{o_min} and {o_max}",
+            )  # fmt: skip
         self.o_min, self.o_max = float(o_min), float(o_max)
         self.n_min, self.n_max = float(n_min), float(n_max)
         self.scale = (self.n_max - self.n_min) / (self.o_max - self.o_min)

@@ -92,10 +92,9 @@ def encode_label(label: float, nb_classes: int) -> npt.NDArray[np.float64]:
     """
     if label != int(label) or not 0 <= label < nb_classes:
         raise DataError(
-            "a label is no class",
-            expected=f"a whole number from 0 to {nb_classes - 1}",
+            "a label is no class", expected=f"a whole number from 0 to {nb_classes - 1}",
             received=str(label),
-        )
+        )  # fmt: skip
     encoded = np.zeros(nb_classes)
     encoded[int(label)] = 1.0
     return encoded

@@ -133,10 +133,9 @@ class HyperParamModel:
         if not trainer.trials:
             errors = sorted({record.error or record.state for record in journal.trials.values()})
             raise ConfigError(
-                "no trial has ended with a loss",
-                expected=_EXAMPLE,
+                "no trial has ended with a loss", expected=_EXAMPLE,
                 received=f"{len(journal.trials)} trials: {'; '.join(errors)}",
-            )
+            )  # fmt: skip
         return [[trainer.trials[number] for number in sorted(trainer.trials)]]
 
 
@@ -197,10 +196,9 @@ def _checked(result: Any) -> TrialResult:
         number = float(result["loss"]) if result.get("status", "ok") == "ok" else math.nan
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(
-            "the model function returns what its trial is compared by",
-            expected=_EXAMPLE,
+            "the model function returns what its trial is compared by", expected=_EXAMPLE,
             received=repr(result)[:200],
-        ) from error
+        ) from error  # fmt: skip
     return {**result, "loss": number}
 
 
@@ -209,10 +207,9 @@ def _model_of(result: TrialResult) -> Any:
     text, weights = result.get("model"), result.get("weights")
     if not isinstance(text, str) or weights is None:
         raise ModelError(
-            "the trial's result has no model",
-            expected=_EXAMPLE,
+            "the trial's result has no model", expected=_EXAMPLE,
             received=", ".join(sorted(result)),
-        )
+        )  # fmt: skip
     model = model_from_json(text, {})
     model.set_weights(payload.load(weights) if isinstance(weights, bytes) else weights)
     return model

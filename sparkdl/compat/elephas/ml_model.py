@@ -81,16 +81,14 @@ def read_stage_file(path: str, class_name: str) -> StageFile:
             kind = str(file.attrs.get("model_type", ""))
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{path!r} holds no {class_name}",
-            expected=f"a file that {class_name}.save wrote",
+            f"{path!r} holds no {class_name}", expected=f"a file that {class_name}.save wrote",
             received=f"{type(error).__name__}: {str(error)[:200]}",
-        ) from error
+        ) from error  # fmt: skip
     if not isinstance(saved, dict) or saved.get("class_name") != class_name:
         raise ModelError(
-            f"{path!r} holds no {class_name}",
-            expected=f"a file that {class_name}.save wrote",
+            f"{path!r} holds no {class_name}", expected=f"a file that {class_name}.save wrote",
             received=shown(saved.get("class_name") if isinstance(saved, dict) else saved),
-        )
+        )  # fmt: skip
     return StageFile(dict(saved["config"]), weights, kind)
 
 
@@ -203,9 +201,8 @@ class _ElephasStage(Stage):
         if config is None:
             raise ConfigError(
                 f"{type(self).__name__} has no model",
-                expected="keras_model_config=model.to_json()",
-                received="None",
-            )
+                expected="keras_model_config=model.to_json()", received="None",
+            )  # fmt: skip
         with making_models:
             return model_from_json(config, self._custom_objects)
 
@@ -444,7 +441,6 @@ def load_ml_transformer(file_name: str) -> ElephasTransformer:
     kind = file.model_type or str((config.pop("model_type", None) or {}).get("__enum__", ""))
     config.pop("model_type", None)
     return ElephasTransformer(
-        **config,
-        weights=[np.array(w) for w in saved] if saved else file.weights,
+        **config, weights=[np.array(w) for w in saved] if saved else file.weights,
         model_type=ModelType[kind.rpartition(".")[2]] if kind else None,
-    )
+    )  # fmt: skip

@@ -254,10 +254,9 @@ def _settings_in(content: bytes, path: str) -> dict[str, Any]:
         settings = {} if saved is None else json.loads(saved)
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise ModelError(
-            f"{path!r} has malformed settings",
-            expected="a HDF5 file with JSON",
+            f"{path!r} has malformed settings", expected="a HDF5 file with JSON",
             received=f"{type(error).__name__}: {str(error)[:200]}",
-        ) from error
+        ) from error  # fmt: skip
     return settings if isinstance(settings, dict) else {}
 
 
@@ -278,18 +277,16 @@ def _given(
     names = _OLDER if is_older else newer
     if len(arguments) > len(names):
         raise ConfigError(
-            f"{name} has too many arguments without a name",
-            expected="model, " + ", ".join(names),
+            f"{name} has too many arguments without a name", expected="model, " + ", ".join(names),
             received=shown(arguments),
-        )
+        )  # fmt: skip
     given = dict(zip(names, arguments, strict=False))
     twice = sorted(set(given) & set(options))
     if twice:
         raise ConfigError(
-            f"an argument of {name} is there twice",
-            expected="each once, by place or by name",
+            f"an argument of {name} is there twice", expected="each once, by place or by name",
             received=", ".join(twice),
-        )
+        )  # fmt: skip
     waits = not is_older and newer is _NEWER
     return _plain({"mode": "synchronous" if waits else "asynchronous", **given, **options})
 

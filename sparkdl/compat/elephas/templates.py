@@ -91,10 +91,9 @@ class Template:
         if definition is None:
             raise ConfigError(
                 "the function has no name that it could be compiled by",
-                expected="a function with def",
-                received=ast.unparse(tree)[:200],
+                expected="a function with def", received=ast.unparse(tree)[:200],
                 hint="def model(...): return ...",
-            )
+            )  # fmt: skip
         definition.decorator_list = []
         self._definition = definition
         finder = _Finder()

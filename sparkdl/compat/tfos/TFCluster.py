@@ -117,10 +117,9 @@ class TFCluster:
         if self._trained:
             raise ConfigError(
                 "this cluster's function has been called for training already",
-                expected="one call of train, with num_epochs",
-                received="a second one",
+                expected="one call of train, with num_epochs", received="a second one",
                 hint="the function runs as long as one call of train does: make another cluster",
-            )
+            )  # fmt: skip
         if form_of(dataRDD).endless:
             return self._train_stream(dataRDD, num_epochs, feed_timeout)
         _check_rdd(dataRDD)
@@ -222,10 +221,9 @@ class TFCluster:
             ended = True
         if not ended:
             raise WaitTimeoutError(
-                "the function of a cluster still runs",
-                expected=f"its end within {timeout:g} s",
+                "the function of a cluster still runs", expected=f"its end within {timeout:g} s",
                 received="nodes that run",
-            )
+            )  # fmt: skip
         if self._error is not None:
             raise self._error
 
@@ -315,11 +313,9 @@ def _check_rdd(rdd: Any) -> None:
         raise _no_dstreams()
     if not hasattr(rdd, "mapPartitions"):
         raise ConfigError(
-            "a cluster cannot be fed with this",
-            expected="an RDD",
-            received=type(rdd).__name__,
+            "a cluster cannot be fed with this", expected="an RDD", received=type(rdd).__name__,
             hint="df.rdd is the RDD of a DataFrame",
-        )
+        )  # fmt: skip
 
 
 def _no_dstreams() -> ConfigError:

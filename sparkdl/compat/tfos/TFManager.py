@@ -117,9 +117,8 @@ class _QueueElements:
         if self._given is None:
             raise ConfigError(
                 "the results of a feed have nowhere to go",
-                expected="the name of a queue as qname_out",
-                received="the name of none",
-            )
+                expected="the name of a queue as qname_out", received="the name of none",
+            )  # fmt: skip
         for result in results:
             self._given.put(result)
 
@@ -164,8 +163,6 @@ def connect(address: Any, authkey: bytes) -> TFManager:
 
 def _nobody_connects(received: str, expected: str) -> ConfigError:
     return ConfigError(
-        "other processes cannot use a node's manager",
-        expected=expected,
-        received=received,
+        "other processes cannot use a node's manager", expected=expected, received=received,
         hint="sparkdl.program has nodes that call each other: CourierNode, launch",
-    )
+    )  # fmt: skip

@@ -39,11 +39,10 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     free = [gpu for gpu in seen if gpu not in busy]
     if len(free) < num_gpu:
         raise ResourceError(
-            "this node cannot have the GPUs it asks for",
-            expected=f"{num_gpu} free GPUs",
+            "this node cannot have the GPUs it asks for", expected=f"{num_gpu} free GPUs",
             received=f"{len(free)} free of {len(seen)} that this process sees",
             hint="spark.task.resource.gpu.amount makes Spark deal them to its tasks",
-        )
+        )  # fmt: skip
     start = worker_index * num_gpu % len(free) if worker_index > 0 and num_gpu else 0
     mine = (free[start:] + free[:start])[:num_gpu]
     return mine if format == AS_LIST else ",".join(mine)

@@ -118,10 +118,9 @@ class PartitionFeed:
 def _wrong_count(expected: str, received: str) -> DataError:
     return DataError(
         "a function for inference gave another number of results than it was given elements",
-        expected=expected,
-        received=received,
+        expected=expected, received=received,
         hint="batch_results takes one result for each element of next_batch, in order",
-    )
+    )  # fmt: skip
 
 
 MapFunction = Callable[[Any, TFNodeContext], object]

@@ -40,9 +40,8 @@ class Namespace(argparse.Namespace):
         else:
             raise ConfigError(
                 "a Namespace cannot be made of this",
-                expected="a dict, a Namespace or a list of texts",
-                received=shown(d),
-            )
+                expected="a dict, a Namespace or a list of texts", received=shown(d),
+            )  # fmt: skip
 
     def __iter__(self) -> Iterator[str]:
         given = vars(self)

@@ -75,13 +75,9 @@ class Block:
         """The records from ``start`` to ``stop``."""
         part = slice(start, stop)
         return Block(
-            self.buffer,
-            self.starts[part],
-            self.lengths[part],
-            self.name,
-            self.first + start,
+            self.buffer, self.starts[part], self.lengths[part], self.name, self.first + start,
             self.offset,
-        )
+        )  # fmt: skip
 
     def place(self, record: int) -> RecordPlace:
         """The place in the file of the record with this number in the block."""

@@ -146,9 +146,8 @@ def _feature_column(reader: FieldReader, lists: Lists, field: pa.Field) -> pa.Ar
     if depth == 2:
         raise ConfigError(
             f"column {field.name!r}: Example has no arrays of arrays",
-            expected="recordType SequenceExample",
-            received=str(field.type),
-        )
+            expected="recordType SequenceExample", received=str(field.type),
+        )  # fmt: skip
     array, present = _flat(reader, lists, field, value, depth)
     return _checked(reader, array, present, field)
 
@@ -159,10 +158,9 @@ def _checked(
     if not field.nullable and not present.all():
         raise broken(
             reader.block.place(int(np.argmin(present))),
-            f"a value of {field.name!r}, which the schema says is never null",
-            "no such feature",
+            f"a value of {field.name!r}, which the schema says is never null", "no such feature",
             "declare the column as nullable",
-        )
+        )  # fmt: skip
     return array if array.type == field.type else array.cast(field.type)
 
 
@@ -216,9 +214,8 @@ def _check_single(
         raise broken(
             reader.block.place(int(record[row])),
             f"one value of {field.name!r}, as the schema's {field.type} says",
-            "another number of values",
-            "declare the column as an array",
-        )
+            "another number of values", "declare the column as an array",
+        )  # fmt: skip
 
 
 def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool_]) -> pa.ListArray:
@@ -291,10 +288,9 @@ def _cast(reader: FieldReader, values: pa.Array, field: pa.Field, value: pa.Data
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{reader.block.name}: values of {field.name!r} do not fit the column's type",
-            expected=f"values of {value}",
-            received=str(error),
+            expected=f"values of {value}", received=str(error),
             hint=f"one of the records from number {reader.block.first} on",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _texts(
@@ -314,9 +310,8 @@ def _texts(
                 raise broken(
                     reader.block.place(int(record[feature])),
                     f"UTF-8 in the feature {field.name!r}, as the column's {field.type} says",
-                    str(reason),
-                    "declare the column as binary (option binaryFeatures)",
-                ) from error
+                    str(reason), "declare the column as binary (option binaryFeatures)",
+                ) from error  # fmt: skip
         raise
 
 

@@ -42,10 +42,9 @@ def encode_batch(batch: pa.RecordBatch, record_type: RecordType) -> memoryview:
         body = _record(batch, record_type == "SequenceExample")
     if number and body.sizes.max() >= MAX_RECORD_BYTES:
         raise DataError(
-            "a row is too long for a record",
-            expected=f"fewer than {MAX_RECORD_BYTES} bytes",
+            "a row is too long for a record", expected=f"fewer than {MAX_RECORD_BYTES} bytes",
             received=f"{int(body.sizes.max())} bytes",
-        )
+        )  # fmt: skip
     ends = np.cumsum(body.sizes + 16)
     total = int(ends[-1]) if number else 0
     loops.count_bytes(total)
@@ -229,9 +228,8 @@ def _floats(values: pa.Array, name: str) -> npt.NDArray[np.float32]:
     if wide.dtype != np.float32 and (lost := np.isinf(floats) & np.isfinite(wide)).any():
         raise DataError(
             f"column {name!r}: a number too large for the float32 of a TFRecord",
-            expected="numbers of at most 3.4e38",
-            received=str(wide[np.argmax(lost)]),
-        )
+            expected="numbers of at most 3.4e38", received=str(wide[np.argmax(lost)]),
+        )  # fmt: skip
     return floats
 
 
@@ -267,9 +265,8 @@ def _null_inside(name: str) -> DataError:
     return DataError(
         f"column {name!r}: a null that no record can hold" if name else "a record that is null",
         expected="values; only a whole column's value may be null, which leaves its feature out",
-        received="a null",
-        hint="drop or fill it before writing",
-    )
+        received="a null", hint="drop or fill it before writing",
+    )  # fmt: skip
 
 
 def _varint(value: int) -> bytes:

@@ -125,8 +125,6 @@ class RecordPlace:
 def broken(place: RecordPlace, expected: str, received: str, hint: str = "") -> DataError:
     """The errors about a frame or a message that is not as it should be."""
     return DataError(
-        f"{place}: broken",
-        expected=expected,
-        received=received,
+        f"{place}: broken", expected=expected, received=received,
         hint=hint or "was the file cut off while it was written or copied?",
-    )
+    )  # fmt: skip

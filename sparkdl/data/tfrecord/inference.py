@@ -54,10 +54,9 @@ class SchemaInference:
         if self.record_type == "Example" and len(maps):
             raise DataError(
                 f"{block.name}: records with feature lists, which no Example has",
-                expected="recordType SequenceExample",
-                received="recordType Example",
+                expected="recordType SequenceExample", received="recordType Example",
                 hint="fit(sparkdl.read_tfrecords(spark, path, record_type='SequenceExample'))",
-            )
+            )  # fmt: skip
         if self.record_type == "SequenceExample":
             entries = reader.entries(maps)
             for name in _names(reader, entries):
@@ -111,10 +110,9 @@ class SchemaInference:
         if (found.depth == 2) != (depth == 2):
             raise DataError(
                 f"{reader.block.name}: {name!r} is a feature as well as a feature list",
-                expected="one or the other in all records",
-                received="both",
+                expected="one or the other in all records", received="both",
                 hint="give a schema without it",
-            )
+            )  # fmt: skip
         found.depth = max(found.depth, depth)
 
 

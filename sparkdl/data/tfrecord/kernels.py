@@ -83,12 +83,9 @@ def _copy(context: Any, source: Any, start: Any, target: Any, to: Any, length: A
         first = context.make_array(signature.args[0])(context, builder, arguments[0])
         second = context.make_array(signature.args[2])(context, builder, arguments[2])
         cgutils.raw_memcpy(
-            builder,
-            builder.gep(second.data, [arguments[3]]),
-            builder.gep(first.data, [arguments[1]]),
-            arguments[4],
-            1,
-        )
+            builder, builder.gep(second.data, [arguments[3]]),
+            builder.gep(first.data, [arguments[1]]), arguments[4], 1,
+        )  # fmt: skip
         return context.get_dummy_value()
 
     whole = types.int64

@@ -230,11 +230,9 @@ class FieldReader:
     def malformed(self, record: int, what: str) -> DataError:
         """The error for a record that is no message of its kind."""
         return broken(
-            self.block.place(record),
-            "a protocol buffer of the kind asked for",
-            what,
+            self.block.place(record), "a protocol buffer of the kind asked for", what,
             "is this the recordType of the file: Example, SequenceExample or ByteArray?",
-        )
+        )  # fmt: skip
 
 
 def _alternate(fields: Fields, entries: int) -> bool:

@@ -140,13 +140,10 @@ class FeedSettings:
         fed = counts[: self.fed]
         given = equal_rows(fed, self.uneven) if fed else []
         return RankFeed(
-            rows,
-            epochs=self.epochs,
-            rows=given[rank] if rank < len(given) else 0,
+            rows, epochs=self.epochs, rows=given[rank] if rank < len(given) else 0,
             joined=max(given) if self.uneven == "join" and rank < len(given) else None,
-            shuffle=self.shuffle,
-            seed=self.seed * 1009 + rank,
-        )
+            shuffle=self.shuffle, seed=self.seed * 1009 + rank,
+        )  # fmt: skip
 
 
 class FunctionFeed(RowFeed):

@@ -120,9 +120,8 @@ class StreamIntake:
         if message.kind is not StreamKind.ROWS or not isinstance(number, int):
             raise ProtocolError(
                 "a rank takes the rows of micro-batches here",
-                expected="a ROWS frame with the number of an offer",
-                received=message.kind.name,
-            )
+                expected="a ROWS frame with the number of an offer", received=message.kind.name,
+            )  # fmt: skip
         with self._lock:
             if self._closed or number <= self._taken:
                 return {"left": True}
@@ -200,10 +199,9 @@ def send_rows(
         connection.close()
     if not kept.get("left") and kept.get("rows") != rows:
         raise ProtocolError(
-            "a rank has received other rows than were sent to it",
-            expected=f"{rows} rows",
+            "a rank has received other rows than were sent to it", expected=f"{rows} rows",
             received=f"{kept.get('rows')}",
-        )
+        )  # fmt: skip
     return 0 if kept.get("left") else rows
 
 

@@ -90,10 +90,9 @@ class StreamStore(Store):
         if message.kind is StreamKind.OFFER:
             if message.rank != -1:
                 raise ProtocolError(
-                    "only the driver offers rows",
-                    expected="rank -1",
+                    "only the driver offers rows", expected="rank -1",
                     received=f"rank {message.rank}",
-                )
+                )  # fmt: skip
             group.answer(connection, Message(Kind.OK))
             self._answer_all()
             return None

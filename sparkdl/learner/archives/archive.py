@@ -532,10 +532,9 @@ def load_state(model: Any, content: bytes, path: str) -> None:
             model.load_weights(local)
     except ValueError as error:
         raise ConfigError(
-            f"the checkpoint in {path!r} is of another model",
-            expected="the model that wrote it",
+            f"the checkpoint in {path!r} is of another model", expected="the model that wrote it",
             received=str(error).splitlines()[0],
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:

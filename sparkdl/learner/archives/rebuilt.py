@@ -357,9 +357,8 @@ def _refusal(model: Any, expected: str, received: str, hint: str) -> ModelError:
     return ModelError(
         f"model {model.name!r} would be another one on the workers",
         expected=f"a model that keras.models.load_model makes again with {expected}",
-        received=received,
-        hint=hint,
-    )
+        received=received, hint=hint,
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -56,13 +56,10 @@ class GlobalSettings:
     def now(cls) -> GlobalSettings:
         """Those of this thread and process."""
         return cls(
-            keras.config.floatx(),
-            keras.config.epsilon(),
-            keras.config.image_data_format(),
-            keras.dtype_policies.serialize(keras.config.dtype_policy()),
-            _flash_attention(),
+            keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_format(),
+            keras.dtype_policies.serialize(keras.config.dtype_policy()), _flash_attention(),
             _wide_numbers(),
-        )
+        )  # fmt: skip
 
     @contextlib.contextmanager
     def set(self) -> Iterator[None]:

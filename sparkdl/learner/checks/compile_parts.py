@@ -40,10 +40,9 @@ def require_remakable(model: Any) -> None:
     if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
         raise ModelError(
             "models that keep their variables in Flax's NNX cannot be trained by workers",
-            expected="keras.config.is_nnx_enabled() False",
-            received="True",
+            expected="keras.config.is_nnx_enabled() False", received="True",
             hint="start Python without KERAS_NNX_ENABLED",
-        )
+        )  # fmt: skip
     parts = compiled_objects(model)
     if not parts:
         return

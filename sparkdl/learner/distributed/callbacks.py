@@ -74,9 +74,8 @@ def _refuse_xla(model: Any) -> None:
         raise ModelError(
             "a step compiled by XLA cannot join its gradients with other ranks",
             expected="model.compile(..., jit_compile=False)",
-            received=f"jit_compile={model.jit_compile!r}",
-            hint="'auto' means True on GPUs",
-        )
+            received=f"jit_compile={model.jit_compile!r}", hint="'auto' means True on GPUs",
+        )  # fmt: skip
 
 
 def _broadcast(communicator: Communicator, value: Any, root: int) -> Any:

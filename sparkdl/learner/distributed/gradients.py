@@ -53,10 +53,9 @@ def make_reducer(
         raise UnknownNameError("compression", compression, SUM_DTYPES)
     if not isinstance(sparse_as_dense, bool):
         raise ConfigError(
-            "sparse_as_dense must be a truth value",
-            expected="True or False",
+            "sparse_as_dense must be a truth value", expected="True or False",
             received=repr(sparse_as_dense),
-        )
+        )  # fmt: skip
     backend = keras.backend.backend()
     reducers: dict[str, Callable[..., GradientReducer]] = {
         "tensorflow": _TensorFlowReducer,
@@ -69,10 +68,9 @@ def make_reducer(
         if SUM_DTYPES[compression] == "bfloat16":
             raise ConfigError(
                 "Horovod cannot reduce bfloat16",
-                expected="compression='fp16' or 'none' with Horovod",
-                received="compression='bf16'",
+                expected="compression='fp16' or 'none' with Horovod", received="compression='bf16'",
                 hint="communicator='builtin' can",
-            )
+            )  # fmt: skip
         return _HorovodReducer(communicator, op, compression, sparse_as_dense)
     return reducers[backend](communicator, op, compression, sparse_as_dense)
 

@@ -288,24 +288,21 @@ def _place(variables: Sequence[Any], wanted: Any) -> int:
 def _check(optimizer: Any, passes: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
-            "DistributedOptimizer cannot wrap this object",
-            expected="a keras.optimizers.Optimizer",
+            "DistributedOptimizer cannot wrap this object", expected="a keras.optimizers.Optimizer",
             received=f"{type(optimizer).__name__}: {optimizer!r}"[:200],
             hint="keras.optimizers.get('adam') makes one of a name",
-        )
+        )  # fmt: skip
     if is_distributed(optimizer) or is_distributed(getattr(optimizer, "inner_optimizer", None)):
         raise ConfigError(
-            "the optimizer is distributed already",
-            expected="a plain optimizer",
+            "the optimizer is distributed already", expected="a plain optimizer",
             received=f"a DistributedOptimizer of {optimizer.name!r}",
             hint="its gradients would be joined twice",
-        )
+        )  # fmt: skip
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ConfigError(
             "backward_passes_per_step cannot be this number",
-            expected="a whole number of at least 1",
-            received=repr(passes),
-        )
+            expected="a whole number of at least 1", received=repr(passes),
+        )  # fmt: skip
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if passes > 1 and inner.gradient_accumulation_steps:
         raise ConfigError(
@@ -322,11 +319,9 @@ def _made_anew(optimizer: Any, cls: Any) -> Any:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             inner = optimizer.inner_optimizer
             return cls(
-                _made_anew(inner, type(inner)),
-                initial_scale=optimizer.initial_scale,
-                dynamic_growth_steps=optimizer.dynamic_growth_steps,
-                name=optimizer.name,
-            )
+                _made_anew(inner, type(inner)), initial_scale=optimizer.initial_scale,
+                dynamic_growth_steps=optimizer.dynamic_growth_steps, name=optimizer.name,
+            )  # fmt: skip
         config = optimizer.get_config()
         rate = optimizer._learning_rate
         if not isinstance(rate, keras.Variable):

@@ -58,10 +58,9 @@ def require_cloneable(model: Any) -> None:
     if not (functional or isinstance(model, keras.Sequential)):
         raise ModelError(
             "an ensemble cannot be made of this model",
-            expected="a Sequential or functional keras.Model",
-            received=type(model).__name__,
+            expected="a Sequential or functional keras.Model", received=type(model).__name__,
             hint="the mean of the members' predictions is built from its inputs and outputs",
-        )
+        )  # fmt: skip
 
 
 def build_ensemble(model: Any, states: Sequence[RunState]) -> tuple[Any, list[Any]]:

@@ -124,13 +124,10 @@ class KerasSource:
             scores = {}  # the loss is about other numbers
         archive = encode_model(forward, self._custom_objects)
         return PredictorArchive(
-            archive,
-            "keras",
-            _digest(archive, forward),
-            replace(whole, outputs=specs),
+            archive, "keras", _digest(archive, forward), replace(whole, outputs=specs),
             {name: scores[name] for name in chosen if name in scores},
             {} if whole.preprocessing else kept_positions(forward, whole.inputs, specs),
-        )
+        )  # fmt: skip
 
     def predict(self, x: Any, batch_size: int) -> Any:
         return self._model.predict(x, batch_size=batch_size, verbose=0)
@@ -210,11 +207,10 @@ def _require_built(model: Any) -> None:
         )
     if not model.built:
         raise ModelError(
-            f"model {model.name!r} has no variables yet",
-            expected="a built model",
+            f"model {model.name!r} has no variables yet", expected="a built model",
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
-        )
+        )  # fmt: skip
 
 
 def _digest(archive: ModelArchive, model: Any) -> str:

@@ -111,10 +111,9 @@ class SavedModelPredictor:
         if name is None:
             raise ModelError(
                 "the SavedModel has no signature to call",
-                expected=" or ".join(map(repr, _SIGNATURES)),
-                received=str(sorted(signatures)),
+                expected=" or ".join(map(repr, _SIGNATURES)), received=str(sorted(signatures)),
                 hint="model.export(folder) of Keras writes one",
-            )
+            )  # fmt: skip
         self._function = signatures[name]
         _, self._inputs = self._function.structured_input_signature
 

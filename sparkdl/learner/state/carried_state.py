@@ -202,11 +202,10 @@ def paired(
         if name not in variables or tuple(variables[name].shape) != value.shape:
             shape = tuple(variables[name].shape) if name in variables else "no such variable"
             raise ModelError(
-                "the state does not fit the model",
-                expected=f"variable {name}: {shape}",
+                "the state does not fit the model", expected=f"variable {name}: {shape}",
                 received=f"shape {value.shape}",
                 hint="was the model changed since the state was saved?",
-            )
+            )  # fmt: skip
     return [(variables[name], value) for name, value in found.items()]
 
 

@@ -50,10 +50,9 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
     if len(values) != len(optimizer.variables):
         raise ModelError(
             "the optimizer state does not fit the optimizer",
-            expected=f"{len(optimizer.variables)} variables",
-            received=f"{len(values)}",
+            expected=f"{len(optimizer.variables)} variables", received=f"{len(values)}",
             hint="was the model compiled with another optimizer since the state was saved?",
-        )
+        )  # fmt: skip
     kept = getattr(innermost_optimizer(model), "_learning_rate", None) if keep_rate else None
     for variable, value in zip(optimizer.variables, values, strict=True):
         if variable is not kept:

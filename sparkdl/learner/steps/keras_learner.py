@@ -539,10 +539,9 @@ def require_compiled(model: Any) -> None:
     """
     if not isinstance(model, keras.Model):
         raise ModelError(
-            "cannot train this object",
-            expected="a compiled keras.Model (Keras 3)",
+            "cannot train this object", expected="a compiled keras.Model (Keras 3)",
             received=f"{type(model).__module__}.{type(model).__qualname__}",
-        )
+        )  # fmt: skip
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise ModelError(
             f"model {model.name!r} is not compiled",
@@ -553,11 +552,10 @@ def require_compiled(model: Any) -> None:
         )
     if not model.built or not model.variables:
         raise ModelError(
-            f"model {model.name!r} has no variables yet",
-            expected="a built model",
+            f"model {model.name!r} has no variables yet", expected="a built model",
             received="an unbuilt one",
             hint="start it with keras.Input(shape), or call it once on an example batch",
-        )
+        )  # fmt: skip
     build_if_empty(model)
     unknown = unknown_variables(model)
     if unknown and not has_own(model, "train_step"):
@@ -593,7 +591,6 @@ def require_one_batch(stack: BatchStack) -> None:
     """Raises ModelError unless ``stack`` is a single batch, as a gradient is of one."""
     if stack.num_batches != 1:
         raise ModelError(
-            "a gradient is of one batch",
-            expected="a stack of 1 batch",
+            "a gradient is of one batch", expected="a stack of 1 batch",
             received=f"{stack.num_batches}",
-        )
+        )  # fmt: skip

@@ -173,19 +173,16 @@ class ServerProcess(Closing):
             if "ready" in answer:
                 return
             raise ResourceError(
-                answer["what"],
-                expected=answer["expected"],
-                received=answer["received"],
+                answer["what"], expected=answer["expected"], received=answer["received"],
                 hint=answer["hint"],
-            )
+            )  # fmt: skip
         self._process.kill()
         self._process.wait()
         self._output.finish(5)
         raise ResourceError(
-            f"{self.config.title} did not start",
-            expected=f"an answer within {timeout_s:g} s",
+            f"{self.config.title} did not start", expected=f"an answer within {timeout_s:g} s",
             received=self.errors.strip() or "no output",
-        )
+        )  # fmt: skip
 
     def _read_answer(self) -> None:
         """Reads the one line that the server prints, whoever waits for it and however often."""

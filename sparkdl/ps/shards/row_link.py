@@ -302,7 +302,6 @@ def _joined(replies: Sequence[PushReply]) -> PushReply:
     if len(replies) == 1:
         return replies[0]
     return PushReply(
-        replies[-1].clock,
-        np.concatenate([r.rows for r in replies]),
+        replies[-1].clock, np.concatenate([r.rows for r in replies]),
         np.concatenate([r.values for r in replies]),
-    )
+    )  # fmt: skip

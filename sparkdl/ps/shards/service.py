@@ -275,9 +275,8 @@ class ShardService:
                 return staged.payload
         raise ProtocolError(
             f"the commit of rank {rank} to a round is not on this shard",
-            expected=f"commit {sequence} of attempt {attempt}",
-            received="none",
-        )
+            expected=f"commit {sequence} of attempt {attempt}", received="none",
+        )  # fmt: skip
 
     def _take_snapshot(self, connection: int, message: Message) -> Message:
         """Keeps the weights of a position beside those of the last that was decided."""

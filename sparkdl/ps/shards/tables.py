@@ -205,10 +205,9 @@ class TableService:
         body = np.empty(0, np.uint8) if message.body is None else message.body
         if body.size % 8:
             raise ProtocolError(
-                "a pull of rows is malformed",
-                expected="ids of 8 bytes",
+                "a pull of rows is malformed", expected="ids of 8 bytes",
                 received=f"{body.size} bytes",
-            )
+            )  # fmt: skip
         ids = body.view(np.int64)
         with self._locks[name]:
             rows = self.stores[name].pull(ids, create=bool(message.meta.get("training")))
@@ -385,19 +384,17 @@ class TableService:
         if reference.folder.rpartition("/")[0] != self._folder:
             raise ProtocolError(
                 "rows are to be written elsewhere than in the run's folder",
-                expected=f"a folder in {self._folder!r}",
-                received=reference.folder[:200],
-            )
+                expected=f"a folder in {self._folder!r}", received=reference.folder[:200],
+            )  # fmt: skip
         clocks = meta.get("clocks")
         for name, store in self.stores.items():
             lock, leaves = self._locks[name], store.eviction.on
             clock = clocks.get(name) if isinstance(clocks, dict) else None
             if not isinstance(clock, int):
                 raise ProtocolError(
-                    "a request to write rows is malformed",
-                    expected=f"the clock of table {name!r}",
+                    "a request to write rows is malformed", expected=f"the clock of table {name!r}",
                     received=repr(clocks)[:200],
-                )
+                )  # fmt: skip
             with lock if leaves else contextlib.nullcontext():
                 inner = contextlib.nullcontext() if leaves else lock
                 guarded = _Guarded(store, inner, clock)

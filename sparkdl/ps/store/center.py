@@ -90,14 +90,10 @@ class Center:
         mean = payloads[0][1].values  # reduced in place: nobody needs this payload afterwards
         round_.mean(mean)
         commit = Commit(
-            worker=payloads[0][0],
-            num_workers=len(payloads),
-            clock=clock,
-            pulled_clock=clock,
-            batches=max(m.batches for m in messages),
-            rows=rows,
+            worker=payloads[0][0], num_workers=len(payloads), clock=clock, pulled_clock=clock,
+            batches=max(m.batches for m in messages), rows=rows,
             learning_rate=_number(max(m.learning_rate for m in messages)),
-        )
+        )  # fmt: skip
         result = self.result[self._trained]
         self.rule.update(result, mean[self._trained], self._state, commit, result)
         if self.on_workers:
@@ -135,14 +131,10 @@ class Center:
     def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
         """The facts of ``message`` for the rule."""
         return Commit(
-            worker=worker.rank,
-            num_workers=num_workers,
-            clock=clock,
-            pulled_clock=worker.pulled_clock,
-            batches=message.batches,
-            rows=message.rows,
+            worker=worker.rank, num_workers=num_workers, clock=clock,
+            pulled_clock=worker.pulled_clock, batches=message.batches, rows=message.rows,
             learning_rate=_number(message.learning_rate),
-        )
+        )  # fmt: skip
 
 
 def _number(value: float) -> float:

@@ -62,10 +62,9 @@ class ParameterStore(Store, abc.ABC):
         if size != self.limits.dense_bytes:
             raise ProtocolError(
                 f"rank {message.rank}'s model does not fit the server's layout",
-                expected=f"{self.limits.dense_bytes} bytes of weights",
-                received=f"{size} bytes",
+                expected=f"{self.limits.dense_bytes} bytes of weights", received=f"{size} bytes",
                 hint="does the model build other layers on the executors?",
-            )
+            )  # fmt: skip
 
     def welcome(self) -> Mapping[str, Any]:
         """The rule's name and what it takes."""
@@ -107,10 +106,9 @@ class ParameterStore(Store, abc.ABC):
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
         raise ProtocolError(
             "SNAPSHOT is for rules that wait and take gradients",
-            expected="a rule whose workers hold the weights",
-            received=f"rule {self._rule.name!r}",
+            expected="a rule whose workers hold the weights", received=f"rule {self._rule.name!r}",
             hint="with other rules the server itself holds the weights",
-        )
+        )  # fmt: skip
 
     def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
         """Answers a pull, of the driver where ``worker`` is None."""

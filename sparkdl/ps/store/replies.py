@@ -185,10 +185,9 @@ class CenterReplies:
             return message
         if self._compression is None:
             raise ProtocolError(
-                "an encoded commit in a run without compression",
-                expected="float32 values",
+                "an encoded commit in a run without compression", expected="float32 values",
                 received="a codec's payload",
-            )
+            )  # fmt: skip
         body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
         raw = self._buffer(connection)[: self._limits.dense_bytes]
         self._compression.commits.decode(body, self._limits.dense(raw))

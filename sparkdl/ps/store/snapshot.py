@@ -143,10 +143,9 @@ class CarriedValues:
         else:
             if self._blob is None:
                 raise ProtocolError(
-                    "no counters and seeds are stored",
-                    expected="CARRIED_PUT of a rank first",
+                    "no counters and seeds are stored", expected="CARRIED_PUT of a rank first",
                     received="CARRIED_GET",
-                )
+                )  # fmt: skip
             reply = chunk_reply(self._blob, message.offset, self._group.limits.chunk_bytes)
         self._group.answer(connection, reply, worker)
 
@@ -203,10 +202,9 @@ class StateTransfer:
         """The reply with one chunk from ``offset`` on."""
         if self._blob is None:
             raise ProtocolError(
-                "no state is stored for a joiner",
-                expected="STATE_PUT of a member first",
+                "no state is stored for a joiner", expected="STATE_PUT of a member first",
                 received="STATE_GET",
-            )
+            )  # fmt: skip
         return chunk_reply(self._blob, offset, limit)
 
     def leave(self, rank: int) -> None:
@@ -331,8 +329,6 @@ class SlicedCommits:
 
 def _refused(what: str, expected: str, received: str) -> ProtocolError:
     return ProtocolError(
-        f"{what} cannot be taken",
-        expected=expected,
-        received=received,
+        f"{what} cannot be taken", expected=expected, received=received,
         hint="does the model compute otherwise on some batches, or on some executors?",
-    )
+    )  # fmt: skip

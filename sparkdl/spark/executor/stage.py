@@ -65,10 +65,9 @@ class BarrierGathering:
         if not answers:
             raise WaitTimeoutError(
                 f"rank {self._context.partitionId()} waited for the other ranks to come",
-                expected=f"all ranks within {timeout_s:g} s",
-                received="not all of them",
+                expected=f"all ranks within {timeout_s:g} s", received="not all of them",
                 hint="one may hang while it imports a framework or unpickles the function",
-            )
+            )  # fmt: skip
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
@@ -216,11 +215,10 @@ def input_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield from whole_batches(batches)
     except Exception as error:
         raise TransportError(
-            "Spark stopped sending the rows of this rank",
-            expected="an Arrow stream to its end",
+            "Spark stopped sending the rows of this rank", expected="an Arrow stream to its end",
             received=one_line(error),
             hint="an executor that held the rows was lost, or what computes them failed",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def rank_of(context: Any, num_ranks: int) -> RankContext:

@@ -248,22 +248,11 @@ class TrainTask:
             forget_learner(self.archive, form)
             raise
         return TrainedRank(
-            rank=rank.rank,
-            rows=rows,
-            transport=outcome.transport,
-            seconds=seconds,
-            read_s=read_s,
-            gpus=gpus,
-            pid=os.getpid(),
-            refused=outcome.refused,
-            counted=outcome.counted,
-            label_mean=labels,
-            off_center=center,
-            unreported=dict(outcome.unreported),
-            state=outcome.state,
-            usage=clock.usage(),
-            spans=clock.spans(),
-        )
+            rank=rank.rank, rows=rows, transport=outcome.transport, seconds=seconds, read_s=read_s,
+            gpus=gpus, pid=os.getpid(), refused=outcome.refused, counted=outcome.counted,
+            label_mean=labels, off_center=center, unreported=dict(outcome.unreported),
+            state=outcome.state, usage=clock.usage(), spans=clock.spans(),
+        )  # fmt: skip
 
 
 def _raise_failure(reader: Future[tuple[Partition, float]]) -> None:

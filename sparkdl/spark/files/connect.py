@@ -64,10 +64,9 @@ class ConnectFileSystem:
         if [part for part, _, _ in found] != list(range(found[0][1])):
             raise DamagedFileError(
                 f"{path!r} cannot be read: the file was not written whole",
-                expected=f"{found[0][1]} chunks",
-                received=f"{len(found)}",
+                expected=f"{found[0][1]} chunks", received=f"{len(found)}",
                 hint="the job that wrote it did not end",
-            )
+            )  # fmt: skip
         return b"".join(content for _, _, content in found)[:at_most]
 
     def find(self, path: str) -> Kind | None:

@@ -175,10 +175,9 @@ def jvm_called() -> Iterator[None]:
         if name == "org.apache.hadoop.fs.ChecksumException":
             raise DamagedFileError(
                 "a file cannot be read: its bytes have changed",
-                expected="the check sum that was written with them",
-                received=told,
+                expected="the check sum that was written with them", received=told,
                 hint="bring the file back from a copy, or delete it",
-            ) from error
+            ) from error  # fmt: skip
         missing = name == "java.io.FileNotFoundException"
         raise (FileNotFoundError if missing else OSError)(told) from error
     except CapturedException as error:  # what PySpark makes of some of Java's

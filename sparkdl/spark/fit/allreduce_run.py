@@ -156,9 +156,8 @@ class AllReduceRun(CoordinatedRun):
         if kept is None:
             raise TransportError(
                 "no worker has left its weights with the driver yet",
-                expected="the weights after an epoch",
-                received="none",
-            )
+                expected="the weights after an epoch", received="none",
+            )  # fmt: skip
         return kept
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
@@ -195,10 +194,9 @@ class SilentRun:
                 seconds=seconds / len(numbers),
             )
         return RunProgress(
-            epochs=epochs,
-            batches_per_epoch=max((e.batches for e in epochs.values()), default=0),
+            epochs=epochs, batches_per_epoch=max((e.batches for e in epochs.values()), default=0),
             rows=sum(e.rows for e in epochs.values()),
-        )
+        )  # fmt: skip
 
     def take_lines(self) -> list[tuple[int, str]]:
         """None: the ranks cannot reach the driver."""

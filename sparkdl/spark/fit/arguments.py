@@ -50,11 +50,9 @@ def verbosity(verbose: str | int, auto: int = 1) -> int:
     verbose = bare(verbose)
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ConfigError(
-            "verbose must say how much to print",
-            expected="'auto', 0, 1 or 2",
-            received=repr(verbose),
-            hint="0 prints nothing, 1 a progress bar, 2 a line per epoch",
-        )
+            "verbose must say how much to print", expected="'auto', 0, 1 or 2",
+            received=repr(verbose), hint="0 prints nothing, 1 a progress bar, 2 a line per epoch",
+        )  # fmt: skip
     return int(verbose)
 
 
@@ -130,11 +128,9 @@ class FitArguments(UserSettings):
         super().__post_init__()
         if self.resume and self.checkpoint_dir is None:
             raise ConfigError(
-                "resume needs a place to resume from",
-                expected="checkpoint_dir=...",
-                received="None",
-                hint="the folder that an earlier fit wrote its checkpoints to",
-            )
+                "resume needs a place to resume from", expected="checkpoint_dir=...",
+                received="None", hint="the folder that an earlier fit wrote its checkpoints to",
+            )  # fmt: skip
 
     def check_spec(self, spec: DataSpec) -> None:
         """Refuses what has no effect on these data, or no meaning.
@@ -166,9 +162,8 @@ class FitArguments(UserSettings):
         if beyond:
             raise ConfigError(
                 "class_weight names a class that the model does not have",
-                expected=f"classes 0 to {(classes or 0) - 1}",
-                received=f"class {beyond[0]}",
-            )
+                expected=f"classes 0 to {(classes or 0) - 1}", received=f"class {beyond[0]}",
+            )  # fmt: skip
 
     def within(self, most_epochs: int | None) -> FitArguments:
         """The same with ``keras.config.max_epochs()`` epochs at most."""
@@ -246,11 +241,10 @@ def check_callbacks(callbacks: Any, *, validates: bool = False) -> list[Any]:
     for callback in given:
         if isinstance(callback, type):
             raise ConfigError(
-                "a class stands where a callback belongs",
-                expected="callbacks, which are objects",
+                "a class stands where a callback belongs", expected="callbacks, which are objects",
                 received=f"the class {callback.__name__}",
                 hint=f"callbacks=[{callback.__name__}(...)]",
-            )
+            )  # fmt: skip
         missing = [name for name in _OF_A_CALLBACK if not hasattr(callback, name)]
         if missing:
             raise ConfigError(

@@ -51,10 +51,9 @@ def require_refusable(on_nan: str, exchange: ChosenExchange) -> None:
     if on_nan == "skip" and not fits:
         raise ConfigError(
             f"rule {exchange.rule.name!r} needs every worker's update, so none can be refused",
-            expected="on_nan='raise' or 'ignore' with this rule",
-            received="on_nan='skip'",
+            expected="on_nan='raise' or 'ignore' with this rule", received="on_nan='skip'",
             hint="the default rule of each mode can leave updates out",
-        )
+        )  # fmt: skip
 
 
 def require_family(mode: str, rule: Any) -> None:
@@ -78,9 +77,8 @@ def require_family(mode: str, rule: Any) -> None:
         raise ConfigError(
             f"rule {name!r} works between workers, without a server",
             expected="a rule of the modes with a server: " + ", ".join(rule_names()),
-            received=f"rule={name!r}, mode={mode!r}",
-            hint="did you mean mode='allreduce'?",
-        )
+            received=f"rule={name!r}, mode={mode!r}", hint="did you mean mode='allreduce'?",
+        )  # fmt: skip
 
 
 def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
@@ -100,10 +98,9 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
     if name not in names:
         raise ModelError(
             f"the model was trained with a rule of your own, {name!r}",
-            expected="one of " + ", ".join(map(repr, names)),
-            received=repr(name),
+            expected="one of " + ", ".join(map(repr, names)), received=repr(name),
             hint="load_spark_model(path, rule=your rule)",
-        )
+        )  # fmt: skip
     try:
         if mode == "allreduce":
             return make_exchange_rule(name, **options)

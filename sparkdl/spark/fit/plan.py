@@ -91,23 +91,16 @@ def loop_settings(
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
-        epochs=arguments.last_epoch(first_epoch),
-        first_epoch=first_epoch,
+        epochs=arguments.last_epoch(first_epoch), first_epoch=first_epoch,
         batch_size=config.batch_size if arguments.batch_size is None else arguments.batch_size,
-        window=exchange.window,
-        shuffle=arguments.shuffle,
-        seed=config.seed + _SEED_STEP * epochs_trained,
-        wait_for_driver=waits,
+        window=exchange.window, shuffle=arguments.shuffle,
+        seed=config.seed + _SEED_STEP * epochs_trained, wait_for_driver=waits,
         keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
-        follow_schedule=not exchange.in_step,
-        check_data=arguments.check_data,
-        steps_per_epoch=arguments.steps_per_epoch,
-        most_steps=most_steps,
-        validation_steps=arguments.validation_steps,
-        class_weight=_plain(arguments.class_weight),
-        memory_budget_bytes=config.limits.memory_budget_mb << 20,
-        keep_spans=keep_spans,
-    )
+        follow_schedule=not exchange.in_step, check_data=arguments.check_data,
+        steps_per_epoch=arguments.steps_per_epoch, most_steps=most_steps,
+        validation_steps=arguments.validation_steps, class_weight=_plain(arguments.class_weight),
+        memory_budget_bytes=config.limits.memory_budget_mb << 20, keep_spans=keep_spans,
+    )  # fmt: skip
 
 
 def waits_for_callbacks(
@@ -216,9 +209,8 @@ def count_workers(
         who = f"mode {config.mode!r}" if exchange.in_step else f"rule {exchange.rule.name!r}"
         other = "mode='asynchronous'" if exchange.in_step else "rule='downpour'"
         raise ResourceError(
-            f"{who} needs all workers at the same time",
-            expected=f"{count} task slots",
+            f"{who} needs all workers at the same time", expected=f"{count} task slots",
             received=f"{slots}" + (f", beside {beside} for servers" if beside else ""),
             hint=f"num_workers={max(slots, 1)}, more executors, or {other}",
-        )
+        )  # fmt: skip
     return count, 0 if slots is None else min(count, slots)

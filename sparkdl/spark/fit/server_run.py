@@ -143,15 +143,10 @@ class ServerRun(CoordinatedRun):
                 own, first = replace(server_config, sharded=True), np.empty(0, np.float32)
             server = ServerProcess(own, first, wait=False)  # the job may start meanwhile
             strategy = ServerStrategy(
-                server.endpoint,
-                layout,
-                server_config.rule,
-                compression=server_config.compression(),
-                on_nan=config.on_nan,
-                at_once=at_once,
-                shards=() if shards is None else shards.endpoints,
-                with_tables=tables is not None,
-            )
+                server.endpoint, layout, server_config.rule,
+                compression=server_config.compression(), on_nan=config.on_nan, at_once=at_once,
+                shards=() if shards is None else shards.endpoints, with_tables=tables is not None,
+            )  # fmt: skip
             return cls(server, strategy, num_workers, waits, shards, tables)
 
         with servers, ThreadPoolExecutor(1, thread_name_prefix="sparkdl-server") as pool:

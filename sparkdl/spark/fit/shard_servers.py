@@ -196,6 +196,5 @@ def _ended(ranks: SparkRanks) -> SparkDLError:
         received = str(error)
     return TransportError(
         "the parameter servers on the executors ended",
-        expected="servers that run until the fit has ended",
-        received=received,
-    )
+        expected="servers that run until the fit has ended", received=received,
+    )  # fmt: skip

@@ -85,16 +85,14 @@ def check_tables(
     for callback in callbacks:
         if isinstance(callback, keeping_callbacks()):
             raise ConfigError(
-                what,
-                expected="checkpoint_dir=..., which keeps the rows with the model",
+                what, expected="checkpoint_dir=..., which keeps the rows with the model",
                 received=f"{type(callback).__name__}, which would keep the model without its rows",
-            )
+            )  # fmt: skip
         if restores_best(callback):
             raise ConfigError(
-                what,
-                expected="EarlyStopping(restore_best_weights=False)",
+                what, expected="EarlyStopping(restore_best_weights=False)",
                 received="restore_best_weights=True, which would restore the dense weights alone",
-            )
+            )  # fmt: skip
 
 
 def tables_of_run(

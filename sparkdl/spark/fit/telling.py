@@ -48,10 +48,9 @@ def open_sinks(
     if timeline is not None:
         if not isinstance(timeline, str) or not timeline:
             raise ConfigError(
-                "timeline is a file to write",
-                expected="a path, for example 'timeline.json'",
+                "timeline is a file to write", expected="a path, for example 'timeline.json'",
                 received=repr(timeline),
-            )
+            )  # fmt: skip
         given.append(Timeline(timeline, began_at=began_at))
     return sinks_of(given, model)
 

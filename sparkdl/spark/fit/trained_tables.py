@@ -151,9 +151,8 @@ class TrainedTable(TableReader):
         if unseen is None and below is None:
             raise ConfigError(
                 f"table {self.name!r}: nothing says which rows are to leave",
-                expected="unseen=..., below=... or both",
-                received="neither",
-            )
+                expected="unseen=..., below=... or both", received="neither",
+            )  # fmt: skip
         for name, value in (("unseen", unseen), ("below", below)):
             if value is not None:
                 require_int(name, value, least=1)
@@ -257,9 +256,8 @@ class TrainedTable(TableReader):
         if self._of is None:
             raise ConfigError(
                 f"table {self.name!r} can be read here, and not be changed",
-                expected="a table of spark_model.tables on the driver",
-                received="a copy of it",
-            )
+                expected="a table of spark_model.tables on the driver", received="a copy of it",
+            )  # fmt: skip
         return self._of
 
     def _require_tracking(self, what: str) -> None:

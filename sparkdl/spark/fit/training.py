@@ -265,10 +265,9 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> S
     rows = sum(t.rows for t in trained.values())
     if rows == 0:
         raise DataError(
-            "there are no rows to train on",
-            expected="at least one row",
+            "there are no rows to train on", expected="at least one row",
             received="0 rows in all partitions",
-        )
+        )  # fmt: skip
     members = {}
     if task.strategy.independent:
         for rank in range(task.num_workers):
@@ -277,22 +276,19 @@ def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> S
                 raise WorkerError(rank, "it has left no trained model")
             members[rank] = state
     return StageSummary(
-        rows=rows,
-        seconds=max(t.seconds for t in trained.values()),
+        rows=rows, seconds=max(t.seconds for t in trained.values()),
         read_s=max(t.read_s for t in trained.values()),
         transports=frozenset(t.transport for t in trained.values()),
         gpus={rank: t.gpus for rank, t in trained.items()},
-        pids={rank: t.pid for rank, t in trained.items()},
-        members=members,
+        pids={rank: t.pid for rank, t in trained.items()}, members=members,
         refused=sum(t.refused for t in trained.values()),
         rank_rows={rank: t.rows for rank, t in trained.items()},
         usage={rank: t.usage for rank, t in trained.items()},
         epochs=task.settings.epochs - task.settings.first_epoch,
         counted=sum(t.counted for t in trained.values()) / len(trained),
         label_mean=_label_mean(list(trained.values()), rows),
-        off_center=_off_center(list(trained.values()), rows),
-        servers=run.servers(),
-    )
+        off_center=_off_center(list(trained.values()), rows), servers=run.servers(),
+    )  # fmt: skip
 
 
 def _off_center(trained: list[TrainedRank], rows: int) -> dict[str, float]:

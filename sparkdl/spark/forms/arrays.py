@@ -141,9 +141,8 @@ def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
         if set(data) != set(inputs):
             raise DataError(
                 "the arrays are for other inputs than the model has",
-                expected=", ".join(map(repr, inputs)),
-                received=", ".join(map(repr, data)),
-            )
+                expected=", ".join(map(repr, inputs)), received=", ".join(map(repr, data)),
+            )  # fmt: skip
         return {name: _input_array(part, inputs[name]) for name, part in data.items()}
     if isinstance(data, (list, tuple)) and (len(inputs) > 1 or _is_one_array(data)):
         if len(data) != len(inputs):
@@ -198,9 +197,8 @@ def _require_fit(array: Any, spec: TensorSpec) -> None:
         raise DataError(
             f"the array for input {spec.name!r} has values of another kind",
             expected="texts" if text else f"numbers, as {spec.dtype}",
-            received=f"dtype {array.dtype}",
-            hint="" if text else f"x.astype({spec.dtype!r})",
-        )
+            received=f"dtype {array.dtype}", hint="" if text else f"x.astype({spec.dtype!r})",
+        )  # fmt: skip
     if wanted is None:
         return
     # As Keras does, which adds a last dimension of 1, or leaves it out.

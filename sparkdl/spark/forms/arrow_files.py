@@ -241,10 +241,9 @@ def parquet_pieces(shard: FileShard, columns: FileColumns) -> list[ParquetPiece]
     if numbers and max(numbers) >= there:
         raise DataError(
             f"{path} has lost rows since the driver looked at it",
-            expected=f"a row group with the number {max(numbers)}",
-            received=f"{there} row groups",
+            expected=f"a row group with the number {max(numbers)}", received=f"{there} row groups",
             hint="write new data into a new folder",
-        )
+        )  # fmt: skip
     joined: list[list[int]] = []
     room = 0
     for number in numbers:

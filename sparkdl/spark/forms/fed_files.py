@@ -126,10 +126,9 @@ class FileRows:
                 return
         raise DataError(
             f"{path} has lost rows since the driver looked at it",
-            expected=f"{count} more of its rows",
-            received="the file's end",
+            expected=f"{count} more of its rows", received="the file's end",
             hint="write new data into a new folder",
-        )
+        )  # fmt: skip
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:

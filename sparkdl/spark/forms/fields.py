@@ -17,11 +17,10 @@ from sparkdl.settings.values import shown
 def expression_error(column: Column, argument: str) -> DataError:
     """The error for an expression where the name of a column belongs."""
     return DataError(
-        f"{argument} must name columns",
-        expected="a name, or several",
+        f"{argument} must name columns", expected="a name, or several",
         received=f"an expression of Spark, {shown(column)}",
         hint=f"{argument}='name'; df.withColumn('name', expression) gives an expression a name",
-    )
+    )  # fmt: skip
 
 
 def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
@@ -30,35 +29,30 @@ def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
         raise expression_error(name, argument)
     if not isinstance(name, str):
         raise DataError(
-            f"{argument} must name columns",
-            expected="str",
-            received=f"{type(name).__name__}",
+            f"{argument} must name columns", expected="str", received=f"{type(name).__name__}",
             hint=f"the column is called {str(name)!r} here" if str(name) in schema.names else "",
-        )
+        )  # fmt: skip
     if name not in schema.names:
         close = difflib.get_close_matches(name, schema.names, n=1)
         outer = name.partition(".")[0]
         if outer in schema.names and isinstance(schema[outer].dataType, T.StructType):
             raise DataError(
                 f"column {name!r} ({argument}) is a field of a column",
-                expected="one of " + ", ".join(repr(n) for n in schema.names),
-                received=repr(name),
+                expected="one of " + ", ".join(repr(n) for n in schema.names), received=repr(name),
                 hint=f"df.select('*', '{outer}.*') makes columns of the fields of {outer!r}",
-            )
+            )  # fmt: skip
         raise DataError(
             f"column {name!r} ({argument}) is not in the data",
-            expected="one of " + ", ".join(repr(n) for n in schema.names),
-            received=repr(name),
+            expected="one of " + ", ".join(repr(n) for n in schema.names), received=repr(name),
             hint=f"did you mean {close[0]!r}?" if close else f"pass {argument}='your column'",
-        )
+        )  # fmt: skip
     count = schema.names.count(name)
     if count > 1:
         raise DataError(
             f"column {name!r} ({argument}) is not the only one of its name",
-            expected="one column of that name",
-            received=f"{count} columns",
+            expected="one column of that name", received=f"{count} columns",
             hint="rename or drop the others, e.g. after a join",
-        )
+        )  # fmt: skip
     return schema[name]
 
 
@@ -128,8 +122,6 @@ def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "
             "F.dayofweek('t'), F.month('t') give what repeats"
         )
     return DataError(
-        f"column {field.name!r} cannot be used as {argument}",
-        expected=expected,
-        received=f"a column of type {kind}",
-        hint=hint,
-    )
+        f"column {field.name!r} cannot be used as {argument}", expected=expected,
+        received=f"a column of type {kind}", hint=hint,
+    )  # fmt: skip

@@ -444,10 +444,9 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
     except pa.ArrowInvalid as error:
         raise DataError(
             f"{path}: column {wanted.name!r} holds a value that Spark's type does not",
-            expected=f"values of {wanted.type}",
-            received=str(error)[:200],
+            expected=f"values of {wanted.type}", received=str(error)[:200],
             hint="write the column in a type that Spark has",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def _table_of(path: str) -> TableFormat | None:

@@ -54,10 +54,9 @@ def check_decoder(decoder: Any) -> Decoder:
     """
     if not callable(decoder):
         raise DataError(
-            "a decoder must be a function",
-            expected="a function from one value to one array",
+            "a decoder must be a function", expected="a function from one value to one array",
             received=repr(decoder),
-        )
+        )  # fmt: skip
     function: Decoder = decoder
     return function
 
@@ -107,10 +106,9 @@ def make_spec(
         strange = sorted(set(decoder) - set(inputs))
         if strange:
             raise DataError(
-                "a decoder for an unknown input",
-                expected=f"names among {sorted(inputs)}",
+                "a decoder for an unknown input", expected=f"names among {sorted(inputs)}",
                 received=str(strange),
-            )
+            )  # fmt: skip
         decoders = {name: check_decoder(function) for name, function in decoder.items()}
     else:
         decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
@@ -224,9 +222,8 @@ def _match(
         if strict and set(names) != set(wanted):
             raise DataError(
                 f"{argument} names other {what}s than the model has",
-                expected=f"{what}s {sorted(wanted)}",
-                received=str(sorted(names)),
-            )
+                expected=f"{what}s {sorted(wanted)}", received=str(sorted(names)),
+            )  # fmt: skip
         return names
     if len(wanted) > 1:
         raise DataError(
@@ -245,10 +242,9 @@ def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
         raise expression_error(columns, argument)
     if not isinstance(columns, Iterable):
         raise DataError(
-            f"{argument} must name columns",
-            expected="a name, or several",
+            f"{argument} must name columns", expected="a name, or several",
             received=f"{type(columns).__name__} {shown(columns)}",
-        )
+        )  # fmt: skip
     return tuple(columns)
 
 
@@ -347,9 +343,8 @@ def _label(
                 return ColumnSpec((name,), shape, "float32", "scalars", one_hot=shape[0])
             raise DataError(
                 f"label {name!r} does not fit output {output!r}",
-                expected=f"an array of shape {shape}",
-                received=kind.simpleString(),
-            )
+                expected=f"an array of shape {shape}", received=kind.simpleString(),
+            )  # fmt: skip
         # Code of the user's own gets one number per row as (n,), which Keras would give it, too.
         as_output = shape == (1,) and not signature.own_step
         return ColumnSpec((name,), (1,) if as_output else (), dtype, "scalars")

@@ -144,9 +144,8 @@ def _open_files(
         if sets[0].kind != sets[1].kind:
             raise NoFileSystemError(
                 "the files to validate on are of another kind than the others",
-                expected=sets[0].kind,
-                received=sets[1].kind,
-            )
+                expected=sets[0].kind, received=sets[1].kind,
+            )  # fmt: skip
     source = form.open(signature, columns)
     if validation is not None and source.spec.weights:
         raise DataError(
@@ -261,9 +260,8 @@ def _union(training: Any, validation: Any) -> Any:
     except AnalysisException as error:
         raise DataError(
             "validation_data has columns of other types than the training data",
-            expected=training.schema.simpleString(),
-            received=validation.schema.simpleString(),
-        ) from error
+            expected=training.schema.simpleString(), received=validation.schema.simpleString(),
+        ) from error  # fmt: skip
     return both
 
 

@@ -38,10 +38,8 @@ class RddForm(Form):
         if signature.preprocessing is not None:
             raise DataError(
                 "an RDD does not say of what kind its elements are, for a model's preprocessor",
-                expected="a DataFrame",
-                received="an RDD",
-                hint="rdd.toDF(['text', 'label'])",
-            )
+                expected="a DataFrame", received="an RDD", hint="rdd.toDF(['text', 'label'])",
+            )  # fmt: skip
         spark = session_of()
         free = any(spec.takes_whole for spec in signature.inputs.values())
         told = free or signature.own_step or "own" in signature.label_kinds.values()
@@ -153,10 +151,9 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
     if spec.shape is None or any(d is None for d in spec.shape):
         raise DataError(
             f"an RDD needs a model whose {what} shapes are fixed",
-            expected=f"a fixed shape for {what} {spec.name!r}",
-            received=f"shape {spec.shape}",
+            expected=f"a fixed shape for {what} {spec.name!r}", received=f"shape {spec.shape}",
             hint="build the model with keras.Input(shape), or use a DataFrame",
-        )
+        )  # fmt: skip
     prefix = "x" if what == "input" else "label"
     dtype = spec.dtype if what == "input" else "float32"
     return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
@@ -194,9 +191,8 @@ class PairEncoder:
         if x is None:
             raise DataError(
                 f"row {number} of a partition is no example",
-                expected="a pair (x, y) or a LabeledPoint",
-                received=f"{type(row).__qualname__}",
-            )
+                expected="a pair (x, y) or a LabeledPoint", received=f"{type(row).__qualname__}",
+            )  # fmt: skip
         return [*_encode(x, self.features, number, "x"), *self._encode_labels(y, number)]
 
     def _encode_labels(self, y: Any, number: int) -> Iterator[bytes]:
@@ -220,9 +216,8 @@ def _encode(value: Any, specs: Mapping[str, ColumnSpec], number: int, side: str)
     if set(parts) != set(specs):
         raise DataError(
             f"{side} of row {number} does not fit the model",
-            expected=f"{len(specs)} parts, for {list(specs)}",
-            received=f"{len(parts)}",
-        )
+            expected=f"{len(specs)} parts, for {list(specs)}", received=f"{len(parts)}",
+        )  # fmt: skip
     for name, spec in specs.items():
         yield encode_value(parts[name], spec, number)
 
@@ -250,9 +245,8 @@ def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
         if array.size != size:
             raise DataError(
                 f"row {number}: {spec.label} does not fit the model",
-                expected=f"shape {spec.shape}",
-                received=f"shape {array.shape}",
-            )
+                expected=f"shape {spec.shape}", received=f"shape {array.shape}",
+            )  # fmt: skip
     dtype = np.dtype(spec.dtype).newbyteorder("<")
     with np.errstate(invalid="ignore", over="ignore"):
         encoded = array.astype(dtype)
@@ -260,10 +254,8 @@ def encode_value(value: Any, spec: ColumnSpec, number: int) -> bytes:
     if bad.any():
         raise DataError(
             f"row {number}: {spec.label} has a value that {spec.dtype} cannot hold",
-            expected=expected,
-            received=str(array[bad][0]),
-            hint=hint,
-        )
+            expected=expected, received=str(array[bad][0]), hint=hint,
+        )  # fmt: skip
     return bytes(encoded.tobytes())
 
 
@@ -271,10 +263,9 @@ def _one_hot(array: Any, size: int, spec: ColumnSpec, number: int) -> bytes:
     label = float(array.reshape(-1)[0])
     if not 0 <= label < size or label != int(label):
         raise DataError(
-            f"row {number}: a label is out of range",
-            expected=f"a class in [0, {size})",
+            f"row {number}: a label is out of range", expected=f"a class in [0, {size})",
             received=str(label),
-        )
+        )  # fmt: skip
     row = np.zeros(size, np.dtype(spec.dtype).newbyteorder("<"))
     row[int(label)] = 1
     return row.tobytes()

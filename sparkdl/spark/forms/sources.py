@@ -57,9 +57,8 @@ def _listed(names: Any, argument: str) -> Any:
         raise DataError(
             f"{argument} names columns in no order",
             expected="a name, or several in the order in which the model takes them",
-            received=f"a {type(names).__name__}",
-            hint=f"{argument}={sorted(map(str, names))}",
-        )
+            received=f"a {type(names).__name__}", hint=f"{argument}={sorted(map(str, names))}",
+        )  # fmt: skip
     if isinstance(names, (str, Column)) or not isinstance(names, Iterable):
         return names
     return [str(name) if isinstance(name, str) else name for name in names]  # np.str_ is a str

@@ -177,9 +177,8 @@ class FunctionInputs:
             raise DataError(
                 "a SQL function was called with the wrong number of arguments",
                 expected=f"{len(names)} columns, for {self}, in this order",
-                received=f"{len(columns)}",
-                hint=self.hint,
-            )
+                received=f"{len(columns)}", hint=self.hint,
+            )  # fmt: skip
         return pa.RecordBatch.from_arrays(columns, names=names)
 
     def check(self, field: T.StructField) -> None:

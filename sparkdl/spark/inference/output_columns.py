@@ -77,9 +77,8 @@ class OutputColumn:
         if dtype not in _SPARK:
             raise ModelError(
                 f"output {self.output!r} cannot become a column",
-                expected="numbers, booleans or texts",
-                received=f"dtype {dtype}",
-            )
+                expected="numbers, booleans or texts", received=f"dtype {dtype}",
+            )  # fmt: skip
         if isinstance(self.field(predictor, dtype).dataType, VectorUDT):
             dtype = "float64"
         elif self.form != "values" and not dtype.startswith("float"):
@@ -119,11 +118,10 @@ class OutputColumn:
         bad, expected, _ = lost(output, made)
         if bad.any():
             raise DataError(
-                f"column {self.name!r} of {self.dtype} cannot hold a prediction",
-                expected=expected,
+                f"column {self.name!r} of {self.dtype} cannot hold a prediction", expected=expected,
                 received=f"{output[bad][0]}, of dtype {output.dtype}",
                 hint="without dtype= and outputMode='vector' a column has the output's own dtype",
-            )
+            )  # fmt: skip
         return made
 
     def shape(self, predictor: PredictorArchive) -> Shape | None:
@@ -195,11 +193,10 @@ def to_arrow(parts: Sequence[Stored], kind: pa.DataType) -> pa.Array:
     if made.type != kind:
         shapes = sorted({array.shape[1:] for array in arrays})
         raise DataError(
-            "the model gives other values than its column has",
-            expected=str(kind),
+            "the model gives other values than its column has", expected=str(kind),
             received=f"{made.type}, shapes {shapes} per row",
             hint="a model that starts with keras.Input tells the shapes of its outputs before",
-        )
+        )  # fmt: skip
     return made
 
 

@@ -74,11 +74,10 @@ class PredictionChoice:
     def __post_init__(self) -> None:
         if not isinstance(self.output_column, str) or not self.output_column:
             raise ConfigError(
-                "output_column must name the column of predictions",
-                expected="a name",
+                "output_column must name the column of predictions", expected="a name",
                 received=shown(self.output_column),
                 hint="outputs=[] leaves the column out, beside layers or a class_column",
-            )
+            )  # fmt: skip
         if isinstance(self.outputs, str):
             object.__setattr__(self, "outputs", (self.outputs,))
         elif self.outputs is not None and not isinstance(self.outputs, Iterable):
@@ -93,11 +92,9 @@ class PredictionChoice:
             object.__setattr__(self, "layers", {})
         if not isinstance(self.layers, Mapping):
             raise ConfigError(
-                "layers must say what to call the columns",
-                expected="layer name -> column",
-                received=shown(self.layers),
-                hint="layers={'avg_pool': 'embedding'}",
-            )
+                "layers must say what to call the columns", expected="layer name -> column",
+                received=shown(self.layers), hint="layers={'avg_pool': 'embedding'}",
+            )  # fmt: skip
         if self.dtype not in (None, *DTYPES):
             raise UnknownNameError("dtype of predictions", self.dtype, DTYPES)
         if self.handle_invalid not in HANDLE_INVALID:
@@ -208,9 +205,8 @@ def _by_output(names: Names, argument: str, only: str | None, model: Signature) 
         raise ConfigError(
             f"{argument}: the model has {len(model.outputs)} outputs, and one column is named",
             expected=f"output name -> column, for outputs among {sorted(model.outputs)}",
-            received=repr(names),
-            hint=f"{argument}={{{next(iter(model.outputs))!r}: {names!r}}}",
-        )
+            received=repr(names), hint=f"{argument}={{{next(iter(model.outputs))!r}: {names!r}}}",
+        )  # fmt: skip
     return {only: names}
 
 
@@ -477,7 +473,6 @@ def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:
             raise DataError(
                 f"the data already have a column {name!r}",
                 expected="a new name for each column of predictions",
-                received=str([*taken, *names]),
-                hint="predict(..., output_column='another name')",
-            )
+                received=str([*taken, *names]), hint="predict(..., output_column='another name')",
+            )  # fmt: skip
         seen.add(name.lower())

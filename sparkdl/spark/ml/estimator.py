@@ -206,11 +206,9 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
             return self
         if not isinstance(path, str):
             raise ParamTypeError(
-                "modelFile names the file of a Keras model",
-                expected="the path of a .keras file",
-                received=shown(path),
-                hint="model=... takes a Keras model",
-            )
+                "modelFile names the file of a Keras model", expected="the path of a .keras file",
+                received=shown(path), hint="model=... takes a Keras model",
+            )  # fmt: skip
         from sparkdl.files.model_file import read_model
         from sparkdl.learner.archives.archive import model_from_bytes
         from sparkdl.spark.ml.files import is_trusted

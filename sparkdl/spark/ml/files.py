@@ -127,10 +127,9 @@ def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str)
         hashed.result()
     if done != said["bytes"] or digest.hexdigest() != said["sha256"]:
         raise damaged_model(
-            f"{model} is not whole",
-            f"{said['bytes']} bytes, as they were written",
+            f"{model} is not whole", f"{said['bytes']} bytes, as they were written",
             f"{done} bytes" + ("" if done != said["bytes"] else ", others than were written"),
-        )
+        )  # fmt: skip
     return content.getvalue()
 
 
@@ -220,9 +219,8 @@ def _require_sane(size: int, packed: int, model: str) -> None:
     if size > sane_bytes(packed):
         raise damaged_model(
             f"{model} would fill the memory",
-            f"at most {sane_bytes(packed)} bytes in files of {packed} bytes",
-            f"{size} bytes",
-        )
+            f"at most {sane_bytes(packed)} bytes in files of {packed} bytes", f"{size} bytes",
+        )  # fmt: skip
 
 
 def _in_order(tables: Iterable[pa.Table], model: str) -> Iterator[list[pa.Buffer]]:
@@ -514,11 +512,9 @@ def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str
     if metadata["class"] != name or not isinstance(section, dict):
         other = metadata["class"].rpartition(".")[2]
         raise ConfigError(
-            f"{path!r} is not a saved {cls.__name__}",
-            expected=name,
-            received=metadata["class"],
+            f"{path!r} is not a saved {cls.__name__}", expected=name, received=metadata["class"],
             hint=f"{other}.load(path)",
-        )
+        )  # fmt: skip
     strange = [n for n in metadata["paramMap"] if not stage.hasParam(n)]
     strange += [n for n in metadata["defaultParamMap"] if not stage.hasParam(n)]
     number = section.get("format")

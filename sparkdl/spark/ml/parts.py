@@ -57,10 +57,9 @@ class Parts:
         if builder is not None and not callable(builder):
             raise ConfigError(
                 "modelBuilder makes the Keras model",
-                expected="a function that returns a keras.Model",
-                received=shown(builder),
+                expected="a function that returns a keras.Model", received=shown(builder),
                 hint="model=... takes a finished model",
-            )
+            )  # fmt: skip
         return replace(self, builder=builder)
 
     def with_compiled(self, name: str, value: Any) -> Parts:
@@ -129,11 +128,9 @@ class Parts:
             )
         if self.archive is not None and self.builder is not None:
             raise ConfigError(
-                "the estimator has a model and a modelBuilder",
-                expected="one of the two",
-                received="both",
-                hint="setModel(None) or setModelBuilder(None)",
-            )
+                "the estimator has a model and a modelBuilder", expected="one of the two",
+                received="both", hint="setModel(None) or setModelBuilder(None)",
+            )  # fmt: skip
         if self.builder is None and arguments is not None:
             raise ConfigError(
                 "builderArgs has no effect without modelBuilder",
@@ -144,10 +141,9 @@ class Parts:
         if self.compiled and "loss" not in self.compiled:
             raise ConfigError(
                 "optimizer and metrics compile a model together with a loss",
-                expected="loss=..., beside " + " and ".join(self.compiled),
-                received="no loss",
+                expected="loss=..., beside " + " and ".join(self.compiled), received="no loss",
                 hint="a model that is compiled already needs none of the three",
-            )
+            )  # fmt: skip
 
     def _compiled(self, name: str) -> Any:
         from sparkdl.learner.checks.compiling import from_plain_form
@@ -162,10 +158,9 @@ class Parts:
         model = self.builder(**arguments)
         if not hasattr(type(model), "train_on_batch"):
             raise ModelError(
-                "modelBuilder returned no Keras model",
-                expected="a keras.Model",
+                "modelBuilder returned no Keras model", expected="a keras.Model",
                 received=shown(model),
-            )
+            )  # fmt: skip
         return model
 
 
@@ -178,18 +173,14 @@ def archive_of(model: Any, custom_objects: Mapping[str, Any] | None = None) -> M
     """
     if not hasattr(type(model), "train_on_batch"):
         raise ConfigError(
-            "model is the Keras model",
-            expected="a keras.Model",
-            received=shown(model),
+            "model is the Keras model", expected="a keras.Model", received=shown(model),
             hint="modelBuilder=... takes a function that makes one",
-        )
+        )  # fmt: skip
     if not model.built:
         raise ModelError(
-            f"model {model.name!r} has no weights yet",
-            expected="a model that is built",
-            received="one whose input shape is not known",
-            hint="start it with keras.Input(shape)",
-        )
+            f"model {model.name!r} has no weights yet", expected="a model that is built",
+            received="one whose input shape is not known", hint="start it with keras.Input(shape)",
+        )  # fmt: skip
     if model.compiled:
         require_loadable(model)
     with making_models, interrupts.held():

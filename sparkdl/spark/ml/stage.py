@@ -255,12 +255,9 @@ def param(
     kind, own = setting.kind, camel(name)
     known = f" One of {', '.join(kind.choices)}." if kind.choices else ""
     return ParamSpec(
-        own,
-        f"{setting.sentence.replace('``', '')}{known}{doc}",
-        convert or taking(kind, own),
-        setting.default if default is None else default,
-        kind.optional,
-    )
+        own, f"{setting.sentence.replace('``', '')}{known}{doc}", convert or taking(kind, own),
+        setting.default if default is None else default, kind.optional,
+    )  # fmt: skip
 
 
 def taking(kind: ValueKind, name: str = "the Param") -> Callable[[Any], Any]:

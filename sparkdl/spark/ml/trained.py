@@ -67,11 +67,9 @@ class TrainingSummary:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ResourceError(
-                "a plot needs Matplotlib",
-                expected="matplotlib on the driver",
-                received=str(error),
+                "a plot needs Matplotlib", expected="matplotlib on the driver", received=str(error),
                 hint="pip install matplotlib",
-            ) from error
+            ) from error  # fmt: skip
         names = [name for name in self.history if not name.startswith("val_")]
         names = [n for n in names if all(isinstance(v, (int, float)) for v in self.history[n])]
 
@@ -240,10 +238,9 @@ class FittedStage(ColumnsStage, SavedStage):
         if spec.shape is not None and None not in spec.shape:
             if array.size != self.numFeatures:
                 raise DataError(
-                    "the features do not fit the model",
-                    expected=f"{self.numFeatures} values",
+                    "the features do not fit the model", expected=f"{self.numFeatures} values",
                     received=shown(value),
-                )
+                )  # fmt: skip
             array = array.reshape([d or 1 for d in spec.shape])
         outputs = self.model.predict_on_batch(array[None])
         if isinstance(outputs, Mapping):
@@ -278,9 +275,8 @@ class FittedStage(ColumnsStage, SavedStage):
                 raise DataError(
                     f"the data already have a column {output.name!r}",
                     expected=f"a new name for a column of {type(self).__name__}",
-                    received=str(schema.names),
-                    hint="another name, or '' to leave the column out",
-                )
+                    received=str(schema.names), hint="another name, or '' to leave the column out",
+                )  # fmt: skip
             taken.add(output.name.lower())
             fields.append(output.typed(predictor, spec.features).field(predictor))
         return T.StructType([*schema.fields, *fields])

@@ -53,11 +53,10 @@ def only_output(signature: Signature, stage: str) -> str:
     """The name of a model's only output."""
     if len(signature.outputs) != 1:
         raise ModelError(
-            f"{stage} takes a model with one output",
-            expected="one output",
+            f"{stage} takes a model with one output", expected="one output",
             received=f"{len(signature.outputs)}: {', '.join(signature.outputs)}",
             hint="KerasEstimator takes any inputs and outputs",
-        )
+        )  # fmt: skip
     return next(iter(signature.outputs))
 
 
@@ -96,10 +95,9 @@ def check_number(shape: Shape | None, stage: str) -> None:
     if shape is not None and tuple(shape) not in ((), (1,)):
         raise ModelError(
             f"{stage} takes a model whose output is one number per row",
-            expected="a last layer with one unit",
-            received=f"an output of shape {shape}",
+            expected="a last layer with one unit", received=f"an output of shape {shape}",
             hint="KerasClassifier predicts classes; KerasEstimator takes any inputs and outputs",
-        )
+        )  # fmt: skip
 
 
 def check_labels(schema: Any, label: Any, num_classes: int) -> None:

@@ -185,12 +185,9 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
             hint="the feed goes on for as long as the stream does",
         )
     return StreamSettings(
-        settings.shuffle,
-        settings.seed,
-        settings.memory_budget_bytes,
-        math.inf if settings.stall_timeout_s is None else settings.stall_timeout_s,
-        fed,
-    )
+        settings.shuffle, settings.seed, settings.memory_budget_bytes,
+        math.inf if settings.stall_timeout_s is None else settings.stall_timeout_s, fed,
+    )  # fmt: skip
 
 
 def check_streaming(data: Any, feeding: Feeding) -> None:

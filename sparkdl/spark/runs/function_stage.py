@@ -118,9 +118,8 @@ def run_stage(
             raise ConfigError(
                 "ranks on the driver cannot meet those on executors",
                 expected="a classic session, whose driver is this process",
-                received="a Spark Connect client",
-                hint="ps_on_driver=False",
-            )
+                received="a Spark Connect client", hint="ps_on_driver=False",
+            )  # fmt: skip
         try:
             return _run_ranks(spark, task, count, driver, rows, on_driver, watcher)
         except RankFailure as error:
@@ -236,10 +235,9 @@ def _missing(joined: set[int], count: int, start_timeout_s: float) -> WaitTimeou
     names = ", ".join(str(r) for r in range(count) if r not in joined)
     return WaitTimeoutError(
         f"{count - len(joined)} of {count} ranks did not start",
-        expected=f"all ranks within {start_timeout_s:g} s",
-        received=f"nothing from ranks {names}",
+        expected=f"all ranks within {start_timeout_s:g} s", received=f"nothing from ranks {names}",
         hint="look at their executors' logs; can they connect to this driver?",
-    )
+    )  # fmt: skip
 
 
 def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
@@ -269,20 +267,18 @@ def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
     except Exception as error:
         raise ConfigError(
             "the function or its arguments cannot be sent to the executors",
-            expected="what cloudpickle can pickle",
-            received=f"{type(error).__name__}: {error}",
+            expected="what cloudpickle can pickle", received=f"{type(error).__name__}: {error}",
             hint="make models, sessions, locks and open files inside the function",
-        ) from error
+        ) from error  # fmt: skip
 
 
 def check_callable(fn: Any) -> None:
     if not callable(fn):
         raise ConfigError(
-            "there is nothing to run",
-            expected="a function",
+            "there is nothing to run", expected="a function",
             received=f"{type(fn).__name__}: {fn!r}"[:200],
             hint="pass the function itself, not what it returns",
-        )
+        )  # fmt: skip
 
 
 def check_backend(backend: str | None) -> str | None:

@@ -40,11 +40,9 @@ def require_running(spark: Any) -> None:
     """
     if not hasattr(spark, "is_stopped" if is_connect(spark) else "sparkContext"):
         raise ConfigError(
-            "spark must be the session",
-            expected="a SparkSession, or None for the active one",
-            received=shown(spark),
-            hint="spark = SparkSession.builder.getOrCreate()",
-        )
+            "spark must be the session", expected="a SparkSession, or None for the active one",
+            received=shown(spark), hint="spark = SparkSession.builder.getOrCreate()",
+        )  # fmt: skip
     problem = session_problem(spark)
     if problem is not None:
         raise problem
@@ -81,11 +79,10 @@ def _context_problem(context: Any) -> SparkDLError | None:
 
 def _stopped() -> ResourceError:
     return ResourceError(
-        "the Spark session has been stopped",
-        expected="a session that runs, and data of it",
+        "the Spark session has been stopped", expected="a session that runs, and data of it",
         received="its stop(), before the call or while it ran",
         hint="spark = SparkSession.builder.getOrCreate(), and read the data again",
-    )
+    )  # fmt: skip
 
 
 def _end_of_jvm(context: Any) -> str:
@@ -115,11 +112,9 @@ def session_of(data: Any = None) -> Any:
             session = SparkSession.active()
     if session is None:
         raise ResourceError(
-            "no Spark session is running",
-            expected="an active SparkSession",
-            received="none",
+            "no Spark session is running", expected="an active SparkSession", received="none",
             hint="spark = SparkSession.builder.getOrCreate()",
-        )
+        )  # fmt: skip
     return session
 
 
@@ -204,23 +199,20 @@ def interpreter_problem(error: BaseException, interpreter: str) -> ResourceError
     if program is not None:
         return ResourceError(
             "Spark cannot start Python on the executors",
-            expected="an interpreter that every executor has",
-            received=f"no program {program!r}",
+            expected="an interpreter that every executor has", received=f"no program {program!r}",
             hint=hint,
-        )
+        )  # fmt: skip
     if has_other_python(error):
         return ResourceError(
             "the executors run another version of Python",
             expected=f"Python {sys.version_info[0]}.{sys.version_info[1]}, as the driver",
-            received=f"{interpreter}, of another version",
-            hint=hint,
-        )
+            received=f"{interpreter}, of another version", hint=hint,
+        )  # fmt: skip
     module = missing_module(error)
     if module is None:
         return None
     return ResourceError(
         f"the executors' Python has no module {module!r}",
         expected=f"an interpreter that imports {module!r}",
-        received=f"{interpreter}, which does not",
-        hint=hint,
-    )
+        received=f"{interpreter}, which does not", hint=hint,
+    )  # fmt: skip

@@ -54,11 +54,9 @@ def require_spark(version: tuple[int, int], what: str, hint: str) -> None:
 
         wanted = ".".join(map(str, version))
         raise ResourceError(
-            f"{what} needs a newer Spark",
-            expected=f"PySpark {wanted} or newer",
-            received=f"PySpark {pyspark.__version__}",
-            hint=hint,
-        )
+            f"{what} needs a newer Spark", expected=f"PySpark {wanted} or newer",
+            received=f"PySpark {pyspark.__version__}", hint=hint,
+        )  # fmt: skip
 
 
 def has_data_sources() -> bool:

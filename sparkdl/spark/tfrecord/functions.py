@@ -209,11 +209,9 @@ def write_tfrecords(
         if mode == "ignore":
             return
         raise ResourceError(
-            f"there are files at {path!r} already",
-            expected="a folder that is empty or not there",
-            received="files",
-            hint="mode='overwrite', 'append' or 'ignore'",
-        )
+            f"there are files at {path!r} already", expected="a folder that is empty or not there",
+            received="files", hint="mode='overwrite', 'append' or 'ignore'",
+        )  # fmt: skip
     if rows_per_file is not None:
         rows_per_file = require_int("rows_per_file", rows_per_file, 1)
     for field in df.schema.fields:

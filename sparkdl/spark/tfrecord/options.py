@@ -82,28 +82,20 @@ class Options:
         if not all(paths):
             raise ConfigError(
                 "no path for TFRecord files",
-                expected=".load(path), .save(path) or .option('path', path)",
-                received="none",
-            )
+                expected=".load(path), .save(path) or .option('path', path)", received="none",
+            )  # fmt: skip
         kind = given.get("recordtype", "Example")
         if kind.lower() not in RECORD_TYPES:
             raise UnknownNameError("recordType", kind, RECORD_TYPES.values())
         codec = given.get("codec", given.get("compression"))
         rows = _number(given, "rowsperfile", 0)
         return cls(
-            tuple(paths),
-            RECORD_TYPES[kind.lower()],
-            None if codec is None else codec_of(codec),
-            _truth(given, "verifycrc", True),
-            _number(given, "inferrows", 1000) or 1,
-            _names(given, "binaryfeatures"),
-            _number(given, "maxpartitionbytes", 128 << 20),
-            _number(given, "batchrows", 10_000) or 1,
-            _names(given, "partitionby"),
-            rows or None,
-            given.get("pathglobfilter"),
-            _truth(given, "recursivefilelookup", False),
-        )
+            tuple(paths), RECORD_TYPES[kind.lower()], None if codec is None else codec_of(codec),
+            _truth(given, "verifycrc", True), _number(given, "inferrows", 1000) or 1,
+            _names(given, "binaryfeatures"), _number(given, "maxpartitionbytes", 128 << 20),
+            _number(given, "batchrows", 10_000) or 1, _names(given, "partitionby"), rows or None,
+            given.get("pathglobfilter"), _truth(given, "recursivefilelookup", False),
+        )  # fmt: skip
 
 
 def _names(given: Mapping[str, str], key: str) -> tuple[str, ...]:

@@ -73,11 +73,10 @@ def inferred_schema(options: Options) -> T.StructType:
     schema = inference.schema()
     if not len(schema):
         raise DataError(
-            "no schema can be inferred",
-            expected="a record with a value in one of the files",
+            "no schema can be inferred", expected="a record with a value in one of the files",
             received=f"none in {len(chosen)} of {len(files)} files",
             hint="spark.read.format('tfrecord').schema(...)",
-        )
+        )  # fmt: skip
     fields = list(spark_schema_of(schema).fields)
     fields += [field for field in folder_fields(files) if field.name not in schema.names]
     return T.StructType(fields)
@@ -157,10 +156,9 @@ def read_whole_files(spark: Any, path: str) -> Any:
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):
         raise DataError(
-            "no schema can be inferred",
-            expected="a record with a value in one of the first files",
+            "no schema can be inferred", expected="a record with a value in one of the first files",
             received=f"none in the files at {path!r}",
-        )
+        )  # fmt: skip
     schema = spark_schema_of(found)
     arrow_schema = arrow_schema_of(schema)
 

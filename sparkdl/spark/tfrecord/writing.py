@@ -47,10 +47,9 @@ class TFRecordWriter:
         self._options, self._overwrite = options, overwrite
         if len(options.paths) != 1:
             raise ConfigError(
-                "TFRecords are written to one folder",
-                expected="a path",
+                "TFRecords are written to one folder", expected="a path",
                 received=str(options.paths),
-            )
+            )  # fmt: skip
         missing = [name for name in options.partition_by if name not in schema.names]
         if missing or len(options.partition_by) == len(schema.fields):
             raise ConfigError(

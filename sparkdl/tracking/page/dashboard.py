@@ -81,10 +81,9 @@ class FirstPageRequest:
                 self.connection.recv(64 << 10)
             self.connection.send(_REFUSED)
             raise AuthenticationError(
-                "a wrong or missing token",
-                expected="the token of the page's link",
+                "a wrong or missing token", expected="the token of the page's link",
                 received="another one, or none",
-            )
+            )  # fmt: skip
         return True
 
     def turn_away(self) -> None:
@@ -136,10 +135,9 @@ class PageServer(Closing):
         except ResourceError as error:
             raise ResourceError(
                 f"the page cannot be served on {host!r}, port {port}",
-                expected="a free port on an address of this host",
-                received=error.received,
+                expected="a free port on an address of this host", received=error.received,
                 hint="port=0 takes any free one",
-            ) from error
+            ) from error  # fmt: skip
         self.port: int = listener.getsockname()[1]
         members = Members(listener)
         self._server = _QuietServer(
@@ -183,10 +181,8 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
         if token_matches(request.args.get("token"), token):
             return None
         return Response(
-            REFUSAL,
-            403,
-            mimetype="text/plain",
-        )
+            REFUSAL, 403, mimetype="text/plain",
+        )  # fmt: skip
 
     @app.after_request
     def protect(response: Response) -> Response:

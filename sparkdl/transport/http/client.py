@@ -109,17 +109,15 @@ class HttpChannel:
             self._http.close()
             if response.status == 401:
                 raise AuthenticationError(
-                    "the parameter server refused the token",
-                    expected="the token of this run",
+                    "the parameter server refused the token", expected="the token of this run",
                     received=text,
-                )
+                )  # fmt: skip
             if response.status >= 500 or response.status in (BUSY, TIMED_OUT):
                 raise ConnectionResetError(f"HTTP {response.status}: {text}")
             raise ProtocolError(
-                f"the parameter server answered HTTP {response.status}",
-                expected="HTTP 200",
+                f"the parameter server answered HTTP {response.status}", expected="HTTP 200",
                 received=text,
-            )
+            )  # fmt: skip
 
         def read(view: memoryview) -> None:
             position = 0

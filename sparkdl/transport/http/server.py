@@ -175,9 +175,8 @@ def make_app(
             if HEADER_BYTES + meta_len + body_len != length:
                 raise ProtocolError(
                     "Content-Length and the frame's sizes differ",
-                    expected=str(HEADER_BYTES + meta_len + body_len),
-                    received=str(length),
-                )
+                    expected=str(HEADER_BYTES + meta_len + body_len), received=str(length),
+                )  # fmt: skip
             message.meta = read_meta(read, message.kind, meta_len)
             number, busy = clients.find(client)
         except ProtocolError as error:

@@ -107,10 +107,9 @@ class Goal:
         if self.metric not in metrics:
             raise ConfigError(
                 f"the models have no metric {self.metric!r}",
-                expected=f"metric= one of {', '.join(metrics)}",
-                received=repr(self.metric),
+                expected=f"metric= one of {', '.join(metrics)}", received=repr(self.metric),
                 hint="names that begin with val_ need validation_data or validation_split",
-            )
+            )  # fmt: skip
         value = float(metrics[self.metric])
         return WORST if math.isnan(value) else value if self.maximize else -value
 

@@ -1,7 +1,8 @@
 """Several parameter servers: a round, and an asynchronous exchange, beside what the links allow.
 
-    python benchmarks/several_servers.py [--mbit 1000] [--workers 4] [--servers 1 2 4] [--mb 32]
-                                         [--repeats 5] [--rounds 6]
+    python benchmarks/scale.py --only servers
+    python benchmarks/support/several_servers.py [--mbit 1000] [--workers 4] [--servers 1 2 4]
+                                                 [--mb 32] [--repeats 5] [--rounds 6]
 
 Each worker and each server is a process on a host of its own: network namespaces whose links a
 token bucket limits in both directions (root is needed). The workers only exchange. Per round each
@@ -26,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-sys.path.insert(0, os.path.dirname(__file__))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import numpy as np
 from support.limited_hosts import LimitedNetwork, _end, _read_line, _read_object, _send_object
 
@@ -170,7 +171,7 @@ def _cpu_s(process: subprocess.Popen[bytes]) -> float:
     return float(json.loads(_read_line(process)))
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mbit", type=float, default=1000.0)
     parser.add_argument("--workers", type=int, default=4)
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--mb", type=float, default=32.0)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=6)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     size, rate = int(args.mb * 1e6 / 4), args.mbit * 1e6 / 8
     with Hosts(args.workers, max(args.servers), args.mbit) as hosts:
         print(
