@@ -177,7 +177,9 @@ def test_callbacks_in_a_world_of_one(capsys: pytest.CaptureFixture[str]):
 
 
 class Two(SoloCommunicator):
-    size = 2
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 2
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="Keras has it there alone")
