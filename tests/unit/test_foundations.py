@@ -121,7 +121,7 @@ def test_the_public_face_is_what_the_design_names() -> None:
     }  # fmt: skip
     predicting = {
         "DeepImageFeaturizer", "DeepImagePredictor", "KerasImageFileEstimator",
-        "KerasImageFileTransformer", "inference", "predict", "predict_udf",
+        "KerasImageFileTransformer", "generate", "inference", "predict", "predict_udf",
         "registerKerasImageUDF", "register_udf",
     }  # fmt: skip
     looking = {"dashboard", "describe", "doctor", "environment"}
