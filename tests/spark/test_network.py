@@ -103,7 +103,7 @@ def test_a_program_on_a_cluster_gets_a_certificate(monkeypatch: pytest.MonkeyPat
         asked.append(is_encrypted(spark, network, pickles=pickles))
         raise ConnectionAbortedError
 
-    monkeypatch.setattr("sparkdl.spark.runs.function_stage.certificate_of", note)
+    monkeypatch.setattr("sparkdl.program.spark_stage.certificate_of", note)
     for network in (None, Network(encrypt=False)):
         program = make_program(PyNode(print))
         with pytest.raises(ConnectionAbortedError):

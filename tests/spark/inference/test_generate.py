@@ -24,7 +24,7 @@ def plain() -> list[str]:
 
 
 def test_texts_of_rows_in_their_order(spark: Any, plain: list[str], tmp_path: Path) -> None:
-    frame = spark.createDataFrame([*ROWS, (23, None)], SCHEMA).repartition(3, "number")
+    frame = spark.createDataFrame([*ROWS, (23, None)], SCHEMA).repartition(3, "number").cache()
     made = sparkdl.generate(tiny_gpt2(), frame, max_length=14, batch_size=4, handle_invalid="keep")
     assert made.columns == ["number", "text", "generated"]
     rows = made.collect()
