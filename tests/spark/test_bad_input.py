@@ -18,10 +18,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from keras import layers
+from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 
 import sparkdl
 from sparkdl import Limits, Network, SparkModel
-from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 from sparkdl.compat.distkeras.trainers import SingleTrainer
 from sparkdl.compat.distkeras.transformers import (
     BinaryLabelTransformer,

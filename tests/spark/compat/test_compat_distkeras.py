@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pyspark.ml.linalg import Vectors
 from pyspark.sql import functions as F
-
-from sparkdl import Network
 from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 from sparkdl.compat.distkeras.predictors import ModelPredictor
+
+from sparkdl import Network
 from sparkdl.compat.distkeras.trainers import (
     ADAG,
     AEASGD,
