@@ -46,7 +46,7 @@ def test_a_task_travels(name: str) -> None:
     require_loadable(model)
     archive = encode_model(model)
     copy = decode_model(archive)
-    assert type(copy) is type(model)
+    assert type(copy).__qualname__ == type(model).__qualname__  # a class of the user's is a copy
     for mine, its in zip(model.variables, copy.variables, strict=True):
         assert (mine.shape, mine.dtype, mine.trainable) == (its.shape, its.dtype, its.trainable)
         np.testing.assert_array_equal(keras.ops.equal(mine.value, its.value), True)
@@ -159,7 +159,7 @@ def test_texts_of_a_row_go_to_the_preprocessor_in_their_order() -> None:
     rows = {"segment 0": first.astype(object), "segment 1": second.astype(object)}
     preprocessing = model_signature(model).preprocessing
     assert preprocessing is not None
-    wanted = model.preprocessor((first.tolist(), second.tolist()))
+    wanted = model.preprocess_samples((first.tolist(), second.tolist()))
     for name, array in preprocessing.rows(rows).items():
         np.testing.assert_array_equal(array, wanted[name])
 
