@@ -54,6 +54,7 @@ def test_an_error_comes_without_the_frames_between(with_cause: bool) -> None:
         list(run_task(iter([]), content))
     error = caught.value
     shown = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    assert "in run_task" not in shown  # of sparkdl; those of a user's code stay
+    assert "in run_rank" not in shown  # of sparkdl; those of a user's code stay
+    assert shown.count("in run_task") == 1
     assert "in deeper" in shown
     assert ("in of_the_user" in shown) == with_cause
