@@ -11,7 +11,7 @@ SCRIPTS = [
     ("barrier_start.py",),
     ("exchange.py", "--repeats", "5"),
     ("inference.py", "--rows", "1000000"),
-    ("generate.py",),
+    ("generation.py",),
     ("large_embeddings.py",),
     ("tabular.py",),
     ("readers.py",),

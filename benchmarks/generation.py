@@ -1,6 +1,6 @@
 """Rows per second of generate, beside one process and Spark's batch udf; by turns in one run.
 
-    python benchmarks/generate.py [--rows 512] [--max-length 64] [--batch-size 32] [--repeats 3]
+    python benchmarks/generation.py [--rows 512] [--max-length 64] [--batch-size 32] [--repeats 3]
 
 A GPT-2 of 4 layers (256 wide, 2,000 tokens, random weights, greedy, no end token) writes on from
 prompts of 1 to 24 words. "one process" is a loop of ``task.generate`` over batches of the same rows
