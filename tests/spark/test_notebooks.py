@@ -208,7 +208,10 @@ def test_the_readme_runs_in_a_fresh_terminal(tmp_path: Path) -> None:
     assert list((tmp_path / "logs").iterdir())
     assert list((tmp_path / "digits-pipeline").iterdir())
     assert "retracing" not in done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
+    # Spark closes a worker's connection once show(3) has its rows, maybe before the last flush.
+    flushed = r"Traceback.*\n(?:  File .*pyspark/daemon.py.*\n(?:    .*\n)*)+BrokenPipeError.*\n"
+    told = re.sub(flushed, "", done.stderr)
+    assert "Traceback" not in told, told
     for noise in ("absl::", "oneDNN", "cudart_stub", "cuInit"):  # of driver and Python workers
         assert noise not in done.stderr, done.stderr
 
