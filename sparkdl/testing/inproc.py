@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -166,6 +168,7 @@ class _Table:
         self.changed = threading.Condition()
         self.rounds: dict[int, dict[int, Any]] = {}
         self.closed: set[int] = set()
+        self.threads: dict[int, int] = {}
         self.groups: dict[tuple[tuple[int, ...], int], _Table] = {}
 
     def group(self, ranks: tuple[int, ...], count: int) -> _Table:
@@ -192,6 +195,7 @@ class ThreadCommunicator(Communicator):
         table = self._table
         with table.changed:
             table.rounds.setdefault(number, {})[self.rank] = (label, item)
+            table.threads[self.rank] = threading.get_ident()
             table.changed.notify_all()
         self._wait(lambda: set(range(table.size)) - set(table.rounds[number]))
         contributed = [table.rounds[number][r] for r in range(table.size)]
@@ -218,12 +222,14 @@ class ThreadCommunicator(Communicator):
                     )
                 rest = deadline - time.monotonic()
                 if rest <= 0:
-                    absent_ranks = name_ranks(sorted(missing))
+                    frames, absent_ranks = sys._current_frames(), name_ranks(sorted(missing))
+                    found = [frames.get(table.threads.get(r, 0)) for r in sorted(missing)]
                     raise WaitTimeoutError(
                         f"rank {self.rank} has waited too long; missing {absent_ranks}",
                         expected=f"all ranks within {self._timeout_s:g} s",
                         received=f"nothing from {absent_ranks}",
-                    )
+                        hint="\n".join("".join(traceback.format_stack(f)) for f in found if f),
+                    )  # fmt: skip
                 self._absent = missing
                 table.changed.wait(rest)
             self._absent = set()
@@ -297,7 +303,7 @@ class ThreadCommunicator(Communicator):
         self._abort()
 
 
-def connect_threads(size: int, *, timeout_s: float = 60.0) -> list[ThreadCommunicator]:
+def connect_threads(size: int, *, timeout_s: float = 120.0) -> list[ThreadCommunicator]:
     """The communicators of ``size`` ranks; use each from a thread of its own.
 
     Raises:

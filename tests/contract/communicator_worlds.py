@@ -159,6 +159,7 @@ def reduce_until(c: Any, seconds: float, size: int) -> int:
 
 
 def absent(c: Any, who: int, seconds: float) -> None:
+    c.barrier()  # all were there
     if c.rank == who:
         time.sleep(seconds)
     else:

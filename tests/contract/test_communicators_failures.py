@@ -144,7 +144,7 @@ def test_threads_name_who_is_missing_and_who_closed():
     world = ThreadWorld(list(connect_threads(3, timeout_s=0.3)))
     answers = world.run("absent", who=2, seconds=0.6)
     assert all(isinstance(a, TransportError) for a in answers[:2]), answers
-    assert any("missing rank 2" in str(a) for a in answers[:2])
+    assert any("missing rank 2" in str(a) and "in absent" in str(a) for a in answers[:2])
     world.close()
     world = ThreadWorld(list(connect_threads(3)))
     answers = world.run("close_now", who=0)

@@ -72,7 +72,7 @@ def run_workers(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(300)
         assert not any(t.is_alive() for t in threads), "a worker hangs"
         if errors:
             raise errors[0]
@@ -127,7 +127,7 @@ def spread_over_ranks(
     settings = LoopSettings(
         epochs=epochs, first_epoch=first_epoch, batch_size=batch_size, window=1, shuffle=False
     )
-    communicators = connect_threads(len(parts), timeout_s=60)
+    communicators = connect_threads(len(parts))
     errors: list[BaseException] = []
     found: list[Any] = [None] * len(parts)
 
@@ -157,7 +157,7 @@ def spread_over_ranks(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(300)
     assert not any(t.is_alive() for t in threads), "a worker hangs"
     if errors:
         raise errors[0]

@@ -311,7 +311,7 @@ def by_workers(
 
             run(in_rounds)
     else:
-        communicators = connect_threads(len(parts), timeout_s=60.0)
+        communicators = connect_threads(len(parts))
 
         def reduced(rank: int) -> None:
             check = FiniteCheck(on_nan, layout.trained_size)

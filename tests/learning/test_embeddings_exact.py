@@ -143,7 +143,7 @@ def run(
         return FiniteCheck(on_nan, layout.trained_size)
 
     if way == "allreduce":
-        communicators = connect_threads(len(parts), timeout_s=60)
+        communicators = connect_threads(len(parts))
 
         def in_step(rank: int) -> None:
             found = check()

@@ -143,7 +143,7 @@ def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
         run._driver.close()
 
     if mode == "allreduce":
-        communicators = connect_threads(len(parts), timeout_s=120)  # a busy machine may stand still
+        communicators = connect_threads(len(parts))
         with InprocServer(Coordinator(Settings(len(parts)))) as host:
 
             def in_step(rank: int) -> None:

@@ -101,7 +101,7 @@ def run(way: str, on_nan: str, *, poison: bool = True, overflow: bool = False) -
         assert not any(t.is_alive() for t in threads), "a worker hangs"
 
     if way == "allreduce" or way in EXCHANGE_RULES:
-        communicators = connect_threads(2, timeout_s=20)
+        communicators = connect_threads(2)
 
         def steps_of(rank: int) -> Any:
             if way == "allreduce":

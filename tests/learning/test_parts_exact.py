@@ -139,7 +139,7 @@ def run(name: str, part_bytes: int, wire: str | None = None, fails_at: Any = Non
     learners = [make_learner(make(name)) for _ in parts]
     layout = learners[0].layout
     settings = LoopSettings(epochs=2, batch_size=BATCH, window=1, shuffle=False)
-    communicators = connect_threads(len(parts), timeout_s=60)
+    communicators = connect_threads(len(parts))
     errors: list[Any] = [None] * len(parts)
     made: list[Any] = [None] * len(parts)
 

@@ -91,7 +91,7 @@ def fit(
             raise errors[0]
 
     if mode == "allreduce":
-        communicators = connect_threads(len(parts), timeout_s=20)
+        communicators = connect_threads(len(parts))
         given = optimizer_config(model.optimizer) if rule == "sliced" else None
         chosen = make_exchange_rule(rule).bind(len(parts), given)
 

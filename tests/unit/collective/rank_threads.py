@@ -19,7 +19,7 @@ def on_ranks(size: int, work: Callable[[Any], Any]) -> list[Any]:
     if size == 1:
         with SoloCommunicator() as alone:
             return [work(alone)]
-    communicators = connect_threads(size, timeout_s=20.0)
+    communicators = connect_threads(size)
     results: list[Any] = [None] * size
     errors: list[Exception] = []
 

@@ -178,7 +178,8 @@ function drawHeadline(speeds) {
     if (look.in + look.out > 0) cards.push(card("Traffic", bytes(seconds > 0 && !end ? (look.in - earlier.in + look.out - earlier.out) / seconds : look.in + look.out)
       + (seconds > 0 && !end ? "/s" : ""), `in ${bytes(look.in)}, out ${bytes(look.out)}`));
   }
-  $("headline").replaceChildren(...cards);
+  const shown = $("headline").children;  // an equal card stays
+  $("headline").replaceChildren(...cards.map((card, i) => shown[i] && shown[i].isEqualNode(card) ? shown[i] : card));
   $("error").hidden = !(end && end.kind === "fail");
   $("error").textContent = end && end.error || "";
 }
@@ -406,9 +407,9 @@ let early = null;  // records that come while a run is being loaded
 async function choose(id, newest = false) {
   chosen = id;
   followNewest = newest || (runs.length > 0 && runs[0].run === id);
-  early = [];
+  const mine = early = [];
   const records = await ask("api/run/" + encodeURIComponent(id));
-  if (chosen !== id) return;
+  if (early !== mine) return;  // the run was chosen again meanwhile
   for (const { plot } of Object.values(charts)) plot.destroy();
   charts = {};
   $("curves").replaceChildren();

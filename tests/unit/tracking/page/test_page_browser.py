@@ -155,11 +155,14 @@ def test_curves_say_their_last_values_and_few_rows_do_not_stretch_their_axis(bro
         tab = Tab(browser.new_page(viewport={"width": 1000, "height": 900}))
         tab.page.goto(served.url)
         tab.wait_for("#headline", "Rows per second")
-        cards = tab.page.locator("#headline .card").all_inner_texts()
+        # In one step: a card that the page replaced in between has no lines.
+        shown = "[...document.querySelectorAll('#headline .card')].map(card => card.innerText)"
+        cards = tab.page.evaluate(shown)
         assert [c.split("\n")[0].lower() for c in cards][1:3] == ["loss", "accuracy"]
-        styles = "e => getComputedStyle(e, '::first-letter').textTransform"
-        names = tab.page.locator("#headline .what, #curves h2").all()
-        assert {name.evaluate(styles) for name in names} == {"uppercase"}, "one style of names"
+        names = "document.querySelectorAll('#headline .what, #curves h2')"
+        style = "getComputedStyle(e, '::first-letter').textTransform"
+        styles = tab.page.evaluate(f"[...{names}].map(e => {style})")
+        assert set(styles) == {"uppercase"}, "one style of names"
         assert "all workers, last epoch" in cards[3]
         accuracy = tab.page.locator("#curves .card").nth(1)
         values = ["2", "0.9", "0.9", "0.8"]
