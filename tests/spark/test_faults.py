@@ -125,7 +125,9 @@ SLOW = (
     "count-twice/amid/synchronous", "count-both/amid/synchronous", "count-silent/amid/synchronous",
     "count-checkpoint/checkpoint/synchronous", "count-third/amid/synchronous",
     "count-executor/amid/asynchronous", "count-executor/amid/allreduce",
-    "count-executor/amid/synchronous",
+    "count-executor/amid/synchronous", "count-executor-shuffled/amid/asynchronous",
+    "kill-pair-shard/mid/synchronous", "stop-pair-long/mid/hogwild",
+    "memory-executor/any/allreduce", "readonly-tmp/any/asynchronous", "clock-forward/mid/synchronous",
 )  # fmt: skip
 
 
@@ -139,4 +141,21 @@ def test_a_cell_holds(cell: str, tmp_path: Path) -> None:
         [sys.executable, str(PROGRAM), "--results", str(tmp_path / "results"), "--only", cell],
         capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="makes network namespaces")
+@pytest.mark.parametrize(
+    "arguments", [("connect", "--rounds", "30"), ("stream", "--minutes", "1.5"), ("link",)]
+)
+def test_what_lasts(arguments: tuple[str, ...]) -> None:
+    """Shorter than the runs of the page."""
+    program = BENCHMARKS / "support" / "fault_long.py"
+    done = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        capture_output=True, text=True, timeout=580, check=False,
+    )  # fmt: skip
+    if "PermissionError" in done.stderr:
+        pytest.skip("network namespaces need root")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
