@@ -233,7 +233,8 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | No
     keys = F.array(*map(F.lit, partition_keys(num_workers)[:fed]))
     to = keys[F.pmod(number, F.lit(fed)).cast("int")]
     parts = frame.withColumn(_TO, to).repartition(num_workers, _TO).drop(_TO)
-    return parts.sortWithinPartitions(PLACE).drop(PLACE) if places else parts
+    by = [name for name in (*places, ROLE) if places and name in frame.schema.names]
+    return parts.sortWithinPartitions(*by).drop(PLACE) if by else parts
 
 
 def partition_keys(count: int) -> list[int]:
