@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparkdl.ps.shards.pushes import NO_CLOCK
-from sparkdl.ps.shards.row_link import RowLink, RowPush
+from sparkdl.ps.shards.pushes import NO_CLOCK, PushReply, RowPush
+from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.ps.shards.rows import RowsOfWorker
 from sparkdl.tables.index import Slots
 from sparkdl.tables.service import IdArray, TableSpec
@@ -32,8 +32,7 @@ class WindowRows(RowsOfWorker):
     """
 
     def __init__(self, link: RowLink, tables: Sequence[TableSpec], num_workers: int) -> None:
-        super().__init__(tables)
-        self._link = link
+        super().__init__(link)
         self._share = np.float32(1.0 / num_workers)
         self._copies = {
             spec.name: _Copies(spec.store(), spec.learning_rate, link.num_shards) for spec in tables
@@ -58,31 +57,20 @@ class WindowRows(RowsOfWorker):
     ) -> None:
         """See :class:`RowsOfWorker`; the copies take the step."""
         for step in self._take_step(loss_scale):
-            self._copies[step.table].step(step.ids, step.gradients, step.counts, learning_rate)
+            self._copies[step.table].step(step, learning_rate)
 
     def end_window(self, epoch: int, batch: int) -> None:
         """Sends the changes of the window, and takes those of the other workers."""
         trained = {name: c for name, c in self._copies.items() if len(c.trained)}
         if not trained:
             return
-        pushes = []
-        for name, copies in trained.items():
-            ids, changes, counts = copies.changes(self._share)
-            told = counts if name in self._counted else None
-            pushes.append(RowPush(name, ids, changes, told, None, copies.clocks))
+        pushes = [copies.changes(name, self._share) for name, copies in trained.items()]
         done = self._link.push(pushes, epoch, batch, 0.0, changes=True)
         for (_, copies), push, back in zip(trained.items(), pushes, done, strict=True):
             if back.again:  # a former attempt has brought this window
                 copies.forget()
                 continue
-            copies.end_window(push.ids, push.values, back.places, back.values, back.clocks)
-
-    def close(self) -> None:
-        self._link.close()
-
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        return self._link.bytes_moved
+            copies.end_window(push, back)
 
 
 class _Copies:
@@ -123,47 +111,37 @@ class _Copies:
     def rows(self, ids: IdArray) -> FloatArray:
         return self._store.values_at(self._store.slots_of(ids))
 
-    def step(
-        self, ids: IdArray, gradients: FloatArray, counts: IdArray, learning_rate: float
-    ) -> None:
-        slots = self._store.slots_of(ids)
+    def step(self, step: RowPush, learning_rate: float) -> None:
+        assert step.counts is not None
+        slots = self._store.slots_of(step.ids)
         rate = learning_rate if self._rate is None else self._rate
-        self._store.step_at(slots, gradients, rate)
+        self._store.step_at(slots, step.values, rate)
         self._touched[slots] = True
-        self._seen[slots] += counts
+        self._seen[slots] += step.counts
 
-    def changes(self, share: np.float32) -> tuple[IdArray, FloatArray, IdArray]:
+    def changes(self, table: str, share: np.float32) -> RowPush:
         """The rows that were trained, this worker's share of their changes, how often each was."""
         slots = self.trained
         changes = (self._store.values_at(slots) - self._old[slots]) * share
-        return self._store.ids_at(slots), changes, self._seen[slots]
+        ids = self._store.ids_at(slots)
+        return RowPush(table, ids, changes, self._seen[slots], None, self.clocks)
 
-    def end_window(
-        self,
-        ids: IdArray,
-        sent: FloatArray,
-        places: Slots,
-        center: FloatArray,
-        clocks: Sequence[int],
-    ) -> None:
+    def end_window(self, sent: RowPush, back: PushReply) -> None:
         """Takes the rows that others have changed; the next window begins.
 
         Args:
-            ids: Ids of the rows that were sent.
-            sent: Their changes.
-            places: Among them, those that came back.
-            center: Their values on the shards.
-            clocks: Clocks of the shards, after the changes.
+            sent: The changes that were sent.
+            back: The answer, with the values on the shards after them.
         """
-        slots = self._store.slots_of(ids)
-        self._old[slots] += sent
-        back = slots[places]
-        moved = self._store.values_at(back) + (center - self._old[back])
-        self._store.set_values(back, moved)
-        self._old[back] = center
+        slots = self._store.slots_of(sent.ids)
+        self._old[slots] += sent.values
+        changed = slots[back.rows]
+        moved = self._store.values_at(changed) + (back.values - self._old[changed])
+        self._store.set_values(changed, moved)
+        self._old[changed] = back.values
         self._fresh[:] = self._touched
         self._begin_window()
-        self.clocks = list(clocks)
+        self.clocks = list(back.clocks)
 
     def forget(self) -> None:
         """All rows are asked for again; the next window begins."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.shards.ahead import RowsAhead, Wanted
-from sparkdl.ps.shards.pushes import NO_CLOCK
-from sparkdl.ps.shards.row_link import RowLink, RowPush
+from sparkdl.ps.client import Progress
+from sparkdl.ps.shards.pushes import NO_CLOCK, RowPush
+from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.tables.classes import ClassSpec, Softmax
-from sparkdl.tables.service import IdArray, TableSpec
+from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import merged
 from sparkdl.weights import FloatArray
 
@@ -37,35 +38,13 @@ class Pull:
     counts: IdArray | None = None
 
 
-@dataclass(frozen=True)
-class StepOfTable:
-    """The change that a batch makes of the rows of one table.
-
-    Args:
-        ids: Each once, in order.
-        gradients: Gradients of their rows, those of all calls summed.
-        counts: How often the batch has each id.
-        clocks: Clocks of the table on each shard, when the first of the rows left it.
-    """
-
-    table: str
-    ids: IdArray
-    gradients: FloatArray
-    counts: IdArray
-    clocks: list[int]
-
-
 class RowsOfWorker(Closing):
     """The rows of a model's tables; a :class:`sparkdl.tables.service.RowService`."""
 
-    def __init__(self, tables: Sequence[TableSpec]) -> None:
+    def __init__(self, link: RowLink) -> None:
+        self._link = link
         self._pulls: list[Pull] = []
         self._first = 0
-        self._counted = {
-            spec.name
-            for spec in tables
-            if (store := spec.store()).entry is not None or store.tracks
-        }  # tables whose shards want to know how often an id was seen
 
     # -- what layers call --------------------------------------------------------------------------
 
@@ -112,10 +91,13 @@ class RowsOfWorker(Closing):
     def end_window(self, epoch: int, batch: int) -> None:
         """The model's own weights are exchanged now."""
 
+    def close(self) -> None:
+        self._link.close()
+
     @property
-    @abstractmethod
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes of the frames that were sent and received."""
+        return self._link.bytes_moved
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -129,8 +111,10 @@ class RowsOfWorker(Closing):
             self._pulls.append(Pull(table, ids, clocks))
         return self._first + len(self._pulls) - 1
 
-    def _take_step(self, loss_scale: float) -> list[StepOfTable]:
-        """The step of each table; nothing where the loss has overflowed."""
+    def _take_step(self, loss_scale: float) -> list[RowPush]:
+        """The step of each table, its ids in order, with the clocks when the first of the rows left
+        the shards; nothing where the loss has overflowed.
+        """
         pulls = [p for p in self._pulls if p.gradients is not None and np.isfinite(loss_scale)]
         steps = []
         for table in sorted({pull.table for pull in pulls}):
@@ -143,7 +127,7 @@ class RowsOfWorker(Closing):
             if loss_scale != 1.0:
                 gradients = gradients / np.float32(loss_scale)
             clocks = [earliest(known) for known in zip(*(p.clocks for p in of), strict=True)]
-            steps.append(StepOfTable(table, ids, gradients, counts, clocks))
+            steps.append(RowPush(table, ids, gradients, counts, None, clocks))
         self._forget()
         return steps
 
@@ -159,9 +143,9 @@ class ServedRows(RowsOfWorker):
     step of the rows, and the next pull sees them.
     """
 
-    def __init__(self, link: RowLink, tables: Sequence[TableSpec], ahead: RowsAhead) -> None:
-        super().__init__(tables)
-        self._link, self._ahead = link, ahead
+    def __init__(self, link: RowLink, ahead: RowsAhead) -> None:
+        super().__init__(link)
+        self._ahead = ahead
         self._own: dict[str, list[list[int]]] = {}  # the clocks after this worker's last pushes
 
     def begin_batch(self, wanted: Wanted | None) -> None:
@@ -178,28 +162,22 @@ class ServedRows(RowsOfWorker):
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
-        steps = self._take_step(loss_scale)
-        if not steps:
-            return
         pushes = [
-            RowPush(
-                step.table, step.ids, step.gradients,
-                step.counts if step.table in self._counted else None,
-                self._ahead.shared(step.table, step.ids),
-                self._clocks_with_own(step),
+            replace(
+                step,
+                wanted=self._ahead.shared(step.table, step.ids),
+                clocks=self._clocks_with_own(step),
             )
-            for step in steps
-        ]  # fmt: skip
-        for step, done in zip(
-            steps, self._link.push(pushes, epoch, batch, learning_rate), strict=True
-        ):
-            self._own[step.table] = [*self._own.get(step.table, [])[-1:], done.clocks]
-            order = np.argsort(done.places)
-            self._ahead.renew(step.table, step.ids[done.places[order]], done.values[order])
+            for step in self._take_step(loss_scale)
+        ]
+        answers = self._link.push(pushes, epoch, batch, learning_rate) if pushes else []
+        for push, done in zip(pushes, answers, strict=True):
+            self._own[push.table] = [*self._own.get(push.table, [])[-1:], done.clocks]
+            self._ahead.renew(push.table, push.ids[done.rows], done.values)
 
     def close(self) -> None:
         self._ahead.close()
-        self._link.close()
+        super().close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -207,13 +185,40 @@ class ServedRows(RowsOfWorker):
         more = self._ahead.bytes_moved
         return sent + more[0], received + more[1]
 
-    def _clocks_with_own(self, step: StepOfTable) -> list[int]:
+    def _clocks_with_own(self, step: RowPush) -> list[int]:
         """The clocks that the shards would have if nobody else had pushed since the pull."""
         mine = self._own.get(step.table, [])
         return [
             clock if clock == NO_CLOCK else clock + sum(after[shard] > clock for after in mine)
             for shard, clock in enumerate(step.clocks)
         ]
+
+
+class RoundRows(RowsOfWorker):
+    """Rows whose step is the row-weighted mean of all workers' gradients.
+
+    A worker's part of a round is put aside on the shards before the coordinator hears of its
+    commit; the members that the coordinator names then make one step of each row. Pulls bring that
+    decision along (:mod:`sparkdl.ps.kinds`), so that a worker sees the rounds it has been told
+    of.
+    """
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        self._begin_pull(training=training)
+        ids = np.ascontiguousarray(ids, np.int64)
+        found = self._link.fetch(table, ids, training=training)
+        return found.rows, self._noted(table, ids, found.clocks, training=training)
+
+    def end_step(
+        self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
+    ) -> None:
+        """Nothing to do: :meth:`put_aside` has sent what the step brings."""
+
+    def put_aside(self, progress: Progress, sequence: int) -> None:
+        """Sends this worker's part of the present round, also where it has no rows."""
+        steps = self._take_step(1.0) if progress.rows else []
+        self._forget()
+        self._link.put_aside(steps, progress, sequence)
 
 
 def earliest(clocks: Sequence[int]) -> int:
