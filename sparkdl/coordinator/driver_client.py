@@ -13,9 +13,8 @@ from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
-from sparkdl.coordinator.telemetry import unpack_lines
+from sparkdl.coordinator.telemetry import Status, unpack_lines
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.address import Endpoint, Listeners, ListenOptions

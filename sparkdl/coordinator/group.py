@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import WorkerStatus
-from sparkdl.coordinator.telemetry import Telemetry
+from sparkdl.coordinator.telemetry import Telemetry, WorkerStatus
 from sparkdl.errors import (
     ProtocolError,
     SparkDLError,

@@ -273,7 +273,7 @@ class TrialEnded:
             ``'stopped'`` (the search ended before).
         metrics: As after the last epoch; empty if it failed.
         importances: Hyper-parameter -> the share of the metric's variance that it explains, over
-            the trials so far (:func:`sparkdl.tune.analysis.importances`); empty while they are few.
+            the trials so far (:func:`sparkdl.tune.study.importances`); empty while they are few.
     """
 
     trial: int

@@ -16,8 +16,7 @@ from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
 from sparkdl.ps.shards.ahead import RowsAhead
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.row_windows import WindowRows
-from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows
+from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.training.slices import Slices, pack, unpack
