@@ -114,39 +114,7 @@ _MODULES = (
 )  # fmt: skip
 """Modules for users: attributes that are imported at their first use."""
 
-__all__ = [
-    "BroadcastCallback",
-    "DeepImageFeaturizer",
-    "DeepImagePredictor",
-    "DistributedOptimizer",
-    "Feeding",
-    "HorovodRunner",
-    "KerasImageFileEstimator",
-    "KerasImageFileTransformer",
-    "Limits",
-    "LogCallback",
-    "MetricAverageCallback",
-    "Network",
-    "SparkDLError",
-    "SparkModel",
-    "communicator",
-    "dashboard",
-    "describe",
-    "doctor",
-    "environment",
-    "generate",
-    "inference",
-    "load_spark_model",
-    "log_to_driver",
-    "predict",
-    "predict_udf",
-    "read_tfrecords",
-    "registerKerasImageUDF",
-    "register_tfrecord",
-    "register_udf",
-    "run",
-    "write_tfrecords",
-]
+__all__ = [*_HOMES]
 
 
 def _part(name: str, home: str) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.communicator import ConnectorOptions
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import AllReduceStrategy
+from sparkdl.collective.strategy import AllReduceStrategy, BarrierStrategy
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
@@ -27,7 +27,6 @@ from sparkdl.learner.framework import running_backend
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.settings.network import require_encryptable
-from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
