@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkdl import testing as testing
     from sparkdl import tracking as tracking
     from sparkdl import tune as tune
-    from sparkdl.collective.current import current as communicator
+    from sparkdl.collective.current import current as communicator  # noqa: F401  (in _HOMES)
     from sparkdl.config import Limits as Limits
     from sparkdl.diagnosis.examination import doctor as doctor
     from sparkdl.diagnosis.examination import environment as environment
