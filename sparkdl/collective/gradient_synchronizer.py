@@ -116,7 +116,6 @@ class AllReduceGradientSynchronizer:
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
     ) -> None:
-        """Gives every rank the root's weights and optimizer state."""
         self.scale = scale
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
@@ -191,7 +190,6 @@ class AllReduceGradientSynchronizer:
         return self.in_graph is None
 
     def send_as_slices(self, places: Sequence[int]) -> None:
-        """From now on the gradients of these variables travel as slices."""
         if tuple(places) == self._sliced:
             return
         self._sliced = tuple(places)

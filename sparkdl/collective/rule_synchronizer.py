@@ -336,7 +336,6 @@ class RuleSynchronizer:
             self._given_state = b""
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
         first = 0
         while first < stack.num_batches:
             count = min(stack.num_batches - first, self._steps_to_exchange())
@@ -390,7 +389,6 @@ class RuleSynchronizer:
         return True
 
     def close(self) -> None:
-        """Ends the rule's threads and groups."""
         self._exchange.close()
 
     @contextmanager

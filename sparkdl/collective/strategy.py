@@ -41,7 +41,6 @@ class SessionMeeting:
         self.rank, self.attempt, self._session = session.rank, session.attempt, session
 
     def all_gather(self, text: str) -> list[str]:
-        """Every rank's text in rank order."""
         return self._session.meet(text)
 
 

@@ -425,7 +425,6 @@ class TableSteps:
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        """Takes a step for each batch of ``stack``."""
         for batch in stack.single_batches():
             rate, scale = learner.learning_rate, learner.tables.loss_scale
             before = 0 if scale is None else learner.step

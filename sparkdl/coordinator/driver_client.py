@@ -94,7 +94,6 @@ class DriverClient(Closing):
         return read_kept(self.request, rank)
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """``(rank, line)`` of what the ranks printed since the last call."""
         taken: list[tuple[int, str]] = []
         while True:
             reply = self.request(Message(CoordinatorKind.TAKE_LINES))

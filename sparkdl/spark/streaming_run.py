@@ -162,11 +162,9 @@ class StreamingRun(Generic[T]):
 
     @property
     def store(self) -> Store:
-        """The store that the ranks share."""
         return self._store
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
-        """The coordinator runs."""
         self._feeder.begun(driver, fingerprint)
 
     def check(self) -> None:

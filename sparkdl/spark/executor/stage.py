@@ -124,7 +124,6 @@ class TaskBroadcast:
         return content
 
     def destroy(self) -> None:
-        """Frees it on all executors."""
         for piece in self.pieces:
             piece.destroy()
 

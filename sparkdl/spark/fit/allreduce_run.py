@@ -140,7 +140,6 @@ class AllReduceRun(CoordinatedRun):
         return self._host.driver
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """The workers' reports."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
     def kept(self) -> RunState | None:

@@ -209,7 +209,6 @@ class ServerRun(CoordinatedRun):
         self._server.stop()
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """The workers' reports."""
         status = self._driver.status(since_epoch)
         found = progress_of(status, self._num_workers, in_step=self._in_step)
         now = time.monotonic()
