@@ -13,10 +13,10 @@ from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Progress
 from sparkdl.ps.shards.ahead import RowsAhead, Wanted
 from sparkdl.ps.shards.pushes import NO_CLOCK, PushReply, RowPush
-from sparkdl.ps.shards.row_link import RowLink
+from sparkdl.ps.shards.row_link import Fetched, RowLink
 from sparkdl.tables.classes import ClassSpec, Softmax
 from sparkdl.tables.index import Slots
-from sparkdl.tables.service import IdArray, TableSpec
+from sparkdl.tables.service import CallsOfStep, IdArray, TableSpec
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
 
@@ -44,18 +44,22 @@ class RowsOfWorker(Closing):
 
     def __init__(self, link: RowLink) -> None:
         self._link = link
-        self._pulls: list[Pull] = []
-        self._first = 0
+        self._pulls: CallsOfStep[Pull] = CallsOfStep()
 
     # -- what layers call --------------------------------------------------------------------------
 
-    @abstractmethod
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
+        if training and self._pulls.have_gradients:
+            self._pulls.forget()
+        ids = np.ascontiguousarray(ids, np.int64)
+        found = self._fetch(table, ids, training=training)
+        if training:
+            self._pulls.append(Pull(table, ids, found.clocks))
+        return found.rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
-        """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` takes them."""
-        pull = self._pulls[pulled - self._first]
+        """:meth:`end_step` takes them."""
+        pull = self._pulls.of(pulled)
         pull.gradients, pull.counts = gradients, counts
 
     def measure(
@@ -102,15 +106,8 @@ class RowsOfWorker(Closing):
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _begin_pull(self, *, training: bool) -> None:
-        if training and any(pull.gradients is not None for pull in self._pulls):
-            self._forget()  # the step computes its gradient once more; the last one counts
-
-    def _noted(self, table: str, ids: IdArray, clocks: list[int], *, training: bool) -> int:
-        """The number by which :meth:`push` knows a pull."""
-        if training:
-            self._pulls.append(Pull(table, ids, clocks))
-        return self._first + len(self._pulls) - 1
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        return self._link.fetch(table, ids, training=training)
 
     def _take_step(self, loss_scale: float) -> list[RowPush]:
         """The step of each table, its ids in order, with the clocks when the first of the rows left
@@ -129,12 +126,8 @@ class RowsOfWorker(Closing):
                 gradients = gradients / np.float32(loss_scale)
             clocks = [earliest(known) for known in zip(*(p.clocks for p in of), strict=True)]
             steps.append(RowPush(table, ids, gradients, counts, None, clocks))
-        self._forget()
+        self._pulls.forget()
         return steps
-
-    def _forget(self) -> None:
-        self._first += len(self._pulls)
-        self._pulls.clear()
 
 
 class ServedRows(RowsOfWorker):
@@ -152,13 +145,9 @@ class ServedRows(RowsOfWorker):
     def begin_batch(self, wanted: Wanted | None) -> None:
         self._ahead.begin_batch(wanted)
 
-    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        self._begin_pull(training=training)
-        ids = np.ascontiguousarray(ids, np.int64)
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
         found = self._ahead.take(table, ids) if training else None
-        if found is None:
-            found = self._link.fetch(table, ids, training=training)
-        return found.rows, self._noted(table, ids, found.clocks, training=training)
+        return super()._fetch(table, ids, training=training) if found is None else found
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
@@ -204,12 +193,6 @@ class RoundRows(RowsOfWorker):
     of.
     """
 
-    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        self._begin_pull(training=training)
-        ids = np.ascontiguousarray(ids, np.int64)
-        found = self._link.fetch(table, ids, training=training)
-        return found.rows, self._noted(table, ids, found.clocks, training=training)
-
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
@@ -218,7 +201,7 @@ class RoundRows(RowsOfWorker):
     def put_aside(self, progress: Progress, sequence: int) -> None:
         """Sends this worker's part of the present round, also where it has no rows."""
         steps = self._take_step(1.0) if progress.rows else []
-        self._forget()
+        self._pulls.forget()
         self._link.put_aside(steps, progress, sequence)
 
 
@@ -258,24 +241,22 @@ class WindowRows(RowsOfWorker):
             spec.name: _Copies(spec.store(), spec.learning_rate, link.num_shards) for spec in tables
         }
 
-    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`; evaluation has the rows of the shards."""
-        self._begin_pull(training=training)
-        ids = np.ascontiguousarray(ids, np.int64)
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        """Evaluation has the rows of the shards."""
         if not training:
-            return self._link.fetch(table, ids, training=False).rows, self._first
+            return super()._fetch(table, ids, training=False)
         copies = self._copies[table]
         missing = ids[~copies.has(ids)]
         if len(missing):
             found = self._link.fetch(table, missing, training=True)
             copies.put(missing, found.rows, found.clocks)
         nowhere = [NO_CLOCK] * self._link.num_shards
-        return copies.rows(ids), self._noted(table, ids, nowhere, training=True)
+        return Fetched(table, ids, copies.rows(ids), nowhere)
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
-        """See :class:`RowsOfWorker`; the copies take the step."""
+        """The copies take the step."""
         for step in self._take_step(loss_scale):
             self._copies[step.table].step(step, learning_rate)
 
