@@ -129,7 +129,6 @@ class AllReduceSynchronizer:
     Args:
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
-        check: The check of ``steps``.
     """
 
     every_batch = True

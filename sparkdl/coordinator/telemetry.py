@@ -96,7 +96,6 @@ class Status:
         released_epoch: Last epoch whose end the driver has released; -1 for none.
         started: Whether the ranks that begin together have begun.
         waiting: Rank -> what its deferred request waits for.
-        bytes_in, bytes_out: Of all frames.
     """
 
     workers: dict[int, WorkerStatus] = field(default_factory=dict)

@@ -38,7 +38,6 @@ class StreamingRun(Generic[T]):
     """Functions that a stream feeds; what :func:`sparkdl.run` returns for a streaming DataFrame.
 
     Args:
-        run_stage: Runs the ranks.
         to: Where the rows go.
         stream: The streaming DataFrame, with the names that columns travel by.
         checkpoint_dir: Folder for Spark's place in the stream; None: each run begins anew.

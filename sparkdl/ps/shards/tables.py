@@ -40,7 +40,6 @@ class _Guarded:
     """A store that is written to files while others push: a block at a time is copied.
 
     Args:
-        store: The rows.
         lock: Lock of the table; held where the rows are read.
         clock: The clock that is written: all shards write the same.
     """
@@ -113,7 +112,6 @@ class _StagedRows:
     Args:
         position: After the round.
         count: Pieces in which it comes.
-        pieces: The pieces that are here.
     """
 
     position: tuple[int, int]

@@ -64,8 +64,6 @@ def start_all_reduce(
         rule: The rule of ``exchange``, bound to the number of workers and the model's optimizer.
         layout: Layout of the model's variables.
         rule_state: What the rule kept in an earlier run.
-        num_workers: Workers of the run.
-        spark: The session.
         tables: Folder for the rows of a model with tables.
     """
     live = reports_live(config, spark)

@@ -230,7 +230,6 @@ def train_stage(
 
     Args:
         source: The training (and validation) rows.
-        driver_model: The driver's model.
         run: The server or communicator.
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
