@@ -22,14 +22,14 @@ from sparkdl.collective.communicator import (
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
-from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control
 from sparkdl.collective.table_exchange import TableSteps
 from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.errors import ModelError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.training.finite import FiniteCheck
-from sparkdl.training.syncing import RankIdentity
+from sparkdl.training.syncing import RankIdentity, StepSynchronizer
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
 

@@ -42,6 +42,7 @@ from sparkdl.tables.service import CallsOfStep, IdArray, TableSpec
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.learning import BatchStack, SharedLearner
+from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray
 
 _SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP, _MEASURES, _SCORES, _LEARNS, _TRIES = range(9)
@@ -355,8 +356,8 @@ def _from_bits(bits: np.int64) -> float:
     return float(bits.view(np.float64))
 
 
-class TableSteps:
-    """The :class:`~sparkdl.collective.synchronizer.StepSynchronizer` of a model with tables.
+class TableSteps(StepSynchronizer):
+    """The steps of a model with tables.
 
     Args:
         dense: The steps of the model's variables.
@@ -455,8 +456,6 @@ class TableSteps:
         if failures:
             raise failures[0]
         self._steps += 1
-
-    ranks_are_equal = True
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
