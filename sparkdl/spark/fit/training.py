@@ -5,15 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import Result, failures_of
 from sparkdl.progress.monitor import Command, FitMonitor
+from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.shared_rows import SharedRows
@@ -23,15 +26,10 @@ from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.session.spark_errors import was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
 from sparkdl.training.run_state import RunState
+from sparkdl.training.syncing import Strategy
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-from abc import ABC, abstractmethod
-from typing import Protocol
-
-from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.progress.run_progress import RunProgress
-from sparkdl.training.syncing import Strategy
 
 
 class Run(Protocol):
