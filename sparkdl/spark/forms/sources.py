@@ -207,10 +207,9 @@ def _items(found: Any) -> list[Any]:
 def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | None = None) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
-    Which of the driver's own rows a partition gets is decided by their numbers (:data:`PLACE`), in
-    whose order they arrive. Which others it gets is decided by what they hold (Spark sorts them by
-    their hash before it deals them) and by the partitions of the frame, in which order they arrive
-    there by chance.
+    Rows that the driver has are dealt by their numbers (``PLACE``), and arrive in their order. Of
+    others the partition is decided by what they hold (Spark sorts them by their hash before it
+    deals them) and by the partitions of the frame; in which order they arrive there, by chance.
 
     Args:
         frame: Frame of the rows.
@@ -233,15 +232,14 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | No
     keys = F.array(*map(F.lit, partition_keys(num_workers)[:fed]))
     to = keys[F.pmod(number, F.lit(fed)).cast("int")]
     parts = frame.withColumn(_TO, to).repartition(num_workers, _TO).drop(_TO)
-    by = [name for name in (*places, ROLE) if places and name in frame.schema.names]
-    return parts.sortWithinPartitions(*by).drop(PLACE) if by else parts
+    by = [*places, *(name for name in frame.schema.names if name == ROLE)]
+    return parts.sortWithinPartitions(*by).drop(PLACE) if places else parts
 
 
 def partition_keys(count: int) -> list[int]:
-    """For each of ``count`` partitions an int that Spark's ``repartition`` puts into it.
+    """For each of ``count`` partitions an int whose hash in Spark, modulo ``count``, is its number.
 
-    Spark's hash of an int is Murmur3 (x86, 32 bits) with the seed 42; modulo ``count`` it is the
-    partition's number.
+    That is Murmur3 (x86, 32 bits) with the seed 42.
     """
 
     def turned(h: Any, bits: int) -> Any:

@@ -94,15 +94,12 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
 
 def memory_hint(reason: str, setting: Setting) -> str | None:
-    """The hint about a container that was killed for its memory, or about an executor whose Java
-    memory was full; None if that was not why."""
+    """The hint about a container or an executor that ended for its memory; None if none did."""
     if heap_full(reason):
-        heap = setting("spark.executor.memory") or "1g"
         return (
-            "an executor's Java memory was full, in each try of a task: "
-            f"spark.executor.memory={heap} is too little for the rows that Spark computes there; "
-            "ask for more, for fewer cores an executor, or for more partitions, or look for a row "
-            "that is very large"
+            "an executor's Java memory was full in each try of a task: spark.executor.memory="
+            f"{setting('spark.executor.memory') or '1g'} is too little for the rows that Spark "
+            "computes there; ask for more, or for more partitions, or look for a very large row"
         )
     used = memory_exceeded(reason)
     if used is None:

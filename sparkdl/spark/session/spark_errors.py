@@ -33,7 +33,6 @@ _OVER_THE_LIMIT = re.compile(
     r"|possible container OOM|beyond the '(?:PHYSICAL|VIRTUAL)' memory limit"
 )
 _HEAP_FULL = re.compile(r"failed \d+ times.*(exited with code 52\b|java.lang.OutOfMemoryError)")
-"""52 is the code with which an executor ends that has no Java memory left."""
 _USED = re.compile(r"[\d.]+ [KMGT]?B of [\d.]+ [KMGT]?B (?:physical|virtual) memory used")
 _LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 
@@ -97,7 +96,7 @@ def memory_exceeded(reason: str) -> str | None:
 
 
 def heap_full(reason: str) -> bool:
-    """Whether Spark gave up a task in whose tries executors had no Java memory left."""
+    """Whether Spark gave up a task as executors had no Java memory left, which is the code 52."""
     return bool(_HEAP_FULL.search(reason))
 
 
