@@ -42,6 +42,9 @@ class FrameForm(Form):
         require_running(self.data.sparkSession)
         return self.data
 
+    def numbered(self, spark: Any = None) -> Any:
+        return self.frame(spark)
+
     def open(self, signature: Signature, columns: Columns) -> Source:
         frame = self.numbered()
         schema, places = frame.schema, places_in(frame)
