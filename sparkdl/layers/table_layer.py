@@ -148,7 +148,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     # -- Keras -------------------------------------------------------------------------------------
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         """Makes the variable that stands for the rows where the framework differentiates."""
         self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", autocast=False)
 
@@ -205,7 +205,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             self._service = service
 
 
-def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
+def row_rule_of(optimizer: object, table: str, all_rows: bool = False) -> RowRule:
     """The row rule that does as a Keras optimizer.
 
     Args:
@@ -249,7 +249,7 @@ def refuse_scaled_loss(optimizer: object, table: str) -> None:
         )
 
 
-def fixed_rate(optimizer: Any, table: str) -> float:
+def fixed_rate(optimizer: object, table: str) -> float:
     """The learning rate of a table's own optimizer.
 
     Raises:
