@@ -205,7 +205,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             self._service = service
 
 
-def row_rule_of(optimizer: object, table: str, all_rows: bool = False) -> RowRule:
+def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
     """The row rule that does as a Keras optimizer.
 
     Args:
@@ -249,7 +249,7 @@ def refuse_scaled_loss(optimizer: object, table: str) -> None:
         )
 
 
-def fixed_rate(optimizer: object, table: str) -> float:
+def fixed_rate(optimizer: Any, table: str) -> float:
     """The learning rate of a table's own optimizer.
 
     Raises:
