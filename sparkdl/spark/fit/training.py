@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
@@ -177,7 +177,7 @@ def _run_on(
     on_epoch: Callable[[int], None] | None,
     profile: ResourceProfile | None,
     shared: SharedRows | None,
-    frame: Any,
+    frame: object,
 ) -> StageSummary:
     """The stage of :func:`train_stage` on the partitions of a frame."""
     launcher = SparkLauncher(
