@@ -229,10 +229,8 @@ def is_list(kind: Any) -> bool:
 
 
 def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> Array:
-    columns = [
-        numbers_of(array, ValuePlace(repr(name), spec, first_row))
-        for array, name in zip(arrays, spec.columns, strict=True)
-    ]
+    places = [ValuePlace(repr(name), spec, first_row) for name in spec.columns]
+    columns = [numbers_of(array, place) for array, place in zip(arrays, places, strict=True)]
     if len(columns) == 1:
         return columns[0]
     dtypes = {column.dtype for column in columns}
@@ -242,7 +240,7 @@ def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> 
     values = np.empty((len(columns[0]), len(columns)), dtype)
     with np.errstate(over="ignore"):
         for j, column in enumerate(columns):
-            values[:, j] = column
+            values[:, j] = cast(column, dtype, places[j]) if column.dtype.kind in "iu" else column
     return values
 
 

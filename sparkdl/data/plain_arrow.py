@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,8 +12,8 @@ import pyarrow.compute as pc
 
 from sparkdl.errors import DataError
 
-_WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}
-"""Bits of an unsigned integer -> the signed type; a number that it cannot hold is an error."""
+_WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}
+"""Bits of an unsigned integer -> the type of Spark's for it, as its reader of Parquet has it."""
 _WIDEST_DECIMAL = 38
 _NO_TYPES = pa.schema([])
 
@@ -161,14 +162,23 @@ def _listed(array: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """An array with its :func:`plain_type`.
+    """An array with its :func:`plain_type`; ``uint64`` as ``int64`` where that holds all values.
 
     Raises:
         pa.ArrowInvalid: It cannot hold a value, such as a part of a microsecond.
     """
     kind = plain_type(array.type)
+    if "uint64" in str(array.type):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return unwrapped(array).cast(_signed(kind))
     array = unwrapped(array)
     return array if array.type == kind else array.cast(kind)
+
+
+def _signed(kind: pa.DataType) -> pa.DataType:
+    if is_any_list(kind):
+        return pa.list_(_signed(kind.value_type))
+    return pa.int64() if kind == _WIDER[64] else kind
 
 
 def _is_usual(kind: pa.DataType) -> bool:

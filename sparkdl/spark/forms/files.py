@@ -36,6 +36,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_pieces,
     read_arrow,
 )
+from sparkdl.spark.forms.fields import no_type
 from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
 from sparkdl.spark.session.versions import (
@@ -50,9 +51,9 @@ if TYPE_CHECKING:
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {
-    "parquet": (".parquet", ".pq"),
-    "arrow": (".arrow", ".feather"),
-    "tfrecord": (".tfrecord",),
+    "parquet": (".parquet", ".pq", ".parq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "tfrecord": (".tfrecord", ".tfrec"),
 }
 """The ends of the names of files of each kind."""
 
@@ -278,12 +279,12 @@ class FileFrame:
     Args:
         frame: All columns that Spark has types for.
         task: What reads the files where Spark's own reader cannot.
-        lacking: The other columns, and their types.
+        lacking: The errors of the other columns, where they are used.
     """
 
     frame: Any
     task: _FilesTask | None = None
-    lacking: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, DataError] = field(default_factory=dict)
 
     def of(self, columns: Iterable[str]) -> Any:
         """A frame that looks at no other columns than these."""
@@ -291,16 +292,6 @@ class FileFrame:
             return self.frame
         fields = [field for field in self.frame.schema if field.name in {*columns}]
         return _frame_by(self.frame.sparkSession, self.task, fields)
-
-    def with_type(self, error: DataError) -> DataError:
-        """The error, with the type of the column that it misses if the files have that."""
-        for name, kind in self.lacking.items():
-            if error.received == repr(name):
-                return DataError(
-                    f"column {name!r} has a type that Spark lacks", expected=error.expected,
-                    received=kind, hint="write it as numbers: column.cast('double'), say",
-                )  # fmt: skip
-        return error
 
 
 def frame_of_files(spark: Any, path: str) -> FileFrame:
@@ -310,7 +301,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         ResourceError: There are no files.
         DataError: Arrow files that cannot be read.
     """
-    from pyspark.errors import AnalysisException, ArithmeticException
+    from pyspark.errors import AnalysisException, ArithmeticException, SparkRuntimeException
 
     table = _table_of(path)
     if table is not None:
@@ -322,6 +313,9 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         try:
             frame = spark.read.parquet(path)
             fields = list(frame.schema.fields)
+        except SparkRuntimeException:
+            files_for_workers(path)  # partitions that no reader takes for one table
+            raise
         except (AnalysisException, ArithmeticException) as error:
             if condition_of(error) == _MISSING:
                 raise ResourceError(
@@ -355,12 +349,14 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
 
 
 def _is_beyond_spark(path: str) -> bool:
-    """Whether the first Parquet file has what Spark's reader fails on: half floats, Brotli."""
+    """Whether the first Parquet file has what Spark's reader fails on (half floats, Brotli), or
+    reads in another order (permuted tensors)."""
     try:
         metadata, schema = parquet_footer(files_for_workers(path)[0].path)
         columns = [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
         brotli = any(column.compression == "BROTLI" for column in columns)
-        return brotli or "halffloat" in str(schema.types)
+        permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
+        return brotli or permuted or "halffloat" in str(schema.types)
     except (ResourceError, DataError, IndexError, RuntimeError):  # no row groups
         return False
 
@@ -383,7 +379,8 @@ def _read_by_tasks(
         fields += [found for found in folder_fields(files) if found.name not in there.names]
     names = [found.name for found in fields]
     task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]))
-    lacking = {lost.name: str(lost.type) for lost in there if lost.name not in names}
+    lost = [column for column in there if column.name not in names]
+    lacking = {column.name: no_type(column.name, str(column.type)) for column in lost}
     return FileFrame(_frame_by(spark, task, fields), task, lacking)
 
 
@@ -442,11 +439,7 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
         column = unwrapped(column)
         return column if column.type == wanted.type else column.cast(wanted.type)
     except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{path}: column {wanted.name!r} holds a value that Spark's type does not",
-            expected=f"values of {wanted.type}", received=str(error)[:200],
-            hint="write the column in a type that Spark has",
-        ) from error  # fmt: skip
+        raise no_type(wanted.name, f"{str(error)[:200]}, in {path}", value=True) from error
 
 
 def _table_of(path: str) -> TableFormat | None:

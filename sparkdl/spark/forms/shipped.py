@@ -10,7 +10,7 @@ import contextlib
 import gc
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -18,11 +18,15 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain
-from sparkdl.errors import ResourceError
+from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
+from sparkdl.spark.forms.fields import no_type
 from sparkdl.spark.session.running import is_connect, is_local
-from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
+from sparkdl.spark.session.versions import frame_of_table, spark_fields_of, spark_schema_of
+
+ReadColumn = Callable[[], pa.Array | pa.ChunkedArray]
+"""Makes a column of Arrow's."""
 
 _LIMIT_BYTES = 64 << 20
 """Bytes of tables that may stay in the driver's JVM when nobody uses them any more."""
@@ -160,11 +164,32 @@ def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
     return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)
 
 
-def plain_table(table: pa.Table) -> pa.Table:
-    """A table in the types that Spark knows.
+def plain_columns(
+    columns: Iterable[tuple[str, ReadColumn]],
+) -> tuple[pa.Table, dict[str, DataError], dict[str, DataError]]:
+    """A table of the columns that Spark can have, in its types.
 
-    Raises:
-        pa.ArrowInvalid: These cannot hold a value.
+    Args:
+        columns: Each with a call that makes it.
+
+    Returns:
+        The table, the errors of columns without a type in Spark, and the errors of columns with a
+        value that Spark's type does not hold.
     """
-    columns = [plain(column.combine_chunks()) for column in table.columns]
-    return pa.Table.from_arrays(columns, names=table.column_names)
+    found: list[pa.Array] = []
+    names: list[str] = []
+    lacking, refused = dict[str, DataError](), dict[str, DataError]()
+    for name, read in columns:
+        given = None
+        try:
+            given = read()
+            if spark_fields_of(pa.schema([(name, given.type)])):
+                found.append(plain(given))
+                names.append(name)
+            else:
+                lacking[name] = no_type(name, str(given.type))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            lost = lacking if given is None else refused
+            received = f"{type(error).__name__}: {str(error)[:200]}"
+            lost[name] = no_type(name, received, value=given is not None)
+    return pa.Table.from_arrays(found, names=names), lacking, refused
