@@ -16,6 +16,8 @@ _WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0
 """Bits of an unsigned integer -> the type of Spark's for it, as its reader of Parquet has it."""
 _WIDEST_DECIMAL = 38
 _NO_TYPES = pa.schema([])
+_CASTS_HALVES = int(pa.__version__.split(".")[0]) >= 20
+"""Whether pyarrow casts half floats; of older ones not all do (15 does not)."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,9 @@ def unwrapped(array: pa.Array) -> pa.Array:
         return _listed(array)
     if pa.types.is_duration(kind):
         return array.view(pa.int64())
+    if kind == pa.float16() and not _CASTS_HALVES:
+        wide = array.to_numpy(zero_copy_only=False).astype(np.float32)
+        return pa.array(wide, mask=array.is_null().to_numpy(zero_copy_only=False))
     return array.cast(plain_type(kind)) if "_view" in str(kind) else array
 
 
@@ -186,4 +191,5 @@ def _is_usual(kind: pa.DataType) -> bool:
     if is_any_list(kind):
         return "_view" not in str(kind) and _is_usual(kind.value_type)
     wrapped = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)
+    wrapped |= kind == pa.float16() and not _CASTS_HALVES
     return not wrapped and not str(kind).startswith("run_end_encoded")

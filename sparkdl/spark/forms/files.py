@@ -45,6 +45,7 @@ from sparkdl.spark.session.versions import (
     condition_of,
     spark_fields_of,
 )
+from sparkdl.spark.tfrecord.options import Options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -59,6 +60,8 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
 
 _FILES_PER_WORKER = 4
 """With fewer files than that, row groups are dealt."""
+_FILES_LOOKED_AT = 100
+"""Files of this machine whose ends are looked at for what Spark's reader fails on."""
 _MISSING = "PATH_NOT_FOUND"
 """Spark's name for the condition."""
 
@@ -301,7 +304,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         ResourceError: There are no files.
         DataError: Arrow files that cannot be read.
     """
-    from pyspark.errors import AnalysisException, ArithmeticException, SparkRuntimeException
+    from pyspark.errors import AnalysisException, PySparkException
 
     table = _table_of(path)
     if table is not None:
@@ -313,31 +316,31 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         try:
             frame = spark.read.parquet(path)
             fields = list(frame.schema.fields)
-        except SparkRuntimeException:
-            files_for_workers(path)  # partitions that no reader takes for one table
-            raise
-        except (AnalysisException, ArithmeticException) as error:
-            if condition_of(error) == _MISSING:
+        except Exception as error:  # of Spark 3.5 also the JVM's own, of the job that looks
+            condition = condition_of(error) if isinstance(error, PySparkException) else ""
+            if condition == _MISSING:
                 raise ResourceError(
                     f"no files at {path!r}",
                     expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
                     received=str(error).partition("\n")[0],
                 ) from None
-            if condition_of(error) != "COLUMN_ALREADY_EXISTS":
-                with contextlib.suppress(ResourceError, DataError):
+            if condition != "COLUMN_ALREADY_EXISTS":
+                with contextlib.suppress(ResourceError):
                     return _read_by_tasks(spark, path, kind)
             raise
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
         return FileFrame(frame)
     from sparkdl.spark.tfrecord.functions import read_tfrecords
-    from sparkdl.spark.tfrecord.reading import read_whole_files
+    from sparkdl.spark.tfrecord.reading import inferred_schema, read_whole_files
 
+    schema = None
     try:
         if is_connect(spark):  # not this process looks for files, but Spark's server
             place_of(path_for_workers(path))
         else:
             files_for_workers(path)
+            schema = inferred_schema(Options((path_for_workers(path),)))
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
             return FileFrame(read_whole_files(spark, path))
@@ -345,20 +348,26 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
             if condition_of(error) != _MISSING:
                 raise
             raise not_here from None
-    return FileFrame(read_tfrecords(spark, path))
+    return FileFrame(read_tfrecords(spark, path, schema))
 
 
 def _is_beyond_spark(path: str) -> bool:
-    """Whether the first Parquet file has what Spark's reader fails on (half floats, Brotli), or
-    reads in another order (permuted tensors)."""
+    """Whether a Parquet file has what Spark's reader fails on (half floats, Brotli), or reads in
+    another order (permuted tensors). Of another machine's files the first one tells."""
     try:
-        metadata, schema = parquet_footer(files_for_workers(path)[0].path)
-        columns = [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
-        brotli = any(column.compression == "BROTLI" for column in columns)
-        permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
-        return brotli or permuted or "halffloat" in str(schema.types)
-    except (ResourceError, DataError, IndexError, RuntimeError):  # no row groups
+        files = [file.path for file in files_for_workers(path)]
+        looked = files[:_FILES_LOOKED_AT] if is_local(files[0]) else files[:1]
+        return any(_has_beyond_spark(*parquet_footer(file)) for file in looked)
+    except (ResourceError, DataError, RuntimeError):
         return False
+
+
+def _has_beyond_spark(metadata: Any, schema: pa.Schema) -> bool:
+    groups = [metadata.row_group(0)] if metadata.num_row_groups else []
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    brotli = any(column.compression == "BROTLI" for column in columns)
+    permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
+    return brotli or permuted or "halffloat" in str(schema.types)
 
 
 def _read_by_tasks(

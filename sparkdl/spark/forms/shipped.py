@@ -11,6 +11,7 @@ import gc
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import pyarrow as pa
@@ -41,16 +42,8 @@ _GROUP_BYTES = 16 << 20
 _lock = threading.Lock()
 _shipped_bytes = 0
 """Bytes that were shipped since this module collected garbage last."""
-
-
-class _Folders(threading.local):
-    """Folders of the tables that the call of this thread has written; None outside of a call."""
-
-    def __init__(self) -> None:
-        self.of_call: list[TemporaryFolder] | None = None
-
-
-_folders = _Folders()
+_folders: ContextVar[list[TemporaryFolder] | None] = ContextVar("folders", default=None)
+"""Folders of the tables that the call of this thread has written; None outside of a call."""
 
 
 def ship_table(spark: Any, table: pa.Table) -> Any:
@@ -96,12 +89,13 @@ def removes_tables() -> Iterator[None]:
 
     For calls that leave nobody with a frame of the rows.
     """
-    outer, _folders.of_call = _folders.of_call, []
+    folders: list[TemporaryFolder] = []
+    outer = _folders.set(folders)
     try:
         yield
     finally:
-        inner, _folders.of_call = _folders.of_call, outer
-        for folder in inner or ():
+        _folders.reset(outer)
+        for folder in folders:
             folder.close()
 
 
@@ -139,10 +133,11 @@ def _fits_files(schema: pa.Schema) -> bool:
 def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
     """The table as a Parquet file of this machine, and a frame that reads it."""
     folder = TemporaryFolder()
-    if _folders.of_call is None:
+    of_call = _folders.get()
+    if of_call is None:
         atexit.register(folder.close)
     else:
-        _folders.of_call.append(folder)
+        of_call.append(folder)
     rows = max(1, _GROUP_BYTES * table.num_rows // size)
     names = table.column_names  # files cannot have all that a frame can: 'a' beside 'A'
     table = table.rename_columns([f"c{number}" for number in range(len(names))])

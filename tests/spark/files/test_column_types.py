@@ -46,7 +46,7 @@ def tensors() -> pa.Array:
 
 
 DAYS = [datetime.date(2020, 1, 1 + v) for v in V]
-EXACT = [decimal.Decimal(v) / 4 for v in V]
+EXACT = [decimal.Decimal(25 * v).scaleb(-2) for v in V]
 TYPES: dict[str, Callable[[], pa.Array]] = {
     "bool": lambda: pa.array([v % 2 == 0 for v in V]),
     "int8, and wider": lambda: pa.array(V, pa.int8()),
@@ -269,3 +269,48 @@ def test_the_guides_table_is_what_was_found(found: dict[str, list[str]]) -> None
     match = place(of).search(text)
     assert match is not None
     assert match[0].split("\n", 1)[1].rsplit("\n", 1)[0].strip() == table
+
+
+@pytest.mark.parametrize("ending", ["arrow", "parquet"])
+def test_permuted_tensors_have_their_logical_order_on_every_way(
+    spark: Any, tmp_path: Path, ending: str
+) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 2), permutation=[1, 0])
+    storage = pa.array([[v, v + 1.0, v + 2, v + 3] for v in V], pa.list_(pa.float32(), 4))
+    path = f"{tmp_path}/a.{ending}"
+    write_type(stored(kind, storage), path)
+    logical = [[v, v + 2.0, v + 1, v + 3] for v in V]
+    np.testing.assert_array_equal(trained(path, "c", width=4), logical)
+    assert [row.c for row in form_of(path).frame().sort("id").collect()] == logical
+
+
+def test_hashes_of_64_bits_train_and_pass_in_every_form(spark: Any, tmp_path: Path) -> None:
+    hashes = [2**63, 2**64 - 2**41, 5, 2**63 + 2**40, 1, 0]
+    table = pa.table({"id": V, "c": pa.array(hashes, pa.uint64())})
+    forms: list[Any] = [table, table.to_pandas(), pl.from_arrow(table)]
+    for ending in ("arrow", "parquet"):
+        path = f"{tmp_path}/a.{ending}"
+        write_type(table["c"].combine_chunks(), path)
+        np.testing.assert_array_equal(trained(path, "c"), np.array([hashes], np.float32).T)
+        forms.append(path)
+    for form in map(form_of, forms):
+        columns = Columns("c", "id")
+        frame = open_fit_source(form, None, SIGNATURES[1], columns, split=0.0, seed=0).frame
+        assert sorted(row[0] for row in frame.collect()) == sorted(hashes)
+
+
+def test_a_value_that_sparks_type_does_not_hold_ends_predict_alone(spark: Any) -> None:
+    """And a fit that uses it."""
+    table = pa.table({"id": V, "odd": pa.array(V, pa.timestamp("ns"))})
+    frame = pl.from_arrow(table)
+    for data in (table, frame):
+        source = open_fit_source(
+            data, None, SIGNATURES[1], Columns("id", "id"), split=0.0, seed=0
+        )  # fmt: skip
+        assert source.frame.count() == N
+        for call in (
+            lambda data=data: sparkdl.predict(linear(1), data, features="id"),
+            lambda data=data: form_of(data).open(SIGNATURES[1], Columns("odd", "id")),
+        ):
+            with pytest.raises(DataError, match="'odd' holds a value"):
+                call()

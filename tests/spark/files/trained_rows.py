@@ -26,7 +26,7 @@ def linear(width: int) -> keras.Model:
     return model
 
 
-SIGNATURES = {width: model_signature(linear(width)) for width in (1, 2)}
+SIGNATURES = {width: model_signature(linear(width)) for width in (1, 2, 4)}
 
 
 def trained(path: str, column: str, label: str = "id", width: int | None = None) -> np.ndarray:
