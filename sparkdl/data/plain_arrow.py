@@ -137,10 +137,13 @@ def unwrapped(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         order = getattr(kind, "permutation", None)
         if order is not None and list(order) != sorted(order):
-            values = np.ascontiguousarray(array.to_numpy_ndarray()).reshape(-1)
-            return pa.FixedSizeListArray.from_arrays(
-                pa.array(values), len(values) // max(1, len(array))
-            )
+            rows, size = array.storage, array.storage.type.list_size
+            values = rows.values[rows.offset * size : (rows.offset + len(rows)) * size]
+            axes = [0, *(1 + axis for axis in order)]  # pyarrow 15 shows no permuted tensors
+            values = values.to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)
+            values = values.transpose(axes).reshape(-1)
+            mask = {"mask": rows.is_null()} if rows.null_count else {}
+            return pa.FixedSizeListArray.from_arrays(pa.array(values), size, **mask)
         return unwrapped(array.storage)
     if pa.types.is_dictionary(kind):  # pyarrow 26 decodes none of views
         values = unwrapped(array.dictionary)

@@ -21,7 +21,7 @@ from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
-from sparkdl.spark.session.spark_errors import was_cancelled
+from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
 from sparkdl.training.run_state import RunState
 
@@ -138,7 +138,6 @@ def train_stage(
 
     Args:
         source: The training (and validation) rows.
-        driver_model: The driver's model.
         run: The server or communicator.
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
@@ -360,7 +359,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
     except RankFailure as error:
         raise error.failure.library_error() from None
     except RanksLost as error:
-        if not barrier:
+        if not barrier or heap_full(str(error)):  # another stage would find the same rows
             raise
         failure = run.progress().failure
         if failure is not None:

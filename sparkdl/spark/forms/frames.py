@@ -14,7 +14,14 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
-from sparkdl.spark.forms.shipped import ReadColumn, plain_columns, ship_table
+from sparkdl.spark.forms.shipped import (
+    PLACE,
+    ReadColumn,
+    numbered,
+    places_in,
+    plain_columns,
+    ship_table,
+)
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
@@ -48,10 +55,13 @@ class FrameForm(Form):
         return self.data
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.frame()
+        frame = self.numbered()
+        schema, places = frame.schema, places_in(frame)
+        if places:
+            schema = type(schema)([field for field in schema.fields if field.name != PLACE])
         try:
             spec = make_spec(
-                frame.schema, signature, columns.features, columns.label, columns.sample_weight,
+                schema, signature, columns.features, columns.label, columns.sample_weight,
                 columns.decoder, pad=columns.pad,
             )  # fmt: skip
         except DataError as error:
@@ -67,7 +77,7 @@ class FrameForm(Form):
             )
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
-        return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)
+        return Source(frame.select(*places, *selection(schema, spec, names)), spec, origin)
 
     def tell_of_lost_columns(self) -> None:
         """Warns of columns that the frame lacks.
@@ -87,7 +97,7 @@ class FrameForm(Form):
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
 
-        origin, weight = self.frame(), columns.sample_weight
+        origin, weight = self.numbered(), columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
         frame, copies = origin, dict[str, str]()
         for name in names:
@@ -135,16 +145,20 @@ class TableForm(FrameForm):
     """Package and class -> its columns, each with what makes an Arrow column of it."""
 
     def frame(self, spark: Any = None) -> Any:
+        return self._shipped.drop(PLACE)
+
+    def numbered(self, spark: Any = None) -> Any:
         return self._shipped
 
     def settled(self) -> Any:
-        return self._shipped
+        self.numbered()
+        return self
 
     @cached_property
     def _shipped(self) -> Any:
         columns = self.KINDS[kind_of(self.data)](self.data)
         table, self.lacking, self.refused = plain_columns(columns)
-        return ship_table(session_of(), table)
+        return ship_table(session_of(), numbered(table))
 
 
 class PathForm(FrameForm):

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -29,6 +30,8 @@ from sparkdl.spark.session.versions import frame_of_table, spark_fields_of, spar
 ReadColumn = Callable[[], pa.Array | pa.ChunkedArray]
 """Makes a column of Arrow's."""
 
+PLACE = "__sparkdl_place"
+"""A column of rows that the driver has, by which they are dealt: the number of each row."""
 _LIMIT_BYTES = 64 << 20
 """Bytes of tables that may stay in the driver's JVM when nobody uses them any more."""
 _SMALL_BYTES = 32 << 20
@@ -188,3 +191,13 @@ def plain_columns(
             received = f"{type(error).__name__}: {str(error)[:200]}"
             lost[name] = no_type(name, received, value=given is not None)
     return pa.Table.from_arrays(found, names=names), lacking, refused
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """The table with a column :data:`PLACE` before its own."""
+    return table.add_column(0, PLACE, pa.array(np.arange(table.num_rows)))
+
+
+def places_in(frame: Any) -> list[str]:
+    """:data:`PLACE`, if a frame has that column."""
+    return [PLACE] if PLACE in frame.schema.names else []
