@@ -37,7 +37,7 @@ def test_unsigned_integers_are_lost_alike() -> None:
 
 
 def read(values: Any, dtype: str, kind: Any = None) -> Any:
-    batch = pa.record_batch({"ids": pa.array(values, kind)})
+    batch = pa.RecordBatch.from_pydict({"ids": pa.array(values, kind)})
     return decode(batch, DataSpec({"x": ColumnSpec(("ids",), (), dtype, "scalars")})).x["x"]
 
 
@@ -71,7 +71,7 @@ def test_whole_decimals_lose_no_digit_either() -> None:
 
 
 def test_one_of_several_columns_loses_no_digit_either() -> None:
-    batch = pa.record_batch({"a": pa.array([1.0, 2.0]), "ids": pa.array([1, 2**24 + 1])})
+    batch = pa.RecordBatch.from_pydict({"a": pa.array([1.0, 2.0]), "ids": pa.array([1, 2**24 + 1])})
     spec = DataSpec({"x": ColumnSpec(("a", "ids"), (2,), "float32", "scalars")})
     with pytest.raises(DataError, match=r"column 'ids', row 1 .*float32"):
         decode(batch, spec)

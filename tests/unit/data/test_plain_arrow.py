@@ -100,6 +100,18 @@ def test_a_type_holds_others_without_a_loss(
     assert holds(wanted, found) is answer
 
 
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 2, 0], [2, 1, 0]])
+def test_a_tensors_axes_are_those_of_the_format(order: list[int]) -> None:
+    """pyarrow 26 shows rings of axes wrongly, and 15 shows no permuted tensors."""
+    numbers = np.arange(72, dtype=np.float32).reshape(3, 24)
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 3, 4), permutation=order)
+    rows = pa.array([*numbers.tolist(), None], pa.list_(pa.float32(), 24))
+    tensors = pa.ExtensionArray.from_storage(kind, rows)
+    wanted = [row.reshape(2, 3, 4).transpose(order).ravel().tolist() for row in numbers]
+    assert plain(tensors).to_pylist() == [*wanted, None]
+    assert plain(tensors[1:3]).to_pylist() == wanted[1:]
+
+
 def test_columns_of_files_are_found_by_sparks_rule_of_capitals() -> None:
     there = pa.schema([("A", pa.int32()), ("b", pa.string()), ("B", pa.string())])
     found = FileColumns(["a", "b"], pa.schema([("a", pa.int64())]), exact=False)
