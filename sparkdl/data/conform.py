@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,6 +101,9 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
     if pa.types.is_decimal(array.type):
         kind = place.spec.value_dtype.kind
         wide = {"i": pa.int64(), "u": pa.uint64()}.get(kind, pa.float64())
+        for whole in (pa.int64(), pa.uint64()) if kind == "f" and not array.type.scale else ():
+            with contextlib.suppress(pa.ArrowInvalid):  # an integer, of which no digit is lost
+                return numbers_of(array.cast(whole), place, per_row)
         try:
             array = array.cast(wide)
         except pa.ArrowInvalid as error:

@@ -25,7 +25,7 @@ from sparkdl.data.conform import (
     numbers_of,
     shape_error,
 )
-from sparkdl.data.plain_arrow import unwrapped
+from sparkdl.data.plain_arrow import is_any_list, unwrapped
 from sparkdl.data.ragged import Array, Ragged, Stored
 from sparkdl.errors import DataError
 
@@ -221,18 +221,9 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
     return array
 
 
-def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is an array."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
 def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> Array:
-    columns = [
-        numbers_of(array, ValuePlace(repr(name), spec, first_row))
-        for array, name in zip(arrays, spec.columns, strict=True)
-    ]
+    places = [ValuePlace(repr(name), spec, first_row) for name in spec.columns]
+    columns = [numbers_of(array, place) for array, place in zip(arrays, places, strict=True)]
     if len(columns) == 1:
         return columns[0]
     dtypes = {column.dtype for column in columns}
@@ -242,7 +233,7 @@ def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> 
     values = np.empty((len(columns[0]), len(columns)), dtype)
     with np.errstate(over="ignore"):
         for j, column in enumerate(columns):
-            values[:, j] = column
+            values[:, j] = cast(column, dtype, places[j]) if column.dtype.kind in "iu" else column
     return values
 
 
@@ -250,7 +241,7 @@ def _decode_lists(array: Any, place: ValuePlace) -> Array:
     """Nested lists of any depth -> ``(num_rows, width, width, ...)``."""
     dims: list[int] = [len(array)]
     per_row = 1
-    while is_list(array.type):
+    while is_any_list(array.type):
         place.check_nulls(array, per_row)
         width = _common_width(array, place, per_row)
         dims.append(width)
@@ -285,7 +276,7 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
     """Lists of different lengths -> ragged rows."""
     spec = place.spec
-    if not is_list(array.type):
+    if not is_any_list(array.type):
         raise place.error(
             "a column that holds no arrays",
             expected=f"arrays of shape {spec.shape}",
@@ -296,13 +287,13 @@ def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
     else:
         lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
     if spec.kind == "mask":
-        if spec.padding is not None and not is_list(array.type.value_type):
+        if spec.padding is not None and not is_any_list(array.type.value_type):
             lengths = lengths // spec.padding.numbers
         return Ragged(np.ones(int(lengths.sum()), np.uint8), lengths)
     place = replace(place, lengths=lengths)
     inner = array.flatten()
     dims = [len(inner)]
-    while is_list(inner.type):
+    while is_any_list(inner.type):
         place.check_nulls(inner, 1)
         dims.append(_common_width(inner, place, 1))
         inner = inner.flatten()
@@ -380,9 +371,6 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         width = int(kind.byte_width)
         data = array.buffers()[1]
         return _part(data, array.offset * width, len(array) * width), width
-    if str(kind) == "binary_view":  # which pyarrow before 16 has no name for
-        array = array.cast(pa.large_binary())
-        kind = array.type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise place.error(
             "a column that holds no bytes",

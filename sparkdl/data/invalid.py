@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data.columns import Batch, DataSpec
-from sparkdl.data.decode import decode, is_list, is_vector
+from sparkdl.data.decode import decode, is_vector
+from sparkdl.data.plain_arrow import is_any_list
 from sparkdl.errors import DataError
 
 Mask = npt.NDArray[np.bool_]
@@ -62,7 +63,7 @@ def _has_null(array: Any, inside: bool) -> Mask:
         found = pc.is_null(array).to_numpy(zero_copy_only=False)
     if not inside or len(array) == 0:
         return found
-    if is_list(array.type):
+    if is_any_list(array.type):
         if not _null_free(array):
             inside_of = pc.list_parent_indices(array).to_numpy()
             found = found.copy()
@@ -75,7 +76,7 @@ def _has_null(array: Any, inside: bool) -> Mask:
 
 def _null_free(array: Any) -> bool:
     """Whether nested lists have no null at any depth."""
-    while is_list(array.type) and not array.null_count:
+    while is_any_list(array.type) and not array.null_count:
         array = array.flatten()
     return not array.null_count
 

@@ -15,7 +15,7 @@ from sparkdl.learner.prediction.model_source import ModelSource, open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
-from sparkdl.spark.forms.frames import PathForm
+from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.rdds import RddForm
@@ -156,8 +156,8 @@ def predict_data(
         require_running_rdd(form.data)
         return predict_rdd(form.data, archive, batch_size=batch_size, use_gpu=use_gpu)
     frame = form.frame()
-    if isinstance(form, PathForm):
-        form.warn_of_lost_columns()
+    if isinstance(form, FrameForm):
+        form.tell_of_lost_columns()
     return predict_columns(
         frame, archive, inputs, choice.columns(archive, signature),
         batch_size=batch_size, use_gpu=use_gpu, handle_invalid=choice.invalid,

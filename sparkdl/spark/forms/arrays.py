@@ -15,6 +15,7 @@ from pyspark.sql import Column
 from sparkdl.data import DataSpec, to_arrow_table
 from sparkdl.data.arrays import as_numbers
 from sparkdl.data.conform import matches
+from sparkdl.data.plain_arrow import plain
 from sparkdl.errors import ConfigError, DataError, SparkDLError, fold
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.settings.call_arguments import shows_signature
@@ -22,7 +23,7 @@ from sparkdl.settings.values import shown
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.matching import label_dtype, make_spec
-from sparkdl.spark.forms.shipped import PLACE, numbered, plain_table, ship_table
+from sparkdl.spark.forms.shipped import PLACE, numbered, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import session_of
@@ -315,14 +316,15 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
             received=", ".join(f"{name}: {count} rows" for name, count in lengths.items()),
         )
     try:
-        table = pa.table({name: _arrow(values) for name, values in columns.items()})
+        given = pa.table({name: _arrow(values) for name, values in columns.items()})
+        table = pa.table([plain(column) for column in given.columns], names=given.column_names)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(
             "Spark cannot take these arrays",
             expected="numbers, strings, or lists of numbers of one depth",
             received=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
-    return ship_table(spark, numbered(plain_table(table))), named
+    return ship_table(spark, numbered(table)), named
 
 
 def _arrow(values: Any) -> Any:
