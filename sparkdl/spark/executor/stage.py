@@ -16,7 +16,7 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.forms.shared_rows import batches_of, read_to_end
+from sparkdl.spark.forms.shared_rows import HeldOutRows, batches_of, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
@@ -160,8 +160,8 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInA
     Args:
         shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
-        rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.forms.shared_rows`; None
-            where the stage brings them.
+        rows: Spark's broadcast of the rows, or :class:`HeldOutRows`, see
+            :mod:`sparkdl.spark.forms.shared_rows`; None where the stage brings all of them.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -192,8 +192,12 @@ def run_task(
     from pyspark import TaskContext
 
     batches = iter(batches)
-    given = batches if rows is None else batches_of(rows)
-    rank = run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
+    context, given = rank_of(TaskContext.get(), num_ranks), batches
+    if isinstance(rows, HeldOutRows):
+        given = rows.behind(batches, context.rank, num_ranks)
+    elif rows is not None:
+        given = batches_of(rows)
+    rank = run_rank(content, context, given, _print_error)
     del content  # which may be large; the rank has it for as long as it needs it
     try:
         yield from rank

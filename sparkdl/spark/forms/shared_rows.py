@@ -24,6 +24,8 @@ _READ_ON_S = 5.0
 
 MOST_BYTES = 256 << 20
 """Larger data are not broadcast: the driver holds them while it collects them."""
+HELD_OUT_BYTES = 32 << 20
+"""Most bytes of rows to validate on that are broadcast: each worker's host gets all of them."""
 _SCHEMA = "number int, size long, content binary"
 
 
@@ -50,6 +52,40 @@ class SharedRows:
         if self.content is not None:
             with contextlib.suppress(Exception):  # the session has ended, and all with it
                 self.content.destroy()
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """Rows to validate on, of which each rank of a stage takes a part behind its rows to train on.
+
+    Args:
+        content: Spark's broadcast of a list of Arrow streams.
+    """
+
+    content: Any
+
+    @classmethod
+    def collect(cls, frame: Any, partitions: int) -> HeldOutRows | None:
+        """Broadcasts the rows of a frame of so many partitions; None if they are too large."""
+        context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
+        with this_interpreter(context):
+            rows = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA).collect()
+        if any(row.size > limit_bytes for row in rows):
+            return None
+        return cls(context.broadcast([bytes(row.content) for row in rows]))
+
+    def behind(
+        self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
+    ) -> Iterator[pa.RecordBatch]:
+        """On the executor: a rank's own rows, and then its part of these."""
+        yield from batches
+        for batch in batches_of(self.content):
+            first, end = (batch.num_rows * r // num_ranks for r in (rank, rank + 1))
+            yield batch.slice(first, end - first)
+
+    def destroy(self) -> None:
+        """Frees the broadcast on the driver and on all executors."""
+        SharedRows("", self.content).destroy()
 
 
 def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:

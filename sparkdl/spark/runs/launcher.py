@@ -97,7 +97,8 @@ class SparkLauncher:
         description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
         profile: What each task asks of its executor; None for the application's settings.
-        rows: Spark's broadcast of rows that are the ranks' input instead; None for the frame's.
+        rows: Spark's broadcast of rows that are the ranks' input instead, or ``HeldOutRows`` that
+            come behind it; None for the frame's.
     """
 
     def __init__(
