@@ -69,7 +69,8 @@ class HeldOutRows:
         """Broadcasts the rows of a frame of so many partitions; None if they are too large."""
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
         with this_interpreter(context):
-            rows = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA).collect()
+            encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
+        rows = encoded.collect()
         if any(row.size > limit_bytes for row in rows):
             return None
         return cls(context.broadcast([bytes(row.content) for row in rows]))
