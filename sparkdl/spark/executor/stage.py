@@ -16,7 +16,7 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.forms.shared_rows import HeldOutRows, batches_of, read_to_end
+from sparkdl.spark.forms.shared_rows import SharedRows, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
@@ -104,7 +104,6 @@ class TaskBroadcast:
 
     Args:
         pieces: Spark's broadcasts.
-        size_bytes: Bytes of the task.
     """
 
     pieces: tuple[PieceBroadcast, ...]
@@ -124,7 +123,6 @@ class TaskBroadcast:
         return content
 
     def destroy(self) -> None:
-        """Frees it on all executors."""
         for piece in self.pieces:
             piece.destroy()
 
@@ -154,14 +152,13 @@ Shipped = bytes | TaskBroadcast | TaskFile
 """A pickled task on its way to the executors: by itself, in Spark's broadcasts, or in a file."""
 
 
-def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInArrow:
+def stage_function(shipped: Shipped, num_ranks: int, rows: SharedRows | None = None) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
         shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
-        rows: Spark's broadcast of the rows, or :class:`HeldOutRows`, see
-            :mod:`sparkdl.spark.forms.shared_rows`; None where the stage brings all of them.
+        rows: Rows of a broadcast; None where the stage brings all of them.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -181,7 +178,7 @@ def run_task(
     batches: Iterator[pa.RecordBatch],
     content: bytes | bytearray,
     num_ranks: int = 0,
-    rows: Any = None,
+    rows: SharedRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 
@@ -192,11 +189,8 @@ def run_task(
     from pyspark import TaskContext
 
     batches = iter(batches)
-    context, given = rank_of(TaskContext.get(), num_ranks), batches
-    if isinstance(rows, HeldOutRows):
-        given = rows.behind(batches, context.rank, num_ranks)
-    elif rows is not None:
-        given = batches_of(rows)
+    context = rank_of(TaskContext.get(), num_ranks)
+    given = batches if rows is None else rows.given(batches, context.rank, num_ranks)
     rank = run_rank(content, context, given, _print_error)
     del content  # which may be large; the rank has it for as long as it needs it
     try:
@@ -230,7 +224,6 @@ def rank_of(context: Any, num_ranks: int) -> RankContext:
 
     Args:
         context: Its ``TaskContext``; None outside of Spark.
-        num_ranks: Ranks of the launch.
     """
     from pyspark import BarrierTaskContext
 

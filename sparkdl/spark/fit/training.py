@@ -17,11 +17,11 @@ from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
-from sparkdl.spark.forms.shared_rows import HeldOutRows
+from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
-from sparkdl.spark.session.spark_errors import was_cancelled
+from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
 from sparkdl.training.run_state import RunState
 
@@ -138,7 +138,6 @@ def train_stage(
 
     Args:
         source: The training (and validation) rows.
-        driver_model: The driver's model.
         run: The server or communicator.
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
@@ -161,7 +160,7 @@ def train_stage(
         _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
     )
     workers, in_order = task.num_workers, not task.settings.shuffle
-    frame, rows = source.frame, source.broadcast
+    frame, rows = source.frame, source.shared
     if spreads:
         frame, rows = source.spread(workers, in_order=in_order)
     try:
@@ -183,7 +182,7 @@ def _run_on(
     barrier: bool,
     on_epoch: Callable[[int], None] | None,
     profile: ResourceProfile | None,
-    rows: Any,
+    rows: SharedRows | None,
     frame: Any,
 ) -> StageSummary:
     """The stage of :func:`train_stage` on the partitions of a frame."""
@@ -366,7 +365,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
     except RankFailure as error:
         raise error.failure.library_error() from None
     except RanksLost as error:
-        if not barrier:
+        if not barrier or heap_full(str(error)):  # another stage would find the same rows
             raise
         failure = run.progress().failure
         if failure is not None:

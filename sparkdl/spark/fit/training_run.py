@@ -72,18 +72,15 @@ class CoordinatedRun(ABC):
         """The driver's connection to the coordinator."""
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """The lines of the ranks since the last call."""
         return self._driver.take_lines()
 
     def command(self, command: Command) -> None:
-        """Tells the workers."""
         self._driver.control(
             stop=command.stop, learning_rate=command.learning_rate, release=command.release,
             changes=command.changes,
         )  # fmt: skip
 
     def kept(self) -> RunState | None:
-        """The state that a worker left with the driver last; None if none has."""
         kept = self._driver.kept()
         return RunState.from_bytes(kept) if kept else None
 

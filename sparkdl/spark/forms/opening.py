@@ -23,6 +23,7 @@ from sparkdl.spark.forms.fields import expression_error
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
+from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.frames import is_frame, is_rdd
@@ -166,7 +167,7 @@ def _validated_by_column(
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    data = form.frame()
+    data = form.numbered()
     if data is None or split:
         raise ConfigError(
             "validation_data names a column that chooses the rows to validate on",
@@ -186,7 +187,8 @@ def _validated_by_column(
     source = form.open(signature, columns)
     held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
-    frame = data.select(*chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
+    places = places_in(data)
+    frame = data.select(*places, *chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
     spec = replace(source.spec, role_column=ROLE)
     return Source(frame, spec, source.origin, validates="may")
 
@@ -206,7 +208,10 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
         )
         frame = _union(source.frame, validation.frame)
     elif split > 0:
-        role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
+        drawn = F.rand(seed)  # by partition and place in it
+        if places_in(source.frame):
+            drawn = F.pmod(F.xxhash64(PLACE, F.lit(seed)), F.lit(1 << 53)) / F.lit(2.0**53)
+        role = F.when(drawn < F.lit(split), 1).otherwise(0).cast("byte")
         frame = source.frame.withColumn(ROLE, role)
     else:
         return source
@@ -253,9 +258,11 @@ def _ones(weight: ColumnSpec, kind: Any) -> Any:
 
 
 def _union(training: Any, validation: Any) -> Any:
-    """The rows of both frames."""
+    """The rows of both frames; by number, if those of both are numbered."""
     from pyspark.errors import AnalysisException
 
+    if places_in(training) != places_in(validation):
+        training, validation = training.drop(PLACE), validation.drop(PLACE)
     try:
         both = training.unionByName(validation)
         both.schema  # noqa: B018  (Connect finds out only now)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -43,9 +43,15 @@ class SharedRows:
     content: Any = None
 
     @classmethod
-    def make(cls, content: Any = None) -> SharedRows:
-        """Shared rows under a new key."""
+    def make(cls, content: Any = None) -> Self:
+        """Rows under a new key."""
         return cls(uuid.uuid4().hex, content)
+
+    def given(
+        self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
+    ) -> Iterator[pa.RecordBatch]:
+        """On the executor: the rows of a rank, whose task of Spark has ``batches``."""
+        return batches if self.content is None else batches_of(self.content)
 
     def destroy(self) -> None:
         """Frees the broadcast on the driver and on all executors."""
@@ -54,18 +60,11 @@ class SharedRows:
                 self.content.destroy()
 
 
-@dataclass(frozen=True)
-class HeldOutRows:
-    """Rows to validate on, of which each rank of a stage takes a part behind its rows to train on.
-
-    Args:
-        content: Spark's broadcast of a list of Arrow streams.
-    """
-
-    content: Any
+class HeldOutRows(SharedRows):
+    """Rows to validate on, of which each rank takes a part behind its own rows to train on."""
 
     @classmethod
-    def collect(cls, frame: Any, partitions: int) -> HeldOutRows | None:
+    def collect(cls, frame: Any, partitions: int) -> Self | None:
         """Broadcasts the rows of a frame of so many partitions; None if they are too large."""
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
         with this_interpreter(context):
@@ -73,20 +72,16 @@ class HeldOutRows:
         rows = encoded.collect()
         if any(row.size > limit_bytes for row in rows):
             return None
-        return cls(context.broadcast([bytes(row.content) for row in rows]))
+        return cls.make(context.broadcast([bytes(row.content) for row in rows]))
 
-    def behind(
+    def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
     ) -> Iterator[pa.RecordBatch]:
-        """On the executor: a rank's own rows, and then its part of these."""
+        """On the executor: ``batches``, and then the rank's part of these rows."""
         yield from batches
         for batch in batches_of(self.content):
             first, end = (batch.num_rows * r // num_ranks for r in (rank, rank + 1))
             yield batch.slice(first, end - first)
-
-    def destroy(self) -> None:
-        """Frees the broadcast on the driver and on all executors."""
-        SharedRows("", self.content).destroy()
 
 
 def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:

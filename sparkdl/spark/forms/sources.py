@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pyspark.sql import Column
 
 from sparkdl.data import DataSpec
@@ -18,12 +19,13 @@ from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
+from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
 _SPARK_ML = "org.apache.spark.ml."
-_PLACE = "__sparkdl_place"
+_TO = "__sparkdl_to"
 _SORTS = "spark.sql.execution.sortBeforeRepartition"
 
 
@@ -103,12 +105,7 @@ class Source:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)
 
-    @property
-    def broadcast(self) -> Any:
-        """Spark's broadcast of the rows; None for those of ``frame``, or of files."""
-        return None if self.shared is None else self.shared.content
-
-    def spread(self, num_workers: int, *, in_order: bool = False) -> tuple[Any, Any]:
+    def spread(self, num_workers: int, *, in_order: bool = False) -> tuple[Any, SharedRows | None]:
         """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
         Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that
@@ -124,7 +121,7 @@ class Source:
             :class:`sparkdl.spark.runs.launcher.SparkLauncher`.
         """
         if self.files or self.shared is not None:
-            return self.spark.range(0, num_workers, 1, num_workers), self.broadcast
+            return self.spark.range(0, num_workers, 1, num_workers), self.shared
         if self._cached_parts() == num_workers:
             return self.frame, None
         if self.apart is not None and self.apart[0]._cached_parts() == num_workers:
@@ -144,8 +141,7 @@ class Source:
         """
         if self.origin is None or is_connect(self.spark):
             return 0
-        level = self.origin.storageLevel
-        return self.origin.rdd.getNumPartitions() if level.useMemory or level.useDisk else 0
+        return self.origin.rdd.getNumPartitions() if _is_kept(self.origin) else 0
 
     def warn_of_chance(self, *, repartition: bool) -> None:
         """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
@@ -157,8 +153,7 @@ class Source:
         """
         if self.files or self.origin is None or is_connect(self.spark):
             return
-        level = self.origin.storageLevel
-        kept = level.useMemory or level.useDisk  # its plan may be from before
+        kept = _is_kept(self.origin)  # its plan may be from before
         frame = self.frame.drop(ROLE) if self.validates == "split" else self.frame
         chance = [] if kept else drawn_in(frame)
         if chance:
@@ -173,6 +168,11 @@ class Source:
                 "they arrive, so another fit, and a worker that is started again, may see other "
                 "rows"
             )
+
+
+def _is_kept(frame: Any) -> bool:
+    level = frame.storageLevel
+    return bool(level.useMemory or level.useDisk)
 
 
 def drawn_in(frame: Any) -> list[str]:
@@ -228,20 +228,51 @@ def _items(found: Any) -> list[Any]:
     return [found.apply(place) for place in range(found.size())]
 
 
-def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
+def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | None = None) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
-    Which rows a partition gets is decided by what the rows hold (Spark sorts them by their hash
-    before it deals them), in which order they arrive there by chance.
+    Rows that the driver has are dealt by their numbers (``PLACE``), and arrive in their order. Of
+    others the partition is decided by what they hold (Spark sorts them by their hash before it
+    deals them) and by the partitions of the frame; in which order they arrive there, by chance.
 
     Args:
         frame: Frame of the rows.
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
+        fed: How many partitions get rows, the first ones; None: all.
     """
-    if not in_order:
-        return frame.repartition(num_workers)
     from pyspark.sql import functions as F
 
-    numbered = frame.withColumn(_PLACE, F.monotonically_increasing_id())
-    return numbered.repartition(num_workers).sortWithinPartitions(_PLACE).drop(_PLACE)
+    places = places_in(frame)
+    if fed is None and not places:
+        if not in_order:
+            return frame.repartition(num_workers)
+        placed = frame.withColumn(PLACE, F.monotonically_increasing_id())
+        return placed.repartition(num_workers).sortWithinPartitions(PLACE).drop(PLACE)
+    fed = num_workers if fed is None else fed
+    # the low bits are a row's number in its partition; each partition begins at another worker
+    in_part = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    number = F.col(PLACE) if places else in_part + F.spark_partition_id()
+    keys = F.array(*map(F.lit, partition_keys(num_workers)[:fed]))
+    to = keys[F.pmod(number, F.lit(fed)).cast("int")]
+    parts = frame.withColumn(_TO, to).repartition(num_workers, _TO).drop(_TO)
+    by = [*places, *(name for name in frame.schema.names if name == ROLE)]
+    return parts.sortWithinPartitions(*by).drop(PLACE) if places else parts
+
+
+def partition_keys(count: int) -> list[int]:
+    """For each of ``count`` partitions an int whose hash in Spark, modulo ``count``, is its number.
+
+    That is Murmur3 (x86, 32 bits) with the seed 42.
+    """
+
+    def turned(h: Any, bits: int) -> Any:
+        return h << bits | h >> (32 - bits)
+
+    keys = np.arange(64 * count, dtype=np.uint32)
+    h = turned(keys * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593) ^ np.uint32(42)
+    h = turned(h, 13) * np.uint32(5) + np.uint32(0xE6546B64) ^ np.uint32(4)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ h >> shift) * np.uint32(factor)
+    found = dict(zip((((h ^ h >> 16).view(np.int32)) % count).tolist(), keys.tolist(), strict=True))
+    return [found[number] for number in range(count)]
