@@ -50,7 +50,7 @@ class SharedRows:
     def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
     ) -> Iterator[pa.RecordBatch]:
-        """On the executor: the rows of a rank, whose task of Spark has ``batches``."""
+        """On the executor: a rank's rows; Spark has brought ``batches``."""
         return batches if self.content is None else batches_of(self.content)
 
     def destroy(self) -> None:
@@ -149,14 +149,10 @@ def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.R
 
 
 def _row(number: int, size: int, content: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([number], pa.int32()),
-            pa.array([size], pa.int64()),
-            pa.array([content], pa.binary()),
-        ],
-        names=["number", "size", "content"],
-    )
+    kinds = {"number": pa.int32(), "size": pa.int64(), "content": pa.binary()}
+    values = (number, size, content)
+    columns = [pa.array([v], kind) for v, kind in zip(values, kinds.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 
 def read_to_end(rows: Iterator[object]) -> None:
