@@ -65,7 +65,7 @@ class HeldOutRows(SharedRows):
 
     @classmethod
     def collect(cls, frame: Any, partitions: int) -> Self | None:
-        """Broadcasts the rows of a frame of so many partitions; None if they are too large."""
+        """Broadcasts the rows of a frame with ``partitions``; None if they are too large."""
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
         with this_interpreter(context):
             encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
