@@ -128,15 +128,10 @@ class BuiltinCommunicator(Communicator):
         if factors is None:
             target.fill(0)
         elif small:
-            self._reduce_small(records, target, op, factors)
+            parts = [payload_of(text, target.dtype, target.size) for text in records]
+            reduce_in_order(parts, factors, reduction_ufunc(op), target)
         else:
             self._reduce_large(source, target, op, factors[self.rank])
-
-    def _reduce_small(
-        self, records: list[bytes], target: Array, op: str, factors: list[float]
-    ) -> None:
-        parts = [payload_of(text, target.dtype, target.size) for text in records]
-        reduce_in_order(parts, factors, reduction_ufunc(op), target)
 
     def _reduce_large(self, source: Array, target: Array, op: str, factor: float) -> None:
         ufunc = reduction_ufunc(op)

@@ -139,9 +139,9 @@ class Source:
 
         The user's frame keeps its plan between fits; that of our selection is new each time.
         """
-        if self.origin is None or is_connect(self.spark):
+        if self.origin is None or is_connect(self.spark) or not _is_kept(self.origin):
             return 0
-        return self.origin.rdd.getNumPartitions() if _is_kept(self.origin) else 0
+        return int(self.origin.rdd.getNumPartitions())
 
     def warn_of_chance(self, *, repartition: bool) -> None:
         """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
