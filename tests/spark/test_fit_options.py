@@ -20,6 +20,7 @@ import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.layers import recompute_segments
+from sparkdl.spark.forms import shared_rows, sources
 
 CLASS_WEIGHT = {0: 0.2, 3: 5.0}
 
@@ -46,6 +47,27 @@ def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
     for name in ("loss", "val_loss"):  # validation rows are not weighed
         np.testing.assert_allclose(history.history[name], known.history[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("most_bytes", [32 << 20, 1000])
+def test_few_rows_to_validate_on_do_not_move_cached_rows(
+    digits_df: Any, digits: Any, monkeypatch: Any, most_bytes: int
+) -> None:
+    shuffled: list[int] = []
+    known = sources.dealt
+    monkeypatch.setattr(shared_rows, "HELD_OUT_BYTES", most_bytes)
+    monkeypatch.setattr(
+        sources, "dealt", lambda frame, n, **k: (shuffled.append(n), known(frame, n, **k))[1]
+    )
+    held_out = digits_df.where("id % 3 = 0").repartition(3).cache()
+    spark_model = full_batch("allreduce", 64)
+    history = spark_model.fit(digits_df, epochs=1, validation_data=held_out, verbose=0)
+    held_out.unpersist()
+    assert shuffled == ([] if most_bytes > 1000 else [2])
+    assert sum(spark_model.summary.rank_rows.values()) == len(digits[0])
+    found = spark_model.evaluate(digits_df.where("id % 3 = 0"))
+    for name, value in found.items():
+        assert history.history[f"val_{name}"][-1] == pytest.approx(value, rel=1e-4)
 
 
 def test_segments_that_are_recomputed_train_as_the_model(digits_df: Any, digits: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pyspark.sql import Column
@@ -197,15 +197,16 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
     """Marks the rows to validate on."""
     from pyspark.sql import functions as F
 
-    origin = source.origin
+    origin, apart = source.origin, source.apart
     if validation is not None:
         origin = None
         source, validation = _with_weights(source, validation), _with_weights(validation, source)
         _check_alike(source, validation)
-        frame = _union(
-            source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
-            validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
+        source, validation = apart = (
+            replace(source, frame=source.frame.withColumn(ROLE, F.lit(0).cast("byte"))),
+            replace(validation, frame=validation.frame.withColumn(ROLE, F.lit(1).cast("byte"))),
         )
+        frame = _union(source.frame, validation.frame)
     elif split > 0:
         drawn = F.rand(seed)  # by partition and place in it
         if places_in(source.frame):
@@ -215,7 +216,8 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
     else:
         return source
     spec = replace(source.spec, role_column=ROLE)
-    return Source(frame, spec, origin, validates="must" if validation is not None else "split")
+    validates: Literal["must", "split"] = "must" if validation is not None else "split"
+    return Source(frame, spec, origin, validates=validates, apart=apart)
 
 
 def _with_weights(source: Source, other: Source) -> Source:

@@ -18,7 +18,7 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
-from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.session.running import is_connect
 
@@ -81,6 +81,7 @@ class Source:
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
             ``validation_split``), or may be (where a column chooses
             them); None without.
+        apart: The rows to train on and those to validate on, where ``frame`` is both.
     """
 
     frame: Any
@@ -91,6 +92,7 @@ class Source:
     seed: int = 0
     shared: SharedRows | None = None
     validates: Literal["must", "split", "may"] | None = None
+    apart: tuple[Source, Source] | None = None
 
     @property
     def spark(self) -> Any:
@@ -103,25 +105,43 @@ class Source:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)
 
-    def spread(self, num_workers: int, *, in_order: bool = False) -> Any:
+    def spread(self, num_workers: int, *, in_order: bool = False) -> tuple[Any, SharedRows | None]:
         """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
         Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that
-        read files or shared rows by themselves get a partition each that says nothing.
+        read files or shared rows by themselves get a partition each that says nothing. A shuffle
+        takes most of a short fit's time, so few rows to validate on do not move the others.
 
         Args:
             num_workers: How many partitions.
             in_order: See :func:`dealt`.
+
+        Returns:
+            A frame, and the rows that travel by broadcast; see
+            :class:`sparkdl.spark.runs.launcher.SparkLauncher`.
         """
         if self.files or self.shared is not None:
-            return self.spark.range(0, num_workers, 1, num_workers)
-        if self.origin is not None and not is_connect(self.spark):
-            level = self.origin.storageLevel
-            cached = level.useMemory or level.useDisk
-            # The user's frame keeps its plan between fits; that of our selection is new each time.
-            if cached and self.origin.rdd.getNumPartitions() == num_workers:
-                return self.frame
-        return dealt(self.frame, num_workers, in_order=in_order)
+            return self.spark.range(0, num_workers, 1, num_workers), self.shared
+        if self._cached_parts() == num_workers:
+            return self.frame, None
+        if self.apart is not None and self.apart[0]._cached_parts() == num_workers:
+            training, validation = self.apart
+            parts = validation._cached_parts()
+            # Spark gives both frames' rows the wider type of the two.
+            if parts and training.frame.dtypes == validation.frame.dtypes:
+                held_out = HeldOutRows.collect(validation.frame, parts)
+                if held_out is not None:
+                    return training.frame, held_out
+        return dealt(self.frame, num_workers, in_order=in_order), None
+
+    def _cached_parts(self) -> int:
+        """The partitions of the user's frame where that is cached, else 0.
+
+        The user's frame keeps its plan between fits; that of our selection is new each time.
+        """
+        if self.origin is None or is_connect(self.spark) or not _is_kept(self.origin):
+            return 0
+        return int(self.origin.rdd.getNumPartitions())
 
     def warn_of_chance(self, *, repartition: bool) -> None:
         """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
@@ -133,8 +153,7 @@ class Source:
         """
         if self.files or self.origin is None or is_connect(self.spark):
             return
-        level = self.origin.storageLevel
-        kept = level.useMemory or level.useDisk  # its plan may be from before
+        kept = _is_kept(self.origin)  # its plan may be from before
         frame = self.frame.drop(ROLE) if self.validates == "split" else self.frame
         chance = [] if kept else drawn_in(frame)
         if chance:
@@ -149,6 +168,11 @@ class Source:
                 "they arrive, so another fit, and a worker that is started again, may see other "
                 "rows"
             )
+
+
+def _is_kept(frame: Any) -> bool:
+    level = frame.storageLevel
+    return bool(level.useMemory or level.useDisk)
 
 
 def drawn_in(frame: Any) -> list[str]:
