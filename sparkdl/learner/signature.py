@@ -166,6 +166,7 @@ def model_signature(model: Any) -> Signature:
         )
     else:
         inputs, outputs, whole = _subclassed(model)
+    _refuse_texts(model, inputs)
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
@@ -188,6 +189,22 @@ def model_signature(model: Any) -> Signature:
     row = TensorSpec(ROW, (None,) * 3 if images else None, AS_GIVEN)
     prepares = Preprocessing(model, tuple(inputs), tuple(outputs))
     return replace(signature, inputs={ROW: row}, named_inputs=False, preprocessing=prepares)
+
+
+def _refuse_texts(model: Any, inputs: Mapping[str, TensorSpec]) -> None:
+    """Refuses a model with inputs of text where the backend has no tensors of text."""
+    import keras
+
+    backend = keras.backend.backend()
+    texts = [name for name, spec in inputs.items() if spec.dtype == "string"]
+    if texts and backend != "tensorflow":
+        raise ModelError(
+            f"model {model.name!r} takes texts, of which {backend} has no tensors",
+            expected="inputs of numbers, and the layers that take texts before the model",
+            received=f"inputs of texts: {texts}",
+            hint="the layers behind them as a model, and decoder={'input': the layer of texts}; "
+            "or KERAS_BACKEND=tensorflow",
+        )
 
 
 def has_own(model: Any, *methods: str) -> bool:
@@ -263,8 +280,9 @@ def _subclassed(
             return _specs(spec, [f"output_{i}" for i in range(len(spec))])
         return None if spec is None else _specs([spec], ["output"])
 
-    every = (floats,) * len(flat), ("int64",) * len(flat)
-    tried = product((floats, "int64"), repeat=len(flat)) if len(flat) < 4 else every
+    every = (floats,) * len(flat), ("int64",) * len(flat), ("string",) * len(flat)
+    kinds = (floats, "int64", "string")[: 2 + _has_texts(model)]
+    tried = product(kinds, repeat=len(flat)) if len(flat) < 4 else every
     dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
     found, inputs = outputs_of(*dtypes), {}
     for i, (name, shape) in enumerate(flat.items()):
@@ -274,6 +292,12 @@ def _subclassed(
         inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
     whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
     return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
+
+
+def _has_texts(model: Any) -> bool:
+    """Whether a layer of the model takes texts."""
+    layers = {kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__}
+    return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
 
 
 def traced(call: Callable[[Any], Any], given: Any) -> Any:

@@ -50,7 +50,7 @@ class ArraysForm(Form):
     def open(self, signature: Signature, columns: Columns) -> Source:
         if not self._are_arrays(signature):
             raise unknown_data(self.data)
-        numbers = self.arrays(signature)
+        numbers = self.arrays(signature, columns)
         if numbers is None:
             data = by_name(self.data, signature)
             frame, named = arrays_as_frame(*arrays_of(data), session_of())
@@ -60,13 +60,14 @@ class ArraysForm(Form):
         frame = ship_table(session_of(), table.select(list(spec.columns)))
         return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
 
-    def arrays(self, signature: Signature) -> tuple[Any, ...] | None:
+    def arrays(self, signature: Signature, columns: Columns) -> tuple[Any, ...] | None:
         """See :meth:`Form.arrays`; None for texts and rows of different length."""
         if not self._are_arrays(signature):
             return None
         self.refuse_frames("data")
         data = by_name(self.data, signature)
-        return None if has_texts_or_sequences(data) else data
+        encoded = columns.decoder is not None and _has_texts(data[1:2])
+        return None if encoded or has_texts_or_sequences(data) else data
 
     def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
         if not self._are_arrays(signature):
@@ -266,6 +267,11 @@ def has_texts_or_sequences(data: Any) -> bool:
     """Whether arrays ``(x, y)`` have text, or rows of different length, among the features."""
     parts = data[0].values() if isinstance(data[0], Mapping) else [data[0]]
     return any(_is_irregular(part) for part in parts)
+
+
+def _has_texts(data: Sequence[Any]) -> bool:
+    parts = [a for p in data for a in (p.values() if isinstance(p, Mapping) else [p])]
+    return any(a is not None and isinstance(next(iter(a), None), str) for a in parts)
 
 
 def _is_irregular(values: Any) -> bool:

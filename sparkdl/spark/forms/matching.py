@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.preprocessing import ROW, SEGMENT
+from sparkdl.learner.preprocessing import EXAMPLE, ROW, SEGMENT, LayerEncoder
 from sparkdl.learner.signature import (
     AS_GIVEN,
     LABEL,
@@ -89,7 +89,9 @@ def make_spec(
         sample_weight: A column of numbers, or of arrays with one for each position of an output's
             sequence or image; or output name -> column. Outputs that are not named weigh all rows
             alike, with a column of ones.
-        decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
+        decoder: Makes an array from a binary or struct value, or (a layer of Keras) of a column of
+            texts; one for all inputs, or by name of an input or output, ``'label'`` for the only
+            output.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
         pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
@@ -103,12 +105,13 @@ def make_spec(
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
     if isinstance(decoder, Mapping):
-        strange = sorted(set(decoder) - set(inputs))
+        strange = sorted(set(decoder) - set(inputs) - {*signature.outputs, "label"})
         if strange:
             raise DataError(
-                "a decoder for an unknown input", expected=f"names among {sorted(inputs)}",
+                "a decoder for an unknown input",
+                expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
                 received=str(strange),
-            )  # fmt: skip
+            )
         decoders = {name: check_decoder(function) for name, function in decoder.items()}
     else:
         decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
@@ -121,6 +124,7 @@ def make_spec(
         )
         for name, columns in inputs.items()
     }
+    of_label = {name: made for name, made in decoders.items() if name not in inputs}
     for name, padding in paddings_of(pad, wanted).items():
         if name in feature_specs:
             feature_specs[name] = padded_spec(feature_specs[name], padding)
@@ -139,7 +143,10 @@ def make_spec(
         )  # fmt: skip
         label_specs = {
             name: replace(
-                _label(schema, _names(columns, "label"), signature, name),
+                _label(
+                    schema, _names(columns, "label"), signature, name,
+                    of_label.get(name, of_label.get("label")),
+                ),  # fmt: skip
                 bounds=signature.label_bounds(name),
                 ignored=signature.ignored_classes.get(name),
             )
@@ -259,6 +266,11 @@ def _feature(
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [field_of(schema, name, "features") for name in columns]
     wanted = TensorSpec("", None, "float32") if wanted is None else wanted
+    encoder = LayerEncoder.of(decoder)
+    if encoder is not None and isinstance(fields[0].dataType, T.StringType):
+        return _encoded(
+            fields, "features", encoder, lambda made: _feature(made, columns, wanted, None)
+        )
     dtype, shape = wanted.dtype_for(dtype_of(*(field.dataType for field in fields))), wanted.shape
     text = wanted.dtype == AS_GIVEN and isinstance(fields[0].dataType, T.StringType)
     if (dtype == "string" or text) and decoder is None:
@@ -309,10 +321,42 @@ def _text(fields: list[T.StructField], shape: Shape | None) -> ColumnSpec:
     return ColumnSpec((fields[0].name,), shape, "string", "text")
 
 
-def _label(
-    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+def _encoded(
+    fields: list[T.StructField],
+    argument: str,
+    encoder: LayerEncoder,
+    read: Callable[[T.StructType], ColumnSpec],
 ) -> ColumnSpec:
-    """How to read the columns of one output's labels."""
+    """How to read a column of texts of which a layer makes what ``read`` reads of its like."""
+    if len(fields) > 1 or not isinstance(fields[0].dataType, T.StringType):
+        raise wrong_type(fields[-1], argument, "one column of strings, for a layer as its decoder")
+    whole, dimensions = encoder.kind(repr(fields[0].name))
+    kind: T.DataType = T.LongType() if whole else T.FloatType()
+    for _ in range(dimensions - 1):
+        kind = T.ArrayType(kind)
+    spec = read(T.StructType([T.StructField(fields[0].name, kind)]))
+    return replace(spec, kind="text", encoder=encoder)
+
+
+def _label(
+    schema: T.StructType,
+    columns: tuple[str, ...],
+    signature: Signature,
+    output: str,
+    decoder: Decoder | None = None,
+) -> ColumnSpec:
+    """How to read the columns of one output's labels; of texts with a layer of Keras."""
+    if decoder is not None:
+        encoder = LayerEncoder.of(decoder)
+        if encoder is None:
+            raise DataError(
+                "the decoder of a label makes numbers of a column of strings",
+                expected="a layer of Keras, such as StringLookup", received=shown(decoder),
+            )  # fmt: skip
+        fields = [field_of(schema, name, "label") for name in columns]
+        return _encoded(
+            fields, "label", encoder, lambda made: _label(made, columns, signature, output)
+        )
     if len(columns) != 1:
         return _several_labels(schema, columns, signature, output)
     name = columns[0]
