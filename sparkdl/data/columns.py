@@ -272,6 +272,7 @@ class DataSpec:
         sample_weight: Output name -> its columns, or one spec that serves all outputs.
         role_column: An integer column that is 0 in rows to train on and 1 in rows to validate on;
             -1, which is refused, where the user's column has null.
+        group: Numbers of groups of rows: those of one lie together in a batch.
 
     Equal specs (an autoencoder's input and label, one weight for all outputs) are read, stored
     and gathered once.
@@ -281,6 +282,7 @@ class DataSpec:
     labels: Mapping[str, ColumnSpec] = field(default_factory=dict)
     sample_weight: _Weights = None
     role_column: str | None = None
+    group: ColumnSpec | None = None
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -309,7 +311,9 @@ class DataSpec:
     def entries(self) -> tuple[ColumnSpec, ...]:
         """Every distinct spec once, in a fixed order; storage has one array for each."""
         found: dict[ColumnSpec, ColumnSpec] = {}
-        for spec in (*self.features.values(), *self.labels.values(), *self.weights.values()):
+        group = () if self.group is None else (self.group,)
+        used = (*self.features.values(), *self.labels.values(), *self.weights.values(), *group)
+        for spec in used:
             known = found.get(spec, spec)
             if known is not spec:  # an input that is a label, too: one that is a weight
                 spec = replace(

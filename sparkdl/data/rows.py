@@ -223,6 +223,15 @@ class Rows:
         arrays = [e.finish(storage.slice(i, start, stop)) for i, e in enumerate(self._entries)]
         return self.spec.assemble(arrays, stop - start)
 
+    def groups(self) -> AnyArray | None:
+        """The number of each row's group; None without groups."""
+        group = self.spec.group
+        if group is None:
+            return None
+        stored = self.storage.slice(self._entries.index(group), 0, self.num_rows)
+        assert not isinstance(stored, Ragged)
+        return stored
+
     def sample(self, spec: ColumnSpec, most_rows: int, most_values: int) -> AnyArray | None:
         """Stored values of a column in some rows, evenly spread over all.
 

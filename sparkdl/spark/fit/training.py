@@ -166,7 +166,9 @@ def train_stage(
     except PartitionsError:
         if not spreads:
             raise
-        return run_on(dealt(source.frame, workers, in_order=in_order))  # a cached one was not
+        return run_on(
+            dealt(source.frame, workers, in_order=in_order, by=source.group_column)
+        )  # a cached one was not
 
 
 def _run_on(

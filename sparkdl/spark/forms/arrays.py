@@ -51,9 +51,15 @@ class ArraysForm(Form):
         if not self._are_arrays(signature):
             raise unknown_data(self.data)
         numbers = self.arrays(signature, columns)
-        if numbers is None:
+        if numbers is None or columns.group is not None:
             data = by_name(self.data, signature)
-            frame, named = arrays_as_frame(*arrays_of(data), session_of())
+            x, y, weight = arrays_of(data)
+            group = columns.group
+            if isinstance(group, str):
+                if not isinstance(x, Mapping) or group not in x:
+                    raise no_group(group)
+                group = x[group]
+            frame, named = arrays_as_frame(x, y, weight, session_of(), group)
             return FrameForm(frame).open(signature, replace(columns, **named))
         x, y, weight = arrays_of(numbers)
         table, spec = to_arrow_table(x, y, weight, wanted_spec(x, y, weight, signature))
@@ -94,6 +100,15 @@ class ArraysForm(Form):
     def _are_arrays(self, signature: Signature) -> bool:
         needed = signature.needs_labels and signature.preprocessing is None
         return are_arrays(self.data, needs_labels=needed)
+
+
+def no_group(group: Any) -> ConfigError:
+    """The error for what names no groups of the rows that are given."""
+    return ConfigError(
+        "group says which rows stay together in a batch",
+        expected="a column of a DataFrame; for arrays an array with a value for each row, or the "
+        "name of an input", received=shown(group),
+    )  # fmt: skip
 
 
 def unknown_data(data: Any) -> ConfigError:
@@ -288,7 +303,9 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, (str, bytes, list, tuple, np.ndarray))
 
 
-def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[str, Any]]:
+def arrays_as_frame(
+    x: Any, y: Any, weight: Any, spark: Any, group: Any = None
+) -> tuple[Any, dict[str, Any]]:
     """Arrays and lists as a DataFrame of Spark, and which of its columns mean what.
 
     Args:
@@ -296,6 +313,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
         y: Labels, or output name -> labels; None for none.
         weight: Sample weights, or output name -> weights; None for none.
         spark: The session.
+        group: The group of each row; None for none.
 
     Raises:
         DataError: They are of different lengths, or Spark has no such type.
@@ -312,6 +330,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
         "features": place(x, "features"),
         "label": None if y is None else place(y, "label"),
         "sample_weight": None if weight is None else place(weight, "sample_weight"),
+        "group": None if group is None else place(group, "group"),
     }
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:

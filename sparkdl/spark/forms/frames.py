@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
+from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.shipped import plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
-from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
 
 if TYPE_CHECKING:
@@ -56,6 +58,10 @@ class FrameForm(Form):
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
+        if columns.group is not None:
+            field_of(frame.schema, columns.group, "group")
+            group = ColumnSpec((f"{GROUP}{columns.group}",), (), "int64", "scalars")
+            spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.preprocessing import EXAMPLE, ROW, SEGMENT, LayerEncoder
+from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder
 from sparkdl.learner.signature import (
     AS_GIVEN,
     LABEL,
@@ -124,7 +124,10 @@ def make_spec(
         )
         for name, columns in inputs.items()
     }
-    of_label = {name: made for name, made in decoders.items() if name not in inputs}
+
+    def of_label(output: str) -> Decoder | None:
+        return None if output in inputs else decoders.get(output, decoders.get("label"))
+
     for name, padding in paddings_of(pad, wanted).items():
         if name in feature_specs:
             feature_specs[name] = padded_spec(feature_specs[name], padding)
@@ -143,10 +146,7 @@ def make_spec(
         )  # fmt: skip
         label_specs = {
             name: replace(
-                _label(
-                    schema, _names(columns, "label"), signature, name,
-                    of_label.get(name, of_label.get("label")),
-                ),  # fmt: skip
+                _label(schema, _names(columns, "label"), signature, name, of_label(name)),
                 bounds=signature.label_bounds(name),
                 ignored=signature.ignored_classes.get(name),
             )

@@ -18,7 +18,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.spark.forms.arrays import ArraysForm
+from sparkdl.spark.forms.arrays import ArraysForm, no_group
 from sparkdl.spark.forms.fields import expression_error
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
@@ -86,10 +86,21 @@ def open_fit_source(
     if isinstance(validation_data, str) and form.has_column(validation_data):
         return _validated_by_column(form, validation_data, signature, columns, split)
     held_out = None if validation_data is None else form_of(validation_data)
-    parts = form.cut(split, signature) if split and held_out is None else None
+    grouped = columns.group is not None
+    if grouped and not (
+        isinstance(columns.group, str)
+        if form.has_columns or held_out is not None
+        else isinstance(form, ArraysForm)
+    ):
+        raise no_group(columns.group)
+    parts = form.cut(split, signature) if split and held_out is None and not grouped else None
     if parts is not None:
         (form, held_out), split = parts, 0.0
-    if isinstance(form, PathForm) and (held_out is None or isinstance(held_out, PathForm)):
+    if (
+        isinstance(form, PathForm)
+        and not grouped
+        and (held_out is None or isinstance(held_out, PathForm))
+    ):
         try:
             return _open_files(form, held_out, signature, columns, split, seed)
         except NoFileSystemError as error:
@@ -205,7 +216,10 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
             validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
         )
     elif split > 0:
-        role = F.when(F.rand(seed) < F.lit(split), 1).otherwise(0).cast("byte")
+        drawn, group = F.rand(seed), source.group_column
+        if group is not None:  # all rows of a group have one role
+            drawn = F.pmod(F.xxhash64(F.col(group), F.lit(seed)), F.lit(1 << 20)) / (1 << 20)
+        role = F.when(drawn < F.lit(split), 1).otherwise(0).cast("byte")
         frame = source.frame.withColumn(ROLE, role)
     else:
         return source

@@ -18,6 +18,7 @@ from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
@@ -43,6 +44,8 @@ class Columns:
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
     pad: Pad | None = None
+    group: Any = None
+    """A column whose rows of one value go to one batch; of arrays, one, or an input's name."""
 
     def __post_init__(self) -> None:
         for argument in ("features", "label"):
@@ -95,6 +98,13 @@ class Source:
         """The session."""
         return self.frame.sparkSession
 
+    @property
+    def group_column(self) -> str | None:
+        """The column of the frame with each row's group."""
+        names = wire_names(len(self.spec.columns))
+        found = None if self.spec.group is None else self.spec.group.columns[0]
+        return None if found is None else names[self.spec.columns.index(found)]
+
     def dealt(self, num_workers: int) -> FileInput | None:
         """The parts of the files that each worker reads; None for rows that come from Spark."""
         if not self.files:
@@ -113,6 +123,8 @@ class Source:
         """
         if self.files or self.shared is not None:
             return self.spark.range(0, num_workers, 1, num_workers)
+        if self.spec.group is not None:
+            return dealt(self.frame, num_workers, in_order=True, by=self.group_column)
         if self.origin is not None and not is_connect(self.spark):
             level = self.origin.storageLevel
             cached = level.useMemory or level.useDisk
@@ -202,7 +214,7 @@ def _items(found: Any) -> list[Any]:
     return [found.apply(place) for place in range(found.size())]
 
 
-def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
+def dealt(frame: Any, num_workers: int, *, in_order: bool, by: str | None = None) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
     Which rows a partition gets is decided by what the rows hold (Spark sorts them by their hash
@@ -212,10 +224,12 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool) -> Any:
         frame: Frame of the rows.
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
+        by: A column; the rows in which it is equal go to one partition.
     """
     if not in_order:
         return frame.repartition(num_workers)
     from pyspark.sql import functions as F
 
     numbered = frame.withColumn(_PLACE, F.monotonically_increasing_id())
-    return numbered.repartition(num_workers).sortWithinPartitions(_PLACE).drop(_PLACE)
+    spread = numbered.repartition(num_workers, *([] if by is None else [by]))
+    return spread.sortWithinPartitions(_PLACE).drop(_PLACE)
