@@ -12,8 +12,8 @@ arrays, tensors, containers of these, functions by their code, and objects of su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -119,7 +119,7 @@ class UnsavedSettings:
     policies: list[Any]
     remat: list[tuple[Any, ...] | None]
     adapters: list[tuple[int, Any] | None]
-    learns: list[bool]
+    learns: list[bool | None]
     trainable: list[bool]
     regularizers: dict[int, Any]
     constraints: dict[int, Any]
@@ -160,6 +160,23 @@ class UnsavedSettings:
         """Bytes that equal settings share."""
         return payload.dump(self)
 
+    def placed(self, places: Sequence[int | None]) -> UnsavedSettings:
+        """The same for a model with parts in other places: for each its number here, or None."""
+        if list(places) == list(range(len(self.policies))):
+            return self
+
+        def moved(of_parts: Sequence[T], count: int = 1) -> list[Any]:
+            found: list[Any] = []
+            for place in places:
+                none = [[]] * count if count > 1 else [None]
+                found += none if place is None else of_parts[place * count : (place + 1) * count]
+            return found
+
+        return replace(
+            self, policies=moved(self.policies), remat=moved(self.remat),
+            adapters=moved(self.adapters), learns=moved(self.learns), orders=moved(self.orders, 2),
+        )  # fmt: skip
+
     def give_adapters(self, model: Any) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
         changed = False
@@ -185,7 +202,8 @@ class UnsavedSettings:
         self.give_adapters(model)
         self.put_in_order(model)
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
-            layer._trainable = learns  # alone: its setter changes the layers within, too
+            if learns is not None:
+                layer._trainable = learns  # alone: its setter changes the layers within, too
         for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
                 layer.dtype_policy = keras.dtype_policies.get(policy)
@@ -466,7 +484,7 @@ class BesideFile:
     def give_settings(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives the settings to a model that was just loaded."""
         self.settings.apply(model, custom_objects)
-        _give_attributes(model, self.settings.attributes)
+        give_attributes(model, self.settings.attributes)
 
     def give_values(self, model: Any) -> None:
         """Sets the variables whose values are not those of the file; without compile settings
@@ -476,7 +494,7 @@ class BesideFile:
             variable.assign(value)
 
 
-def _give_attributes(model: Any, attributes: Attributes) -> None:
+def give_attributes(model: Any, attributes: Attributes) -> None:
     """Gives the parts of a loaded model the attributes that differ."""
     if not attributes:
         return
