@@ -75,7 +75,7 @@ class SparkModel(ModelInference):
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input
             name -> function. Of strings: a layer of Keras that takes them (``TextVectorization``,
-            ``StringLookup``, ``Hashing``), by an output's name (or ``'label'``) for labels, too.
+            ``StringLookup``, ``Hashing``), also of labels, ``{'features': ..., 'label': ...}`` or by output.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         seed: Seed of the row order and the validation split.
         on_nan: What happens to a worker's update with NaN or infinity: ``'raise'`` (one error that

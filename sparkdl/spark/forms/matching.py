@@ -90,8 +90,8 @@ def make_spec(
             sequence or image; or output name -> column. Outputs that are not named weigh all rows
             alike, with a column of ones.
         decoder: Makes an array from a binary or struct value, or (a layer of Keras) of a column of
-            texts; one for all inputs, or by name of an input or output, ``'label'`` for the only
-            output.
+            texts; one for all inputs, or by name of an input or output, or by ``'features'`` and
+            ``'label'``, where there is one.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
         pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
@@ -105,6 +105,8 @@ def make_spec(
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
     if isinstance(decoder, Mapping):
+        only = next(iter(inputs)) if len(inputs) == 1 else "features"
+        decoder = {only if name == "features" else name: made for name, made in decoder.items()}
         strange = sorted(set(decoder) - set(inputs) - {*signature.outputs, "label"})
         if strange:
             raise DataError(
