@@ -167,7 +167,7 @@ class Preprocessing:
                 received=f"{columns}; {type(error).__name__}: {_cause(error)[:300]}",
                 hint="try model.preprocessor on one value; a dict of columns for a dict",
             ) from error
-        if len(self.inputs) > 1 and set(made.x) != set(self.inputs):
+        if len(self.inputs) > 1 and set(made.x) != set(self.inputs):  # more than these are dropped
             raise DataError(
                 what, expected=f"rows of which its preprocessor makes {sorted(self.inputs)}",
                 received=f"{columns}, of which it makes {sorted(made.x)}",
@@ -210,8 +210,9 @@ def _named(made: Any, names: tuple[str, ...]) -> Arrays | None:
     """Arrays of NumPy by name."""
     if made is None:
         return None
-    if isinstance(made, Mapping):
-        return {str(name): _array(value) for name, value in made.items()}
+    if isinstance(made, Mapping):  # what is no input is left out, as in Keras
+        kept = names if set(names) <= made.keys() else made
+        return {str(name): _array(made[name]) for name in kept}
     if isinstance(made, (list, tuple)) and len(made) == len(names):
         return {name: _array(value) for name, value in zip(names, made, strict=True)}
     return {names[0] if names else "output": _array(made)}

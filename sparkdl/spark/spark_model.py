@@ -74,8 +74,8 @@ class SparkModel(ModelInference):
             for float32. ``'allreduce'`` takes the first two. See docs/rules.md.
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input
-            name -> function. Of strings: a layer of Keras that takes them (``TextVectorization``,
-            ``StringLookup``, ``Hashing``), also of labels, ``{'features': ..., 'label': ...}`` or by output.
+            name -> function. Of strings a layer of Keras that takes them (``TextVectorization``,
+            ``StringLookup``, ``Hashing``); also of labels: ``{'label': StringLookup(...)}``.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         seed: Seed of the row order and the validation split.
         on_nan: What happens to a worker's update with NaN or infinity: ``'raise'`` (one error that

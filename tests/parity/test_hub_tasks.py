@@ -87,7 +87,10 @@ def _made(name: str) -> Any:
     return TASKS[name]()
 
 
-_FAST = [("classifier", "synchronous", 2), ("causal", "allreduce", 2), ("images", "allreduce", 1)]
+_FAST = [
+    ("classifier", "synchronous", 2), ("causal", "allreduce", 2), ("images", "allreduce", 1),
+    ("embedder", "allreduce", 2), ("translator", "synchronous", 2),
+]  # fmt: skip
 _EVERY = [
     (name, mode, workers)
     for name in TASKS if name != "head on a backbone"
@@ -125,6 +128,21 @@ def test_a_task_trains_as_in_keras(name: str, mode: str, count: int, workers: Wo
         evaluated = spark_model.evaluate(data)
     told = referee.evaluate(*data, batch_size=BATCH, verbose=0, return_dict=True)
     assert evaluated == pytest.approx(told, abs=10 * tolerance)
+
+
+def test_a_task_learns_with_workers_that_do_not_wait(workers: Workers) -> None:
+    """As far as plain Keras does, which takes as many steps."""
+    rows, epochs = rows_of("classifier", 64), 6
+    referee = _made("classifier")
+    referee.fit(*rows, batch_size=BATCH, epochs=epochs, verbose=0)
+    session = LocalSession(workers, [32, 32], [])
+    spark_model = LocalSparkModel.of(session)(
+        _made("classifier"), mode="asynchronous", num_workers=2, batch_size=BATCH
+    )
+    before = referee.loss(rows[1], _made("classifier").predict(rows[0], verbose=0))
+    found = spark_model.fit(rows, epochs=epochs, verbose=0).history["loss"]
+    wanted = referee.evaluate(*rows, verbose=0)[0]
+    assert found[-1] < float(before) - 0.6 * (float(before) - wanted)
 
 
 @pytest.mark.parametrize("name", ["classifier", "causal", "images"])
