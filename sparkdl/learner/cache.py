@@ -14,7 +14,11 @@ from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.prediction.shared_weights import SharedWeights, shared_weights
+from sparkdl.learner.prediction.shared_weights import (
+    SharedWeights,
+    frozen_weights,
+    shared_weights,
+)
 from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:
@@ -25,12 +29,26 @@ Key = tuple[str, str]
 """``ModelArchive.key``, and ``DataSpec.form`` of the batches that the steps were compiled for."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _KeptLearner:
     """A learner, and what code of the user's may have changed of its model since it was made."""
 
     learner: KerasLearner
     own: OwnAttributes
+    frozen: SharedWeights | None = None
+    """This process' part in the file of the frozen weights, where they are large."""
+
+    def share(self, model: Any) -> None:
+        """Lets frozen weights lie where those of other processes do, and leaves the former file."""
+        former, self.frozen = self.frozen, shared_weights(frozen_weights(model))
+        if former is not None:
+            former.close()
+
+    def close(self) -> None:
+        """Leaves the file."""
+        if self.frozen is not None:
+            self.frozen.close()
+            self.frozen = None
 
 
 _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
@@ -81,15 +99,17 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
         model = decode_model(archive)
         own = OwnAttributes.of(model)
         kept = _KeptLearner(make_learner(model), own)
+        kept.share(model)
     else:
         model = kept.learner.model
         kept.own.give_back(model)
         restore_state(model, archive)
+        kept.share(model)
         model.reset_metrics()
         kept.learner.reload()
     _kept[archive.key, form] = kept
     while len(_kept) > _CAPACITY:
-        _kept.popitem(last=False)
+        _kept.popitem(last=False)[1].close()
     return kept.learner
 
 
@@ -113,7 +133,9 @@ def is_kept(archive: ModelArchive, form: str = "") -> bool:
 
 def forget_learner(archive: ModelArchive, form: str = "") -> None:
     """Drops a learner whose state cannot be trusted, as its fit ended in an exception."""
-    _kept.pop((archive.key, form), None)
+    kept = _kept.pop((archive.key, form), None)
+    if kept is not None:
+        kept.close()
 
 
 @contextlib.contextmanager
@@ -148,7 +170,7 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
     model = decode_model(wanted.archive, compiled=False)
-    shared = shared_weights(model, digest)
+    shared = shared_weights(model.weights, digest)
     if wanted.generation is not None:
         writer = TextGenerator(model, wanted.generation)
         return _KeptPredictor(key, digest, None, writer, None, shared=shared)
@@ -173,7 +195,7 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
     kept.own.give_back(kept.model)
     restore_state(kept.model, wanted.archive)
     kept.digest = wanted.digest
-    former, kept.shared = kept.shared, shared_weights(kept.model, kept.digest)
+    former, kept.shared = kept.shared, shared_weights(kept.model.weights, kept.digest)
     if former is not None:  # left last, as the file may be the same one
         former.close()
     kept.predictor.reload()
