@@ -315,15 +315,11 @@ class _Order(Protocol):
 
 
 class _OwnOrder:
-    """The rows in their order."""
-
     def indices(self, start: int, stop: int) -> IndexArray:
         return np.arange(start, stop, dtype=np.int64)
 
 
 class _GivenOrder:
-    """The rows in an order that is known."""
-
     def __init__(self, order: IndexArray) -> None:
         self._order = order
 

@@ -164,7 +164,6 @@ def shape_error(
 
 
 def _one_hot_hint(shape: Sequence[int | None], spec: ColumnSpec) -> str:
-    """The hint about one-hot vectors where the loss wants class numbers."""
     if spec.classes is None or spec.classes < 2 or tuple(shape)[-1:] != (spec.classes,):
         return ""
     return (

@@ -74,7 +74,6 @@ def _has_null(array: Any, inside: bool) -> Mask:
 
 
 def _null_free(array: Any) -> bool:
-    """Whether nested lists have no null at any depth."""
     while is_list(array.type) and not array.null_count:
         array = array.flatten()
     return not array.null_count

@@ -274,7 +274,6 @@ class _Reading(Generic[T]):
         return None
 
     def _grow(self, now: float, asked: float) -> None:
-        """Starts more readers if they are of use."""
         waited_s = now - asked + sum(waited for waited, _ in self._recent)
         passed_s = now - self._given + sum(passed for _, passed in self._recent)
         share, first = waited_s / passed_s, not self._recent

@@ -295,7 +295,6 @@ def _subclassed(
 
 
 def _has_texts(model: Any) -> bool:
-    """Whether a layer of the model takes texts."""
     layers = {kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__}
     return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
 
@@ -362,7 +361,6 @@ def ignored_class(loss: Any) -> int | None:
 
 
 def _options(loss: Any) -> dict[str, Any]:
-    """The options that a loss of Keras hands to its function."""
     function = getattr(loss, "fn", loss)
     options = dict(getattr(loss, "_fn_kwargs", {}))
     while hasattr(function, "func"):  # functools.partial

@@ -538,7 +538,6 @@ def _why_not_loaded(error: Exception) -> str:
 
 
 def _missing_object(error: Exception) -> str | None:
-    """The class or function that Keras did not find when it loaded a model."""
     found = (re.search(pattern, str(error)) for pattern in _MISSING)
     missing = next((match for match in found if match), None)
     return None if missing is None else f"{missing[1]} {missing[2]!r}"

@@ -101,6 +101,5 @@ def _rename(value: Any, names: dict[str, str], is_reference: bool) -> Any:
 
 
 def _snake_case(name: str) -> str:
-    """As Keras makes a layer's name from its class: ``InputLayer`` to ``input_layer``."""
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

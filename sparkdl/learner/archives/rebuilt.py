@@ -146,7 +146,6 @@ def _size_bytes(model: Any) -> int:
 
 
 def _lossy(model: Any, copy: Any) -> frozenset[str]:
-    """The names of the variables that have other values in the copy."""
     mine, its = variables_by_name(model), variables_by_name(copy)
     names = [name for name in mine if name in its]
     pairs = zip(
@@ -263,7 +262,6 @@ def _odd_output(wanted: list[tuple[str, np.ndarray]], found: list[tuple[str, np.
 
 
 def _odd_part(kinds: list[str], others: list[str]) -> str:
-    """The first layer that is another one, in words."""
     place = next(i for i in range(len(kinds) + 1) if kinds[i : i + 1] != others[i : i + 1])
     there, here = (_name(k[place : place + 1]) for k in (others, kinds))
     return f"{there} in place of {here}, layer {place}"

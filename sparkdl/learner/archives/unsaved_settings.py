@@ -258,7 +258,6 @@ def parts_of(model: Any) -> list[Any]:
 
 
 def _adapters(layer: Any) -> tuple[int, Any] | None:
-    """The rank and the factor of a layer's LoRA; None for a layer without."""
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
@@ -306,7 +305,6 @@ def _flash_attention() -> bool | None:
 
 
 def _wide_numbers() -> bool:
-    """Whether JAX has numbers of 64 bits."""
     if keras.backend.backend() != "jax":
         return False
     import jax
@@ -434,7 +432,6 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 
 def _is_inner(name: str, kind: type) -> bool:
-    """Whether Keras itself keeps the attribute, as part of how it works."""
     if name in _SETTINGS:
         return False
     if name.startswith("__") or name in _attributes_of_keras():

@@ -378,7 +378,6 @@ class DriverSlots:
 
 
 def _copy_scale(source: Any, target: Any) -> None:
-    """Gives ``target`` the loss scale of ``source``, if they have one."""
     if isinstance(source, keras.optimizers.LossScaleOptimizer):
         target.dynamic_scale.assign(source.dynamic_scale.numpy())
         target.step_counter.assign(source.step_counter.numpy())

@@ -264,7 +264,6 @@ class JaxLearner(KerasLearner):
         )
 
     def _present(self) -> dict[int, Any]:
-        """The values of the model's variables by the identity of the variable."""
         model, (trainable, non_trainable, _, _) = self.model, self._state
         found = dict(zip(map(id, model.trainable_variables), trainable, strict=True))
         return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
@@ -311,7 +310,6 @@ class JaxLearner(KerasLearner):
         self._take(self._gradients(*self._state_and_batch(stack), factors), out)
 
     def _take(self, found: tuple[Any, Any, Any, Any], out: FloatArray) -> None:
-        """Takes over what :meth:`_trace_gradients` returned."""
         flat, non_trainable, metrics, overwritten = found
         places = [i for i in range(len(self._state[0])) if i not in self._trained_at]
         trainable = _replaced(self._state[0], places, overwritten) if overwritten else None
@@ -473,7 +471,6 @@ def _chosen(values: list[Any], places: list[int]) -> list[Any]:
 
 
 def _replaced(values: list[Any], places: list[int], new: list[Any]) -> list[Any]:
-    """The values, with new ones at some places."""
     result = list(values)
     for index, value in zip(places, new, strict=True):
         result[index] = value

@@ -150,7 +150,6 @@ class KerasLearner(ABC):
                 yield slice(first, stop), values.astype(np.float32)
 
     def _value_at(self, index: int) -> npt.NDArray[Any]:
-        """The present value of one variable of the layout."""
         return self._values_of([(*self.trained, *self.averaged)[index]])[0]
 
     def constrained(self, flat: FloatArray) -> FloatArray:
@@ -213,7 +212,6 @@ class KerasLearner(ABC):
         self.weighed_gradients(batch, reducer.buffer, factors)
 
     def _apply_joined(self, reducer: Reducer) -> None:
-        """One optimizer step with what ``reducer`` has joined."""
         self.apply_gradients(reducer.buffer)
 
     def _agree_with(self, reducer: Reducer) -> None:

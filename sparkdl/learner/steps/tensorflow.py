@@ -308,7 +308,6 @@ class TensorFlowLearner(KerasLearner):
 
     @property
     def _places(self) -> tuple[int, ...]:
-        """Numbers of the variables whose gradients are slices, as far as is known."""
         return self._sliced or ()
 
     def _trace_exchanged(self, batch: Any, factors: Any = None) -> list[Any]:

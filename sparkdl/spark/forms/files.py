@@ -388,7 +388,6 @@ def _read_by_tasks(
 
 
 def _is_exact(spark: Any) -> bool:
-    """Whether ``a`` and ``A`` are two columns to a session."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 

@@ -105,7 +105,6 @@ def _dtype(values: Sequence[Any]) -> str:
 
 
 def _sides(row: Any) -> tuple[Any, Any]:
-    """``(x, y)`` of an example; None for both where it is none."""
     if hasattr(row, "features") and hasattr(row, "label"):
         return row.features, row.label
     x, y = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)

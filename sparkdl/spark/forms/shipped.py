@@ -112,7 +112,6 @@ def _give_back(new_bytes: int) -> None:
 
 
 def _jvm_memory(spark: Any) -> int:
-    """Bytes that the driver's JVM may take for its objects."""
     with interrupts.held():
         return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())
 

@@ -210,7 +210,6 @@ def _drawn_by(expression: Any, placed: bool) -> list[str]:
 
 
 def _items(found: Any) -> list[Any]:
-    """The elements of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]
 
 
