@@ -233,32 +233,27 @@ def _batch_for(model: Any) -> Any:
     return arrange_inputs(model, {n: made(s.shape or (), s.dtype) for n, s in specs})
 
 
-def _outputs(model: Any, values: Any, batch: Any) -> list[tuple[str, np.ndarray]]:
-    """What a model computes of a batch with the values that another one has, by path."""
+def _outputs(model: Any, values: Any, batch: Any) -> list[np.ndarray]:
+    """What a model computes of a batch with the values that another one has."""
     pairs = zip(model.variables, values.variables, strict=True)
-    drawn = np.random.get_state()
     with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
         made = model(keras.tree.map_structure(keras.ops.convert_to_tensor, batch), training=False)
-    np.random.set_state(drawn)
-    return [
-        (
-            ".".join(map(str, path)) or "output",
-            keras.ops.convert_to_numpy(keras.ops.cast(t, "float32")),
-        )
-        for path, t in keras.tree.flatten_with_path(made)
-    ]
+    tensors = [keras.ops.cast(tensor, "float32") for tensor in keras.tree.flatten(made)]
+    return [keras.ops.convert_to_numpy(tensor) for tensor in tensors]
 
 
-def _odd_output(wanted: list[tuple[str, np.ndarray]], found: list[tuple[str, np.ndarray]]) -> str:
+def _odd_output(wanted: list[np.ndarray], found: list[np.ndarray]) -> str:
     """The first output that differs, in words; empty where all are equal."""
-    for (path, one), (other_path, other) in zip(wanted, found, strict=False):
-        if (path, one.shape) != (other_path, other.shape):
-            return f"{other_path} of shape {other.shape} in place of {path} of {one.shape}"
+    if len(wanted) != len(found):
+        return f"{len(found)} outputs in place of {len(wanted)}"
+    for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        if one.shape != other.shape:
+            return f"output {number} of shape {other.shape} in place of {one.shape}"
         close = np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
         if not close.all():
             place = np.unravel_index(int(np.argmin(close)), close.shape)
-            return f"{path} is {other[place]} in place of {one[place]}"
-    return "" if len(wanted) == len(found) else f"{len(found)} outputs in place of {len(wanted)}"
+            return f"{other[place]} in place of {one[place]} in output {number}"
+    return ""
 
 
 def _odd_part(kinds: list[str], others: list[str]) -> str:
