@@ -293,6 +293,7 @@ class Batches:
         stack = BatchStack(
             _stack(batch.x, count), _stack(batch.y, count),
             None if weights is None else _stack(weights, count), count, batch.num_rows,
+            grouped=bool(self._grouped),
         )  # fmt: skip
         return stack if self._prepare is None else self._prepare(stack)
 

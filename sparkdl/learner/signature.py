@@ -281,7 +281,7 @@ def _subclassed(
         return None if spec is None else _specs([spec], ["output"])
 
     every = (floats,) * len(flat), ("int64",) * len(flat), ("string",) * len(flat)
-    kinds = (floats, "int64", "string")[: 2 + _has_texts(model)]
+    kinds = ("string", floats, "int64")[not _has_texts(model) :]
     tried = product(kinds, repeat=len(flat)) if len(flat) < 4 else every
     dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
     found, inputs = outputs_of(*dtypes), {}

@@ -144,7 +144,8 @@ def predict_data(
         )
     signature = source.signature
     if isinstance(form, ArraysForm):
-        encoder = LayerEncoder.of(inputs.decoder)
+        given = inputs.decoder
+        encoder = LayerEncoder.of(given.get("features") if isinstance(given, Mapping) else given)
         data = form.data if encoder is None else encoder.made(np.ravel(form.data), "features")
         x = data if signature.preprocessing else input_arrays(data, signature.inputs)
         return _predict_arrays(source, x, batch_size)

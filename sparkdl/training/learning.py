@@ -43,6 +43,7 @@ class BatchStack:
         num_rows: Rows in the stack.
         following: Waits for the stack after this one, where there is one; raises
             ``concurrent.futures.CancelledError`` if nobody reads it any more.
+        grouped: Whether the rows of a batch were chosen to be compared with each other.
     """
 
     x: Arrays
@@ -51,6 +52,7 @@ class BatchStack:
     num_batches: int
     num_rows: int
     following: Callable[[], BatchStack] | None = field(default=None, compare=False, repr=False)
+    grouped: bool = False
 
     def part(self, first: int, count: int = 1) -> BatchStack:
         """The batches ``first`` to ``first + count`` as a stack, without a copy."""

@@ -254,7 +254,7 @@ class KerasLearner(ABC):
         if self._looked_at_sums or reducer.num_workers < 2:
             return
         self._looked_at_sums = True
-        if not (has_own_loss(self.model) and takes_any_rows(self.model)):
+        if stack.grouped or not (has_own_loss(self.model) and takes_any_rows(self.model)):
             return
         counted = list(self._counted or [])
         variables = [*self.model.non_trainable_variables, *self.overwritten]

@@ -42,31 +42,32 @@ class Two(keras.Model):
         return second(first(inputs))
 
 
-class _Plain:
-    """Nothing that can be told apart from another such."""
+class Rule:
+    """Cannot be told apart from another such: it has no attributes that anybody lists."""
 
-    def __init__(self, factor: float) -> None:
-        self.function = keras.ops.tanh if factor > 1 else keras.ops.relu
+    __slots__ = ("function",)
 
-    def __reduce__(self) -> Any:
-        return (_Plain, (0.0,))
+    def __init__(self, function: Any) -> None:
+        self.function = function
 
 
-class Wrapped(layers.Layer):
+class Ruled(layers.Layer):
     """Computes by an object that its configuration does not have."""
 
-    def __init__(self, factor: float = 0.0, **settings: Any) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self._rule = _Plain(factor)
+        self.rule = Rule(keras.ops.relu)
 
     def call(self, inputs: Any) -> Any:
-        return self._rule.function(inputs - 0.5)
+        return self.rule.function(inputs - 0.5)
 
 
 def test_what_computes_something_else_is_refused() -> None:
-    model = built(keras.Sequential([keras.Input((3,)), Wrapped(2.0), layers.Dense(1)]))
+    model = built(keras.Sequential([keras.Input((3,)), Ruled(), layers.Dense(1)]))
+    encode_model(model)
+    model.layers[0].rule = Rule(keras.ops.tanh)
     with pytest.raises(ModelError, match="another one on the workers") as caught:
-        encode_model(model)
+        encode_model(built(keras.Sequential([keras.Input((3,)), model.layers[0], layers.Dense(2)])))
     assert "in output 0" in caught.value.received
 
 
