@@ -286,12 +286,11 @@ def _subclassed(
     dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
     found, inputs = outputs_of(*dtypes), {}
     for i, (name, shape) in enumerate(flat.items()):
-        free = (
-            not found or outputs_of(*every[1]) or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
-        )
+        whole = *dtypes[:i], "int64", *dtypes[i + 1 :]
+        free = dtypes[i] != "string" and (not found or outputs_of(*every[1]) or outputs_of(*whole))
         inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
-    whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
-    return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
+    of_whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
+    return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
 
 
 def _has_texts(model: Any) -> bool:
