@@ -121,12 +121,15 @@ def embedder() -> Any:
 
 def translator() -> Any:
     """A model like BART that writes a text of another one."""
-    letters = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *sorted(set(WORDS.replace(" ", ""))), "Ġ"]
+    letters = sorted(set(WORDS.replace(" ", "")))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokens = [*special, *letters, "Ġ", *("Ġ" + letter for letter in letters)]
     tokenizer = hub.models.BartTokenizer(
-        vocabulary={token: number for number, token in enumerate(letters)}, merges=[]
+        vocabulary={token: number for number, token in enumerate(tokens)},
+        merges=[f"Ġ {letter}" for letter in letters],
     )
     backbone = hub.models.BartBackbone(
-        vocabulary_size=len(letters), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
+        vocabulary_size=len(tokens), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
         dropout=0.0, max_sequence_length=24,
     )  # fmt: skip
     preprocessor = hub.models.BartSeq2SeqLMPreprocessor(
