@@ -9,8 +9,8 @@ partitions, twice; while the second goes on the proportional set sizes (``Pss`` 
 are summed, ten times a second, and the median is printed, with the most of the whole run. "idle" is
 the same with a model of one layer of 8 units: interpreter, Spark and framework. ``--trees``:
 folders of other builds, whose ``sparkdl`` is measured in the same run. ``--udf``:
-``pyspark.ml.functions.predict_batch_udf`` around the same model, saved as a file. ``--fit``: the same of a fit in ``synchronous``, whose layers have adapters (LoRA)
-beside their frozen weights.
+``pyspark.ml.functions.predict_batch_udf`` around the same model, saved as a file. ``--fit``: the
+same of a fit in ``synchronous``, whose layers have adapters (LoRA) beside their frozen weights.
 """
 
 from __future__ import annotations
