@@ -34,7 +34,7 @@ def batch_of(rank: int, ranks: int, classes: int) -> tuple[np.ndarray, np.ndarra
 def be_rank(pipe: Any, rank: int, ranks: int, classes: int) -> None:
     """Connects, then takes steps when told to, and answers with the seconds of one."""
     from sparkdl.collective.communicator import Member, make_communicator
-    from sparkdl.collective.tables.exchange import TableExchange
+    from sparkdl.collective.table_exchange import TableExchange
     from sparkdl.tables.classes import ClassSpec, Margin
     from sparkdl.tables.service import TableSpec
     from sparkdl.tables.store import RowStore

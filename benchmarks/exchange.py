@@ -32,7 +32,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, os.path.dirname(__file__))
 import workload
 
-from sparkdl.collective.strategy import AllReduceStrategy
+from sparkdl.collective.strategy import AllReduceStrategy, BarrierStrategy
 from sparkdl.config import LoopSettings
 from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
@@ -40,7 +40,6 @@ from sparkdl.ps.client import Progress, connect
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import BSP, Downpour, Rule
-from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.training.phases import PhaseClock, recording
 from sparkdl.training.syncing import Strategy
 from sparkdl.transport.address import ListenOptions

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from sparkdl import testing as testing
     from sparkdl import tracking as tracking
     from sparkdl import tune as tune
-    from sparkdl.collective.current import current as communicator
+    from sparkdl.collective.current import current as communicator  # noqa: F401  (in _HOMES)
     from sparkdl.config import Limits as Limits
     from sparkdl.diagnosis.examination import doctor as doctor
     from sparkdl.diagnosis.examination import environment as environment
@@ -114,39 +114,7 @@ _MODULES = (
 )  # fmt: skip
 """Modules for users: attributes that are imported at their first use."""
 
-__all__ = [
-    "BroadcastCallback",
-    "DeepImageFeaturizer",
-    "DeepImagePredictor",
-    "DistributedOptimizer",
-    "Feeding",
-    "HorovodRunner",
-    "KerasImageFileEstimator",
-    "KerasImageFileTransformer",
-    "Limits",
-    "LogCallback",
-    "MetricAverageCallback",
-    "Network",
-    "SparkDLError",
-    "SparkModel",
-    "communicator",
-    "dashboard",
-    "describe",
-    "doctor",
-    "environment",
-    "generate",
-    "inference",
-    "load_spark_model",
-    "log_to_driver",
-    "predict",
-    "predict_udf",
-    "read_tfrecords",
-    "registerKerasImageUDF",
-    "register_tfrecord",
-    "register_udf",
-    "run",
-    "write_tfrecords",
-]
+__all__ = [*_HOMES]
 
 
 def _part(name: str, home: str) -> Any:

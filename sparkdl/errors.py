@@ -121,7 +121,6 @@ def raised_of(beats: Mapping[str, object], rank: int) -> SparkDLError | None:
 
     Args:
         beats: As they came over the network: each text is cut after :data:`MAX_BEAT_CHARS`.
-        rank: For the message.
     """
     cls = globals().get(str(beats.get("type", "")))
     if not isinstance(cls, type) or not issubclass(cls, SparkDLError):

@@ -117,7 +117,6 @@ class Failure:
         """A failure as it came over the network; what is missing or of another type is left out.
 
         Args:
-            fields: Fields of :meth:`to_wire`.
             rank: The rank that sent them, which they cannot change; None to take theirs.
         """
         given, beats = fields.get("rank"), fields.get("beats")

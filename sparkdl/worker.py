@@ -47,12 +47,10 @@ def train(
     Every row is trained once per epoch, the last partial batch included.
 
     Args:
-        learner: The model.
         synchronizer: How updates travel.
         batches: This worker's rows.
         settings: Epochs, window and so on.
         validation: Rows to evaluate at the end of each epoch.
-        num_rows: Rows in ``batches``.
         num_workers: Workers of the run (for learning-rate schedules).
 
     Returns:
@@ -177,7 +175,6 @@ class _Loop(Generic[L]):
         """Trains one epoch; False if the driver stopped it.
 
         Args:
-            epoch: Its number.
             position: See :class:`sparkdl.training.syncing.Start`.
             windows_of_all: Windows that all workers take together. A worker with fewer takes part
                 in the others without batches. None: each worker takes its own windows only.
@@ -252,7 +249,6 @@ class _Loop(Generic[L]):
         """Finds out whether a batch of the window has NaN or infinity, or the step made it.
 
         Args:
-            report: Report of the window.
             among: See :class:`sparkdl.training.finite.NotFiniteError`.
         """
         last = report.batches_done

@@ -341,7 +341,7 @@ FAULTS = [
     ),
     Fault("transport/frames.py", "if not raw:", "if raw:", "unit/transport/test_frames.py"),
     Fault(
-        "tune/analysis.py",
+        "tune/study.py",
         "return max(0.0, 1 - (number - 1) / (number - len(present)) * within / total)",
         "return max(0.0, 1 - within / total)",
         "unit/tune/test_analysis.py",
@@ -353,13 +353,13 @@ FAULTS = [
         "unit/tune/test_journal.py",
     ),
     Fault(
-        "tune/searchers/asha.py",
+        "tune/searchers/brackets.py",
         "return [max(int(max_epochs / divisor ** (number - 1 - r)), 1) for r in range(number)]",
         "return [max(int(max_epochs / divisor ** (number - r)), 1) for r in range(number)]",
         "unit/tune/searchers/test_searchers.py",
     ),
     Fault(
-        "tune/searchers/asha.py",
+        "tune/searchers/brackets.py",
         "return max(1, min(max_rungs, int(room + 1e-9) + 1))",
         "return max(1, min(max_rungs, int(room + 1e-9)))",
         "unit/tune/searchers/test_searchers.py",

@@ -161,6 +161,19 @@ def _references(module: str, within: str, tree: ast.AST) -> Iterator[Reference]:
         yield from _references(module, ".".join(filter(None, [within, inner])), node)
 
 
+def _listed(value: ast.expr, tree: ast.Module) -> list[str]:
+    """The texts of a list; of ``[*TABLE]`` the keys of that dict of the module."""
+    if isinstance(value, ast.List) and isinstance(value.elts[0], ast.Starred):
+        table = ast.unparse(value.elts[0].value)
+        found = (
+            n.value
+            for n in tree.body
+            if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == table
+        )
+        return list(ast.literal_eval(next(found)))
+    return list(ast.literal_eval(value))
+
+
 def public_names(module: str) -> list[str]:
     """What a module offers: its ``__all__``, or else its public classes and functions."""
     path = ROOT / (module.replace(".", "/") + ".py")
@@ -169,6 +182,7 @@ def public_names(module: str) -> list[str]:
     tree = ast.parse(path.read_text())
     for node in tree.body:
         if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
-            return [f"{module}.{name}" for name in ast.literal_eval(node.value)]
+            names = _listed(node.value, tree)
+            return [f"{module}.{name}" for name in names]
     defined = (n.name for n in tree.body if isinstance(n, ast.ClassDef | ast.FunctionDef))
     return [f"{module}.{name}" for name in defined if not name.startswith("_")]

@@ -1,7 +1,7 @@
 """The command ``sparkdl``: the public API from a shell, alone or under ``spark-submit``.
 
 ``parser``: the arguments, without any heavy import. ``session``: the Spark session and the data.
-``models``, ``cluster``: what the commands do. ``packing``: the environment for executors.
+``models``, ``cluster``: what the commands do.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
-"""Commands about machines: run, doctor, env, package, path."""
+"""Commands about machines: run, doctor, env, package, path; the environment for executors."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 from argparse import Namespace
 from typing import Any
 
-from sparkdl.cli.packing import kubernetes_line, pack, submit_line, write_manifests
 from sparkdl.cli.parser import given_settings
 from sparkdl.cli.session import spark_session
 from sparkdl.config import LIMITS_OF_FIT, FitConfig, Limits
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.settings.network import Network
 
 
@@ -123,3 +124,223 @@ def path(given: Namespace) -> int:
     file = os.path.join(os.path.dirname(os.path.abspath(sparkdl.__file__)), "__main__.py")
     print(json.dumps({"path": file}) if given.json else file)
     return 0
+
+
+WORKER_MB = 1536
+"""Memory of a Python worker with a framework and a small model."""
+_ERROR_CHARS = 2000
+
+
+def pack(output: str) -> None:
+    """Packs the environment of this process with venv-pack, or with conda-pack where it is conda's.
+
+    Args:
+        output: The archive to write, ``.tar.gz`` or ``.zip``; an existing one is replaced.
+
+    Raises:
+        ResourceError: This is no environment, the packing program is missing, or it failed.
+    """
+    conda = os.path.isdir(os.path.join(sys.prefix, "conda-meta"))
+    tool = "conda-pack" if conda else "venv-pack"
+    if not conda and sys.prefix == sys.base_prefix:
+        raise ResourceError(
+            "there is no environment to pack",
+            expected="the Python of a virtual environment or of conda", received=sys.executable,
+            hint="python3 -m venv env && env/bin/pip install 'sparkdl-keras[tensorflow]' venv-pack",
+        )  # fmt: skip
+    scripts = os.path.dirname(sys.executable)
+    program = shutil.which(tool, path=os.pathsep.join([scripts, os.environ.get("PATH", "")]))
+    if program is None:
+        raise ResourceError(
+            "the environment cannot be packed", expected=f"the program {tool}",
+            received="no such program", hint=f"{sys.executable} -m pip install {tool}",
+        )  # fmt: skip
+    command = [program, "--prefix", sys.prefix, "--output", output, "--force"]
+    ran = subprocess.run(command, capture_output=True, text=True)
+    if ran.returncode:
+        raise ResourceError(
+            f"{tool} failed", expected="an archive", received=ran.stderr.strip()[-_ERROR_CHARS:],
+            hint="it refuses packages that were installed with pip install -e",
+        )  # fmt: skip
+
+
+def submit_line(given: Namespace) -> str:
+    """The shell lines that submit ``sparkdl train`` with the archive.
+
+    Raises:
+        ConfigError: A standalone cluster starts no driver that is Python.
+    """
+    if given.target == "standalone" and given.deploy_mode == "cluster":
+        raise ConfigError(
+            "a standalone cluster cannot run the driver",
+            expected="--deploy-mode client: Spark refuses Python drivers in cluster mode there",
+            received="--for standalone --deploy-mode cluster",
+            hint="submit with --deploy-mode client on a machine that the workers reach; YARN "
+            "(--for yarn) and Kubernetes run the driver on the cluster",
+        )
+    overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb)
+    python = ["--conf spark.pyspark.python=./environment/bin/python"]
+    if given.deploy_mode == "client":
+        python.append(f"--conf spark.pyspark.driver.python={sys.executable}")
+    if given.target == "yarn":
+        where = f"--master yarn --deploy-mode {given.deploy_mode}"
+        size = f"--num-executors {given.num_executors} --executor-cores {given.executor_cores}"
+    else:
+        where = f"--master spark://MASTER:7077 --deploy-mode {given.deploy_mode}"
+        cores = given.num_executors * given.executor_cores
+        size = f"--total-executor-cores {cores} --executor-cores {given.executor_cores}"
+    lines = [
+        f"spark-submit {where} \\",
+        f"  --archives {given.output}#environment \\",
+        *(f"  {setting} \\" for setting in python),
+        f"  {size} --executor-memory 2g \\",
+        f"  --conf spark.executor.memoryOverhead={overhead}m \\",
+        "  $(sparkdl path) train MODEL --data PATH --output PATH",
+    ]
+    return "\n".join(lines)
+
+
+SERVICE = "sparkdl-driver"
+DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
+"""The ports of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
+ENTRY_FILE = "/opt/sparkdl/main.py"
+"""The path that ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
+_USER = 1000
+"""The user of the image, as ``docker/Dockerfile`` makes it."""
+_SECURITY = f"""  securityContext:
+    runAsNonRoot: true
+    runAsUser: {_USER}
+    fsGroup: {_USER}
+"""
+_DRIVER = f"""# The driver's pod in cluster mode: spark.kubernetes.driver.podTemplateFile
+apiVersion: v1
+kind: Pod
+metadata:
+  labels:
+    app.kubernetes.io/name: sparkdl
+    app.kubernetes.io/component: driver
+spec:
+{_SECURITY}  containers:
+    - name: spark-kubernetes-driver
+      securityContext:
+        allowPrivilegeEscalation: false
+"""
+_EXECUTOR = f"""# The executors' pods: spark.kubernetes.executor.podTemplateFile
+apiVersion: v1
+kind: Pod
+metadata:
+  labels:
+    app.kubernetes.io/name: sparkdl
+    app.kubernetes.io/component: executor
+spec:
+{_SECURITY}  containers:
+    - name: spark-kubernetes-executor
+      securityContext:
+        allowPrivilegeEscalation: false
+      volumeMounts:
+        - name: shared-memory
+          mountPath: /dev/shm
+  volumes:
+    # Workers of one pod exchange here; without it /dev/shm has 64 MiB. It counts as overhead.
+    - name: shared-memory
+      emptyDir:
+        medium: Memory
+        sizeLimit: {{shared_mb}}Mi
+"""
+_SERVICE = f"""# For client mode: executors find the pod that you run the driver in, whose label
+# this selects, as {SERVICE}.{{namespace}}.svc. (In cluster mode Spark makes such a service.)
+apiVersion: v1
+kind: Service
+metadata:
+  name: {SERVICE}
+  namespace: {{namespace}}
+spec:
+  clusterIP: None
+  publishNotReadyAddresses: true
+  selector:
+    sparkdl-driver: "true"
+  ports:
+    - name: driver
+      port: {DRIVER_PORT}
+    - name: blocks
+      port: {BLOCK_PORT}
+    - name: server
+      port: {SERVER_PORT}
+"""
+SHARED_MB = 1024
+
+
+def write_manifests(folder: str, namespace: str) -> list[str]:
+    """Writes ``driver.yaml``, ``executor.yaml`` and ``service.yaml``; existing ones are replaced.
+
+    Returns:
+        Their paths.
+    """
+    texts = {
+        "driver.yaml": _DRIVER,
+        "executor.yaml": _EXECUTOR.format(shared_mb=SHARED_MB),
+        "service.yaml": _SERVICE.format(namespace=namespace),
+    }
+    os.makedirs(folder, exist_ok=True)
+    paths = []
+    for name, text in texts.items():
+        paths.append(os.path.join(folder, name))
+        with open(paths[-1], "w") as file:
+            file.write(text)
+    return paths
+
+
+def kubernetes_line(given: Namespace) -> str:
+    """The shell lines that submit ``sparkdl train``.
+
+    Args:
+        given: ``output`` (the folder of the manifests), ``image``, ``namespace``, ``deploy_mode``,
+            ``num_executors``, ``executor_cores`` and ``memory_budget_mb``.
+
+    Raises:
+        ConfigError: No image was named.
+    """
+    if not given.image:
+        raise ConfigError(
+            "pods need an image", expected="--image REGISTRY/sparkdl:VERSION",
+            received="no --image", hint="docker build -f docker/Dockerfile builds one",
+        )  # fmt: skip
+    overhead = given.executor_cores * (WORKER_MB + given.memory_budget_mb) + SHARED_MB
+    settings = {
+        "spark.kubernetes.container.image": given.image,
+        "spark.kubernetes.namespace": given.namespace,
+        "spark.kubernetes.executor.podTemplateFile": f"{given.output}/executor.yaml",
+        "spark.executor.instances": given.num_executors,
+        "spark.executor.cores": given.executor_cores,
+        "spark.executor.memory": "2g",
+        "spark.executor.memoryOverhead": f"{overhead}m",
+    }
+    if given.deploy_mode == "cluster":
+        settings |= {
+            "spark.kubernetes.driver.podTemplateFile": f"{given.output}/driver.yaml",
+            "spark.kubernetes.authenticate.driver.serviceAccountName": "spark",
+            "spark.driver.memory": "2g",
+            "spark.driver.memoryOverhead": f"{WORKER_MB}m",
+        }
+        before: list[str] = []
+        script, more = f"local://{ENTRY_FILE}", ""
+    else:
+        host = f"{SERVICE}.{given.namespace}.svc"
+        settings |= {
+            "spark.driver.host": host,
+            "spark.driver.bindAddress": "0.0.0.0",
+            "spark.driver.port": DRIVER_PORT,
+            "spark.driver.blockManager.port": BLOCK_PORT,
+        }
+        before = [
+            f"kubectl apply -f {given.output}/service.yaml",
+            'kubectl label pod "$HOSTNAME" sparkdl-driver=true   # the pod that this runs in',
+        ]
+        script = "$(sparkdl path)"
+        more = f" --port {SERVER_PORT} --server-bind 0.0.0.0 --server-address {host}"
+    lines = [
+        f"spark-submit --master k8s://https://HOST:6443 --deploy-mode {given.deploy_mode} \\",
+        *(f"  --conf {name}={value} \\" for name, value in settings.items()),
+        f"  {script} train MODEL --data PATH --output PATH{more}",
+    ]
+    return "\n".join([*before, *lines])

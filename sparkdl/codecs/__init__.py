@@ -32,12 +32,16 @@ __all__ = [
     "TopK",
     "codec_names",
     "make_codec",
+    "register",
 ]
 
 CODECS: Registry[Codec] = Registry(
     "codec", Codec, (Raw, FP16, BF16, Int8, Int4, OneBit, TopK, DGC, RandomK, Dithering)
 )
 """Every codec. A new one is a new module here, imported above and named in this list."""
+
+register = CODECS.register
+"""Gives a :class:`Codec` of one\'s own a name, as those of this list have."""
 
 SUM_DTYPES = {codec.name: codec.sum_dtype for codec in CODECS.classes() if codec.sum_dtype}
 """Codecs whose messages an all-reduce can add up, and the dtype as which it does."""

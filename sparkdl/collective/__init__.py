@@ -3,7 +3,8 @@
 ``communicator``: what a communicator is, and what all of them share.
 ``builtin``, ``horovod``, ``horovod_connector``: the communicators. ``current``: a run's.
 ``arithmetic``: reductions and their checks.
-``rules``: how the ranks' gradients or weights become one. ``tables``: rows spread over the ranks.
+``rules``: how the ranks' gradients or weights become one.
+``table_exchange``: rows spread over the ranks.
 ``strategy``, ``synchronizer``, ``gradient_synchronizer``, ``rule_synchronizer``: what
 the training loop sees.
 ``choice``: from the user's arguments to a rule and a window.

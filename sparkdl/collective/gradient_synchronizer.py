@@ -24,12 +24,13 @@ from sparkdl.training.parts import FLAGS, PART_BYTES, PORTION_BYTES, parts_of
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import RunState
 from sparkdl.training.slices import Slices, join_slices, pack, unpack
+from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray, Layout
 
 _ALIGNMENT = 64
 
 
-class AllReduceGradientSynchronizer:
+class AllReduceGradientSynchronizer(StepSynchronizer):
     """Each step: the row-weighted mean of all ranks' gradients, then one optimizer step on each.
 
     With ``n_i`` rows on rank ``i`` the gradient is ``g = Σ n_i g_i / Σ n_i``: what one process
@@ -116,23 +117,9 @@ class AllReduceGradientSynchronizer:
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
     ) -> None:
-        """Gives every rank the root's weights and optimizer state."""
         self.scale = scale
         take_root_state(self.communicator, learner, self.buffer, root)
         self._statistics[...] = self.buffer[self.layout.trained_size :]
-
-    ranks_are_equal = True
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to do."""
-        return contextlib.nullcontext()
-
-    def end_epoch(self, learner: SharedLearner) -> None:
-        """Nothing to do: the ranks are equal after every step."""
-
-    def save_state(self, learner: SharedLearner) -> bytes:
-        """Nothing beyond the learner's own state."""
-        return b""
 
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         """Takes the learner's statistics again."""
@@ -140,13 +127,6 @@ class AllReduceGradientSynchronizer:
             weights = np.empty(self.layout.size, np.float32)
             learner.read_weights(weights)
             self._statistics[...] = weights[self.layout.trained_size :]
-
-    def end_run(self, learner: SharedLearner) -> bool:
-        """Nothing to do: the last step was an exchange."""
-        return False
-
-    def close(self) -> None:
-        """Nothing to free."""
 
     # -- whole stacks of batches ---------------------------------------------------------------
 
@@ -191,7 +171,6 @@ class AllReduceGradientSynchronizer:
         return self.in_graph is None
 
     def send_as_slices(self, places: Sequence[int]) -> None:
-        """From now on the gradients of these variables travel as slices."""
         if tuple(places) == self._sliced:
             return
         self._sliced = tuple(places)

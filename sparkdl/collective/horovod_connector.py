@@ -107,7 +107,6 @@ class HorovodConnector:
         return self._builtin.connect([_named(m, "builtin") for m in members], token)
 
     def close(self) -> None:
-        """Closes the sockets, unless a communicator uses them. Can be repeated."""
         self._builtin.close()
 
 
@@ -143,7 +142,6 @@ class AutoConnector:
         return self._horovod.connect_if_useful(members, token, self._calls_horovod)
 
     def close(self) -> None:
-        """Closes the sockets, unless a communicator uses them. Can be repeated."""
         self._horovod.close()
 
 

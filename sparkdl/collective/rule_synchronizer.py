@@ -7,7 +7,6 @@ rank that has no batch left takes part with zero rows.
 from __future__ import annotations
 
 import abc
-import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,6 +31,7 @@ from sparkdl.training.finite import FiniteCheck, NotFiniteError, is_finite
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import StoredBytes
+from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -270,8 +270,8 @@ class WeightsSteps(RuleSteps):
         learner.write_weights(self._flat)
 
 
-class RuleSynchronizer:
-    """The steps and exchanges of one rank, as ``StepSynchronizer`` describes them.
+class RuleSynchronizer(StepSynchronizer):
+    """Trains by a rule, and exchanges as it says.
 
     All ranks count the steps of an epoch in the same way, steps without a batch included. They
     exchange when ``window`` steps are done and at the end of an epoch. They agree on stopping with
@@ -336,7 +336,6 @@ class RuleSynchronizer:
             self._given_state = b""
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
         first = 0
         while first < stack.num_batches:
             count = min(stack.num_batches - first, self._steps_to_exchange())
@@ -355,10 +354,6 @@ class RuleSynchronizer:
     def ranks_are_equal(self) -> bool:
         """Whether the rule exchanges gradients, or takes the step itself, at each step."""
         return self._window == 1 and not isinstance(self._steps, WeightsSteps)
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Nothing to do."""
-        return contextlib.nullcontext()
 
     def end_epoch(self, learner: SharedLearner) -> None:
         """Gives the learner this rank's own weights again, if it had the center to be evaluated."""
@@ -390,7 +385,6 @@ class RuleSynchronizer:
         return True
 
     def close(self) -> None:
-        """Ends the rule's threads and groups."""
         self._exchange.close()
 
     @contextmanager

@@ -1,4 +1,7 @@
-"""``AllReduceStrategy``: how the ranks of ``mode='allreduce'`` connect, made on the driver."""
+"""How the ranks of ``mode='allreduce'`` connect, and how a barrier stage's tasks do.
+
+Strategies are made on the driver; their methods run on executors.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from sparkdl.collective.communicator import (
     Communicator,
@@ -18,13 +22,15 @@ from sparkdl.collective.communicator import (
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
-from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control, StepSynchronizer
-from sparkdl.collective.tables.exchange import TableSteps
-from sparkdl.coordinator.session import Session
+from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control
+from sparkdl.collective.table_exchange import TableSteps
+from sparkdl.coordinator.session import Session, open_session, report_failure
 from sparkdl.errors import ModelError
+from sparkdl.failures import Failure, RankFailure
 from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.training.finite import FiniteCheck
-from sparkdl.training.syncing import RankIdentity
+from sparkdl.training.syncing import RankIdentity, StepSynchronizer
+from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
 
 
@@ -35,7 +41,6 @@ class SessionMeeting:
         self.rank, self.attempt, self._session = session.rank, session.attempt, session
 
     def all_gather(self, text: str) -> list[str]:
-        """Every rank's text in rank order."""
         return self._session.meet(text)
 
 
@@ -157,3 +162,55 @@ class AllReduceStrategy:
             communicator = connector.connect(members, self.token)
         with contextlib.closing(communicator):
             yield communicator
+
+
+@dataclass(frozen=True)
+class BarrierStrategy:
+    """How the updates of a barrier stage's tasks travel; see
+    :class:`sparkdl.training.syncing.Strategy`.
+
+    Args:
+        gradients: How gradients travel among the ranks.
+        coordinator: At the driver; None where ranks cannot reach it (Spark Connect).
+    """
+
+    gradients: AllReduceStrategy
+    coordinator: Endpoint | None
+    independent: ClassVar[bool] = False
+
+    @contextlib.contextmanager
+    def meet(self, rank: RankIdentity) -> Iterator[RankIdentity]:
+        """Begins to meet the other ranks, before this one imports anything or reads its rows.
+
+        With a coordinator there is nothing to begin: the ranks meet there in :meth:`open`, which is
+        quick, and which names the ranks that are missing.
+        """
+        if self.coordinator is not None:
+            yield rank
+            return
+        with contextlib.closing(EarlyGathering(rank, self.gradients.connector(rank.rank))) as early:
+            yield early
+
+    @contextlib.contextmanager
+    def open(self, rank: RankIdentity, layout: Layout) -> Iterator[AllReduceSynchronizer]:
+        """Connects to the coordinator, then all ranks with each other."""
+        with contextlib.ExitStack() as stack:
+            if self.coordinator is None:
+                opened = self.gradients.open(rank, layout)
+            else:
+                session = stack.enter_context(
+                    open_session(self.coordinator, rank=rank.rank, attempt=rank.attempt)
+                )
+                opened = self.gradients.open(SessionMeeting(session), layout, session)
+            yield stack.enter_context(opened)
+
+    def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
+        """Tells the coordinator that this rank failed for good.
+
+        Raises:
+            RankFailure: There is no coordinator. Spark ends the other ranks, and the driver finds
+                the description of the failure in Spark's exception.
+        """
+        if self.coordinator is None:
+            raise RankFailure(Failure.of(rank.rank, error)) from error
+        report_failure(self.coordinator, rank.rank, rank.attempt, error)

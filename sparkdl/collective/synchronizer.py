@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import numpy as np
 
@@ -17,7 +16,7 @@ from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.reports import EpochReport, MetricState, Report
 from sparkdl.training.run_state import Blob, RunState, StoredBytes
-from sparkdl.training.syncing import Orders, Outcome, Start
+from sparkdl.training.syncing import Orders, Outcome, Start, StepSynchronizer
 from sparkdl.weights import Layout
 
 
@@ -57,67 +56,6 @@ Control = Session | NoControl
 """A rank's connection to the driver, or what stands for it."""
 
 
-class StepSynchronizer(Protocol):
-    """The steps and exchanges of one rank; all ranks take the same number of steps.
-
-    There are two: :class:`AllReduceGradientSynchronizer` (the mean of the gradients at each step)
-    and :class:`~sparkdl.collective.rule_synchronizer.RuleSynchronizer` (any other rule).
-    """
-
-    stop_wanted: bool
-    """Set by the caller: the driver has an order for this rank: to stop, or to take changes."""
-    stop_agreed: bool
-    """Whether the driver has an order for any rank; all ranks see it at the same step. The caller
-    takes it back when the ranks have agreed on what the order is."""
-
-    def start(
-        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
-    ) -> None:
-        """Gives every rank the root's weights and optimizer state.
-
-        Args:
-            root: The rank whose state all take.
-            scale: Most rows per batch of any rank.
-            steps: Steps of an epoch, the most of any rank.
-        """
-
-    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
-
-    def skip(self, learner: SharedLearner) -> None:
-        """Takes part in one step of the other ranks; this rank has no batch for it."""
-
-    @property
-    def ranks_are_equal(self) -> bool:
-        """Whether all ranks have the same model after each step, those without a batch, too."""
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Within, the learner evaluates this rank's rows with the weights of the run."""
-
-    def end_epoch(self, learner: SharedLearner) -> None:
-        """Called after an epoch has been evaluated and reported."""
-
-    def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
-        """The state to go on from beside the learner's own; a collective call."""
-
-    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
-        """The learner was given ``changes``, on all ranks at this step.
-
-        Raises:
-            ConfigError: They are of variables that the rule keeps by itself.
-        """
-
-    def end_run(self, learner: SharedLearner) -> bool:
-        """Exchanges what is left; the learner then has the run's model.
-
-        Returns:
-            Whether that may be another than at the end of the last epoch.
-        """
-
-    def close(self) -> None:
-        """Ends threads and groups."""
-
-
 class AllReduceSynchronizer:
     """The :class:`~sparkdl.training.syncing.Synchronizer` of training without a server.
 
@@ -129,7 +67,6 @@ class AllReduceSynchronizer:
     Args:
         control: This rank's connection to the driver; None: there is none.
         steps: What a step is; None for an :class:`AllReduceGradientSynchronizer`.
-        check: The check of ``steps``.
     """
 
     every_batch = True

@@ -5,11 +5,11 @@
     message in, replies out; how ranks join.
 ``group``, ``reporting``, ``telemetry``, ``blobs``
     Its parts: members, attempts and deferred replies; what they report and the driver orders;
-    metrics and log lines; kept states.
+    metrics, log lines and what the driver is told of a run; kept states.
 ``store``
     What a store is that plugs into a coordinator (the parameter server is one).
-``settings``, ``status``, ``kinds``
-    The limits of a run; what the driver is told of it; the frames of both.
+``settings``, ``kinds``
+    The limits of a run; the frames.
 ``session``, ``driver_client``
     A rank's connection; the driver's, and a coordinator in threads of the driver.
 """

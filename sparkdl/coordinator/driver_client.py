@@ -13,9 +13,8 @@ from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
-from sparkdl.coordinator.telemetry import unpack_lines
+from sparkdl.coordinator.telemetry import Status, unpack_lines
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.address import Endpoint, Listeners, ListenOptions
@@ -95,7 +94,6 @@ class DriverClient(Closing):
         return read_kept(self.request, rank)
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """``(rank, line)`` of what the ranks printed since the last call."""
         taken: list[tuple[int, str]] = []
         while True:
             reply = self.request(Message(CoordinatorKind.TAKE_LINES))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import WorkerStatus
-from sparkdl.coordinator.telemetry import Telemetry
+from sparkdl.coordinator.telemetry import Telemetry, WorkerStatus
 from sparkdl.errors import (
     ProtocolError,
     SparkDLError,
@@ -22,7 +20,7 @@ from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad
 from sparkdl.training.phases import Usage
 from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message, error_to_meta
-from sparkdl.transport.service import Replies
+from sparkdl.transport.service import Buffers, Replies
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ class Wait:
     since: float
 
 
-class Group:
+class Group(Buffers):
     """Workers, connections, buffers and deferred replies of one run.
 
     The coordinator and its store both act on the group: the coordinator lets workers in and out,
@@ -208,8 +206,8 @@ class Group:
     """
 
     def __init__(self, settings: Settings, limits: FrameLimits, orders: RunOrders) -> None:
-        self.lock = threading.RLock()
-        self.settings, self.limits, self.orders = settings, limits, orders
+        super().__init__(limits)
+        self.settings, self.orders = settings, orders
         self.telemetry = Telemetry()
         self.workers: dict[int, Worker] = {}
         self.failure: Failure | None = None
@@ -217,24 +215,15 @@ class Group:
         self.now = 0.0
         self.on_leave: Callable[[Worker], None] = lambda worker: None
         """Called with each worker that was marked dead, or has finished."""
-        self._buffers: dict[int, ByteArray] = {}
         self._mailboxes: set[int] = set()
         self._waits: dict[int, Wait] = {}
         self._outbox: Replies = []
 
     # -- connections and buffers -----------------------------------------------------------------
 
-    def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
-        with self.lock:
-            if connection not in self._buffers:
-                self._buffers[connection] = self.limits.allocate()
-            return self._buffers[connection]
-
     def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` (a shared-memory mailbox) this connection's."""
         with self.lock:
-            self._buffers[connection] = buffer
+            super().attach(connection, buffer)
             self._mailboxes.add(connection)
 
     def disconnect(self, connection: int) -> None:

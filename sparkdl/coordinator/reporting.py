@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
-from sparkdl.coordinator.status import EpochTotals, Status
 from sparkdl.coordinator.telemetry import (
     MAX_LINES_BYTES,
+    EpochTotals,
     LogLines,
+    Status,
     lines_of,
     load_of,
     pack_lines,

@@ -20,7 +20,6 @@ class Check:
         name: What it is, e.g. ``'slots'``.
         status: ``'ok'``; ``'warning'``: training works, but slowly or not in every mode;
             ``'error'``: training fails.
-        found: What was found, and where.
         expected: What is needed; empty for ``'ok'``.
         hint: What to do about it; empty for ``'ok'``.
     """

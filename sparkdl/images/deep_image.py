@@ -40,7 +40,6 @@ class Part:
 
     Args:
         name: Name of the constructor's argument, and in files.
-        attribute: Attribute of the stage.
         code: It is a function, so that only a reader that is told to trust the file loads it.
     """
 
@@ -198,7 +197,6 @@ class Application:
     """A model of ``keras.applications``.
 
     Args:
-        module: Its module there.
         size: Height and width of its images.
         caffe: Its pixels are blue, green, red, less their mean; else they are in [-1, 1].
     """

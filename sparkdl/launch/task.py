@@ -134,7 +134,6 @@ class RankContext:
     log: Sink | None = None
 
     def all_gather(self, text: str, timeout_s: float = GATHER_TIMEOUT_S) -> list[str]:
-        """Every rank's text in rank order."""
         if self.gathering is None:
             raise ConfigError(
                 f"rank {self.rank} cannot exchange texts with the others",
@@ -144,7 +143,6 @@ class RankContext:
         return self.gathering.all_gather(text, timeout_s)
 
     def settle(self) -> None:
-        """Returns when no rank exchanges texts any more: from then on one may fail."""
         if self.gathering is not None:
             self.gathering.settle()
 

@@ -289,7 +289,6 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
         table: Name of the classifier's table.
         num_classes: How many classes the classifier has.
         reduction: As of every Keras loss.
-        name: Name of the loss.
         dtype: As of every Keras loss.
     """
 
@@ -323,7 +322,6 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
 
     Args:
         table: Name of the classifier's table.
-        name: Name of the metric.
         dtype: As of every Keras metric.
     """
 

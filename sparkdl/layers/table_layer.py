@@ -72,11 +72,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     @property
     def table_name(self) -> str:
-        """The table's name."""
         return self.table
 
     def table_spec(self, optimizer: object) -> TableSpec:
-        """The table as it is trained with the model's ``optimizer``."""
         raise NotImplementedError
 
     def rule_and_rate(self, optimizer: object) -> tuple[RowRule, float | None]:
@@ -96,17 +94,14 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         return rule, None if own is None else fixed_rate(own, self.table)
 
     def serve_from(self, service: RowService) -> None:
-        """From now on the rows are those of ``service``."""
         self._service = service
 
     def give_rows(self, store: RowStore, rank: int, num_ranks: int) -> None:
-        """Puts the rows that the layer has into a store, as far as ``rank`` owns them."""
         if isinstance(self._service, (StoredRows, LocalRows)):
             self._service.give(self.table, store, rank, num_ranks)
 
     @property
     def service(self) -> RowService | None:
-        """The place of the rows; None before the first call."""
         return self._service
 
     def require_trainable_in(self, model: keras.Model) -> None:

@@ -1,6 +1,6 @@
 """Linear models of sparse vectors: a wing, which the core does not need; :mod:`sparkdl.sparse`.
 
-``ftrl``: the weights and their steps. ``sparse_rows``: rows in memory. ``spread_weights``: the
-training of weights that are spread over the ranks. ``rank_task``: what executors run. ``stages``:
+``sparse_rows``: rows in memory. ``spread_weights``: the weights, their steps, and the training of
+weights that are spread over the ranks. ``rank_task``: what executors run. ``stages``:
 the stages of ``pyspark.ml``.
 """

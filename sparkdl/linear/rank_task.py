@@ -129,7 +129,6 @@ class LinearScores(QueryTask):
     """Scores rows; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        model: The model.
         threshold: Class 1 is what has a greater probability.
         columns: Which columns of the result are wanted: ``rawPrediction``, ``probability``,
             ``prediction``, in this order.

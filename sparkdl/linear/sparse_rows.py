@@ -167,7 +167,6 @@ class SparseRows:
     """Rows to train on.
 
     Args:
-        vectors: The features.
         labels: 0 or 1: float64, of shape (rows).
         weights: Weights of the rows, at least 0: float64, of shape (rows). None: all are 1.
     """

@@ -17,7 +17,6 @@ from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, rais
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.linear.ftrl import Ftrl
 from sparkdl.linear.rank_task import (
     LinearModel,
     LinearScores,
@@ -26,7 +25,7 @@ from sparkdl.linear.rank_task import (
     probabilities,
 )
 from sparkdl.linear.sparse_rows import SparseVectors
-from sparkdl.linear.spread_weights import LinearPart, LinearSettings
+from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
 from sparkdl.spark.executor.stage import stage_function

@@ -217,7 +217,6 @@ class Cacher:
     raised in all of them and not kept.
 
     Args:
-        source: The node.
         refresh_interval_ms: How old a result may be.
         timeout_s: How long a call of the source may take; then it is taken back, all that wait for
             it get WaitTimeoutError, and the next caller asks again. None for ever.

@@ -282,7 +282,6 @@ def launch(
     """Starts all nodes of a program.
 
     Args:
-        program: The program.
         launch_type: ``'processes'`` of this machine; ``'threads'`` of this process, which cannot
             be killed: nodes must look at :func:`~sparkdl.program.stop_event`; or ``'spark'``: each
             node is a task of one barrier stage, so there must be a slot for each. What the nodes

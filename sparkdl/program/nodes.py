@@ -220,7 +220,6 @@ class Program:
         """Nodes that are added inside belong to this group.
 
         Args:
-            label: Its name.
             restarts: How often each of its nodes may be started again, after it has raised or its
                 process was killed. It starts from its constructor or function, with the same
                 arguments, under its old address; on Spark it runs in a process beside its task, on
@@ -253,7 +252,6 @@ class Program:
         """Adds a node.
 
         Args:
-            node: The node.
             label: Its group, outside of ``with program.group(...)``.
 
         Returns:

@@ -120,7 +120,6 @@ class WorkerView:
         rank: From 0.
         state: See :data:`WorkerState`.
         retries: Attempts before the present one.
-        host, pid: Where it runs.
         epoch, batch: How far it has come: the epoch from 0, and batches done in it.
         batches_per_epoch: Batches that it makes of its rows.
         rows: Rows that it has trained in all epochs.
@@ -273,7 +272,7 @@ class TrialEnded:
             ``'stopped'`` (the search ended before).
         metrics: As after the last epoch; empty if it failed.
         importances: Hyper-parameter -> the share of the metric's variance that it explains, over
-            the trials so far (:func:`sparkdl.tune.analysis.importances`); empty while they are few.
+            the trials so far (:func:`sparkdl.tune.study.importances`); empty while they are few.
     """
 
     trial: int
@@ -290,7 +289,6 @@ class SearchEnded:
 
     Args:
         best: The best trial; None if none has a score.
-        value: Its metric.
         error: The type and first line of the error that ended the search; empty if it ended well.
     """
 

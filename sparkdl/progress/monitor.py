@@ -188,7 +188,6 @@ class FitMonitor:
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether the user gave callbacks."""
         return self._steering.has_callbacks
 
     @property

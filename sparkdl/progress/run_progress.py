@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sparkdl.coordinator.status import Status, WorkerStatus
+from sparkdl.coordinator.telemetry import Status, WorkerStatus
 from sparkdl.failures import Failure
 from sparkdl.progress.events import WorkerState, WorkerView
 from sparkdl.training.phases import ServerUsage

@@ -202,7 +202,6 @@ class RoundSynchronizer(Way):
     # -- the reducer -----------------------------------------------------------------------------
 
     def send_as_slices(self, places: Sequence[int]) -> None:
-        """From now on the gradients of these variables travel as slices."""
         if tuple(places) != self._sliced:
             self._sliced = tuple(places)
             self._lay_out(self._layout.without(self._sliced))

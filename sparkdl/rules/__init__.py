@@ -55,6 +55,7 @@ __all__ = [
     "StalenessAware",
     "State",
     "make_rule",
+    "register",
     "rule_names",
 ]
 
@@ -78,6 +79,9 @@ RULES: Registry[Rule] = Registry(
     "{'class_name': ..., 'config': {...}}",
 )
 """Every rule. A new one is a new module here, imported above and named in this list."""
+
+register = RULES.register
+"""Gives a :class:`Rule` of one\'s own a name, as those of this list have."""
 
 
 def rule_names() -> list[str]:

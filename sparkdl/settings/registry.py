@@ -55,6 +55,26 @@ class Registry(Generic[T]):
             self._by_plain_name[_plain(alias)] = self._classes[name]
         self._accepted, self._hint = accepted, hint
 
+    def register(self, cls: type[T]) -> type[T]:
+        """Gives a class the name in its attribute ``name``, in this process; may be a decorator.
+
+        Raises:
+            ConfigError: It is no class of the kind, or another class has the name.
+        """
+        known = self._by_plain_name.get(_plain(cls.name)) if hasattr(cls, "name") else None
+        of_kind = inspect.isclass(cls) and issubclass(cls, self._base)
+        anew = known is None or (known.__module__, known.__qualname__) == (
+            cls.__module__, cls.__qualname__,
+        )  # fmt: skip
+        if not of_kind or not anew:
+            raise ConfigError(
+                f"cannot register this {self._kind}",
+                expected=f"a subclass of {self._base.__name__} with a name that no other one has",
+                received=f"{cls!r}, name {getattr(cls, 'name', None)!r}",
+            )
+        self._classes[cls.name] = self._by_plain_name[_plain(cls.name)] = cls
+        return cls
+
     def names(self) -> list[str]:
         """The names, sorted, without the aliases."""
         return sorted(self._classes)

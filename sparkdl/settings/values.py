@@ -162,10 +162,7 @@ def require(
     Args:
         ok: Whether the value is allowed.
         owner: Name of what has the option, as the user writes it, e.g. ``'diloco'``.
-        option: Name of the option.
         expected: The values that are allowed, in words.
-        received: The value.
-        hint: What to do.
     """
     if not ok:
         raise ConfigError(
@@ -288,8 +285,6 @@ def refuse_changed(given: UserSettings, call: str, used: tuple[str, ...]) -> Non
     """Refuses settings that a call has no use for.
 
     Args:
-        given: The user's.
-        call: The call, for the message.
         used: The names of those that it uses.
 
     Raises:

@@ -100,7 +100,6 @@ def infer_partition(
     """A partition's batches with the results of the function; see :func:`inference`.
 
     Args:
-        batches: The partition.
         content: The pickled function and its arguments.
         names: Names of the partition's columns.
         added: The schema of the results, as JSON.

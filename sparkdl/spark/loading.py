@@ -59,7 +59,6 @@ def load_as(
     """A model file as a ``SparkModel``, or a subclass that takes its arguments by name.
 
     Args:
-        cls: The class.
         file: What was read.
         path: Path of the file, for messages.
         custom_objects, safe_mode, **overrides: See :func:`load_spark_model`.

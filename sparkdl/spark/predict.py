@@ -127,7 +127,6 @@ def predict_data(
     """See :func:`predict`.
 
     Args:
-        source: The model.
         data: A DataFrame, an Arrow table, a path, an RDD of inputs, or arrays.
         inputs: Which columns the model reads.
         choice: Which columns to append.

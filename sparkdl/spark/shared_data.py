@@ -26,7 +26,6 @@ class _Question:
 
     Args:
         signature: The model's.
-        columns: Which columns mean what.
         validation: As ``fit`` takes it; the same only if it is the same object or text.
         split: Share of the rows to validate on.
         seed: Seed of the choice of these rows.

@@ -30,7 +30,6 @@ class BatchTrainer:
     and what is in the weights already is left out.
 
     Args:
-        trained: The model.
         checkpoints: Where it is saved after each micro-batch.
         batches_done: Micro-batches that are in the weights.
         fit: Trains the model on a frame.
@@ -150,7 +149,6 @@ def start_stream_fit(
 
     Args:
         stream: A streaming DataFrame.
-        trained: The model.
         fit: Trains it on a frame.
         checkpoint_dir: Folder for the model and for Spark's place in the stream.
         trigger: Arguments of Spark's ``DataStreamWriter.trigger``.

@@ -38,7 +38,6 @@ class StreamingRun(Generic[T]):
     """Functions that a stream feeds; what :func:`sparkdl.run` returns for a streaming DataFrame.
 
     Args:
-        run_stage: Runs the ranks.
         to: Where the rows go.
         stream: The streaming DataFrame, with the names that columns travel by.
         checkpoint_dir: Folder for Spark's place in the stream; None: each run begins anew.
@@ -162,11 +161,9 @@ class StreamingRun(Generic[T]):
 
     @property
     def store(self) -> Store:
-        """The store that the ranks share."""
         return self._store
 
     def begun(self, driver: DriverClient, fingerprint: str) -> None:
-        """The coordinator runs."""
         self._feeder.begun(driver, fingerprint)
 
     def check(self) -> None:

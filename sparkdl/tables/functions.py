@@ -25,9 +25,7 @@ class Statistics:
     Args:
         rows: How many rows.
         numbers: How many values.
-        total: Their sum.
         absolute: The sum of their sizes.
-        squares: The sum of their squares.
         smallest: The smallest value; infinity of none.
         largest: The largest value; minus infinity of none.
         nonzero: How many are not zero.

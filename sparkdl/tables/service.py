@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,42 @@ class TableSpec:
             most = -(-int(eviction["max_rows"]) // num_ranks)
             settings["eviction"] = {**eviction, "max_rows": most}
         return RowStore.from_settings(settings)
+
+
+class CallOfStep(Protocol):
+    """A call of a layer for rows; the gradients of these are None while there are none."""
+
+    gradients: FloatArray | None
+
+
+C = TypeVar("C", bound=CallOfStep)
+
+
+class CallsOfStep(list[C]):
+    """The calls of layers in a step, each known by a number until its gradient comes.
+
+    A call after a gradient begins the step anew: it computes its gradient once more, and the last
+    one counts.
+    """
+
+    _first = 0
+
+    @property
+    def last(self) -> int:
+        """The number of the last call."""
+        return self._first + len(self) - 1
+
+    def of(self, number: int) -> C:
+        return self[number - self._first]
+
+    @property
+    def have_gradients(self) -> bool:
+        return any(call.gradients is not None for call in self)
+
+    def forget(self) -> None:
+        """The next call begins a step."""
+        self._first += len(self)
+        self.clear()
 
 
 class RowService(Protocol):

@@ -1,13 +1,16 @@
-"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto."""
+"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto; files that
+grow while a fit runs.
+"""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable
+from typing import BinaryIO
 
-from sparkdl.files.growing_file import GrowingFile
-from sparkdl.files.storage import check_writable, require_plain, write_bytes
+from sparkdl.files.storage import check_writable, create_local, require_plain, write_bytes
+from sparkdl.process.closing import Closing
 from sparkdl.progress import events
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.training.phases import Phase, Spans
@@ -163,3 +166,50 @@ def _process(process: int, name: str, place: int) -> list[events.Json]:
             "args": {"sort_index": place},
         },
     ]  # fmt: skip
+
+
+class GrowingFile(Closing):
+    """Appends to a new file.
+
+    A local file has what was appended after each :meth:`flush`. Object stores cannot append: there
+    the content is kept in memory, and the file written anew, whole, with each ``flush(whole=True)``
+    and at the end.
+
+    Args:
+        path: A path or URI; the folders above it are made.
+
+    Raises:
+        ResourceError: The file is there already, or cannot be written.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: BinaryIO | None = create_local(path)
+        self._content = bytearray()
+        self._closed = False
+        if self._file is None:
+            write_bytes(path, b"")
+
+    def append(self, content: bytes) -> None:
+        """Adds to the end."""
+        if self._file is None:
+            self._content += content
+        else:
+            self._file.write(content)
+
+    def flush(self, *, whole: bool = False) -> None:
+        """Makes what was appended readable: in an object store only with ``whole``, which costs the
+        time to write all of it."""
+        if self._file is not None:
+            self._file.flush()
+        elif whole:
+            write_bytes(self._path, bytes(self._content))
+
+    def close(self) -> None:
+        """Makes all readable."""
+        if self._closed:
+            return
+        self._closed = True
+        self.flush(whole=True)
+        if self._file is not None:
+            self._file.close()

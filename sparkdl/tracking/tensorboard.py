@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from sparkdl.data.tfrecord.framing import frame
-from sparkdl.files.growing_file import GrowingFile
 from sparkdl.process.closing import Closing
 from sparkdl.progress import events
+from sparkdl.tracking.event_files import GrowingFile
 from sparkdl.tracking.sinks import Thinning
 from sparkdl.training.phases import PHASES
 

@@ -39,8 +39,6 @@ class BatchStack:
         x: Input name -> array of shape ``(num_batches, rows per batch, ...)``.
         y: Output name -> array of labels, stacked alike.
         sample_weight: Output name -> array, or None.
-        num_batches: Batches in the stack.
-        num_rows: Rows in the stack.
         following: Waits for the stack after this one, where there is one; raises
             ``concurrent.futures.CancelledError`` if nobody reads it any more.
         grouped: Whether the rows of a batch were chosen to be compared with each other.

@@ -71,7 +71,6 @@ class Leaving(NamedTuple):
     """Parts that can leave at the same time.
 
     Args:
-        parts: Their numbers.
         variables: Numbers of the variables whose gradients they wait for: those that have at least
             one element in one of them.
     """
@@ -111,7 +110,6 @@ def fill_part(
     """Copies what belongs to ``part`` of each variable's values into a flat buffer.
 
     Args:
-        part: Part of the buffer.
         slots: Slots of the variables; other elements of the part stay as they are.
         values: Values of any shape; a variable that has nothing in the part is not looked at.
         buffer: Buffer of the layout that the slots are of.

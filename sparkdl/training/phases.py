@@ -109,7 +109,6 @@ class ServerUsage:
         host: At which the workers reach it.
         memory_bytes: Resident memory at the end.
         bytes_received, bytes_sent: Of frames, those in shared memory with their bodies.
-        table_rows: Rows of tables that it holds.
         staleness: Steps of other workers between a pull of rows and their push, a mean.
         busy: Requests that it works on at this moment.
     """
@@ -168,7 +167,6 @@ class PhaseClock:
         keeps_spans: Keep every phase with its times, not the sums alone. Of more than
             :data:`MOST_SPANS`, short ones are joined: within a bucket of time each phase then
             stands once, as long as its parts were together.
-        now: Seconds.
     """
 
     def __init__(
@@ -193,7 +191,6 @@ class PhaseClock:
         """A block that is spent in ``phase``; the phase before goes on after it.
 
         Args:
-            phase: The phase.
             any_thread: Count also in another thread than the clock's: in one that the training
                 waits for (a framework calls back in threads of its own).
         """

@@ -16,11 +16,8 @@ class Report:
     """A worker's report on its work with an exchange.
 
     Args:
-        epoch: The epoch it is in.
         batches_done: Batches trained in this epoch, this exchange included.
         windows_done: Windows trained in this epoch, this one included.
-        batches: Batches in this exchange.
-        rows: Rows in this exchange.
         learning_rate: The optimizer's rate in the first of these batches.
         metrics: The metric state of this epoch so far; None in most reports.
         window: Batches after each of which an exchange is due within the stack; 0: one is due

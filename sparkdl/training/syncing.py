@@ -7,13 +7,14 @@ sends to each worker, to make its synchronizer from.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from sparkdl.training.changes import VariableChanges
 from sparkdl.training.learning import BatchStack, Learner, SharedLearner
 from sparkdl.training.reports import EpochReport, MetricState, Report
-from sparkdl.training.run_state import RunState
+from sparkdl.training.run_state import RunState, StoredBytes
 from sparkdl.weights import Layout
 
 L = TypeVar("L", bound=Learner, contravariant=True)
@@ -191,3 +192,69 @@ class Strategy(Protocol):
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:
         """Tells the other ranks and the driver that this rank failed and is not tried again."""
+
+
+class StepSynchronizer(Protocol):
+    """The steps and exchanges of one rank; all ranks take the same number of steps.
+
+    There are two in :mod:`sparkdl.collective`: ``AllReduceGradientSynchronizer`` (the mean of the
+    gradients at each step) and ``RuleSynchronizer`` (any other rule). What has a body here is that
+    of ranks that are equal after every step, with no state beside the learner's.
+    """
+
+    stop_wanted: bool
+    """Set by the caller: the driver has an order for this rank: to stop, or to take changes."""
+    stop_agreed: bool
+    """Whether the driver has an order for any rank; all ranks see it at the same step. The caller
+    takes it back when the ranks have agreed on what the order is."""
+
+    def start(
+        self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
+    ) -> None:
+        """Gives every rank the root's weights and optimizer state.
+
+        Args:
+            root: The rank whose state all take.
+            scale: Most rows per batch of any rank.
+            steps: Steps of an epoch, the most of any rank.
+        """
+
+    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
+        """Takes a step for each batch of ``stack``, with the exchanges that fall among them."""
+
+    def skip(self, learner: SharedLearner) -> None:
+        """Takes part in one step of the other ranks; this rank has no batch for it."""
+
+    @property
+    def ranks_are_equal(self) -> bool:
+        """Whether all ranks have the same model after each step, those without a batch, too."""
+        return True
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within, the learner evaluates this rank's rows with the weights of the run."""
+        return nullcontext()
+
+    def end_epoch(self, learner: SharedLearner) -> None:
+        """Called after an epoch has been evaluated and reported."""
+
+    def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
+        """The state to go on from beside the learner's own; a collective call."""
+        return b""
+
+    def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
+        """The learner was given ``changes``, on all ranks at this step.
+
+        Raises:
+            ConfigError: They are of variables that the rule keeps by itself.
+        """
+
+    def end_run(self, learner: SharedLearner) -> bool:
+        """Exchanges what is left; the learner then has the run's model.
+
+        Returns:
+            Whether that may be another than at the end of the last epoch.
+        """
+        return False
+
+    def close(self) -> None:
+        """Ends threads and groups."""

@@ -67,6 +67,48 @@ class Service(Protocol):
         """Numbers for ``/metrics``."""
 
 
+class Buffers:
+    """A buffer for each connection, as a :class:`Service` has them."""
+
+    def __init__(self, limits: FrameLimits) -> None:
+        self.limits = limits
+        self.lock = threading.RLock()
+        self._buffers: dict[int, ByteArray] = {}
+
+    def buffer(self, connection: int) -> ByteArray:
+        with self.lock:
+            if connection not in self._buffers:
+                self._buffers[connection] = self.limits.allocate()
+            return self._buffers[connection]
+
+    def attach(self, connection: int, buffer: ByteArray) -> None:
+        with self.lock:
+            self._buffers[connection] = buffer
+
+
+class BufferedService(Buffers):
+    """Base of services that answer at once: nobody waits for a reply."""
+
+    beside: frozenset[FrameKind] = frozenset()
+    parting: frozenset[FrameKind] = frozenset()
+    idle_s = 60.0
+
+    def __init__(self, limits: FrameLimits) -> None:
+        super().__init__(limits)
+        self.bytes_in = self.bytes_out = 0
+
+    def disconnect(self, connection: int, now: float) -> Replies:
+        with self.lock:
+            self._buffers.pop(connection, None)
+        return []
+
+    def tick(self, now: float) -> Replies:
+        return []
+
+    def metrics(self) -> list[Metric]:
+        return []
+
+
 POLL_S = 0.2
 
 

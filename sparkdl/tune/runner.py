@@ -14,10 +14,9 @@ from typing import Literal, Protocol
 
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
-from sparkdl.tune.analysis import importances
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.searchers.searcher import WORST, Goal, Searcher, Segment
-from sparkdl.tune.study import dispensable
+from sparkdl.tune.study import dispensable, importances
 from sparkdl.tune.suggestions import Draw, Drawn, Experience, Outcome, Sampler, Space, Trial, Value
 
 

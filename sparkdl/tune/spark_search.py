@@ -110,7 +110,6 @@ class FitTrainer:
         Checkpoints(self._of(trial)).clear()
 
     def keep(self, trial: int, epochs: Collection[int]) -> None:
-        """Keeps a trial's checkpoints after these epochs beside its newest."""
         Checkpoints(self._of(trial)).keep(epochs)
 
     def load(self, record: TrialRecord) -> keras.Model:

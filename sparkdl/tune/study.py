@@ -1,27 +1,27 @@
-"""``Study``: what a search found."""
+"""``Study``: what a search found; the hyper-parameters that matter, and the charts."""
 
 from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from sparkdl.errors import ConfigError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.process.closing import Closing
-from sparkdl.tune import analysis
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.searchers.searcher import Goal
-from sparkdl.tune.suggestions import Value
+from sparkdl.tune.suggestions import Space, Value
 
 if TYPE_CHECKING:
     import keras
     import pandas as pd
     from matplotlib.axes import Axes
-
-
-from collections.abc import Collection, Iterable
 
 
 def ranked(records: Iterable[TrialRecord], goal: Goal) -> list[TrialRecord]:
@@ -179,7 +179,7 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ax = _axes(ax, (7, 4))
-        analysis.draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
+        draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
         return ax
 
     def plot_scatter(self) -> list[Axes]:
@@ -187,7 +187,7 @@ class Study(Closing):
         import matplotlib.pyplot as plt
 
         ranked = self._compared()
-        count = len(analysis.names_of(ranked))
+        count = len(names_of(ranked))
         across = max(1, min(count, 3))
         down = max(1, -(-count // across))
         size = (3 * across, 2.4 * down)
@@ -197,7 +197,7 @@ class Study(Closing):
         found = list(axes.flat)
         for unused in found[count:]:
             figure.delaxes(unused)
-        analysis.draw_scatter(found[:count], ranked, self.goal.metric)
+        draw_scatter(found[:count], ranked, self.goal.metric)
         return found[:count]
 
     def plot_parallel(self, ax: Axes | None = None) -> Axes:
@@ -207,8 +207,8 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ranked = self._compared()
-        ax = _axes(ax, (2.2 * (1 + len(analysis.names_of(ranked))), 3.5))
-        analysis.draw_parallel(ax, ranked, self.goal.metric)
+        ax = _axes(ax, (2.2 * (1 + len(names_of(ranked))), 3.5))
+        draw_parallel(ax, ranked, self.goal.metric)
         return ax
 
     def plot_importances(self, ax: Axes | None = None) -> Axes:
@@ -218,15 +218,15 @@ class Study(Closing):
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
         ax = _axes(ax, (7, 0.5 + 0.5 * max(2, len(self.importances))))
-        analysis.draw_importances(ax, self.importances)
+        draw_importances(ax, self.importances)
         return ax
 
     @property
     def importances(self) -> dict[str, float]:
         """Hyper-parameter -> the share of the metric's variance that it explains by itself, the
         largest first; empty for fewer than ten trials. See
-        :func:`sparkdl.tune.analysis.importances`."""
-        return analysis.importances(self.records, self.goal.metric)
+        :func:`sparkdl.tune.study.importances`."""
+        return importances(self.records, self.goal.metric)
 
     def _compared(self) -> list[TrialRecord]:
         _ = self.best_trial  # raises where there is none
@@ -247,3 +247,206 @@ def _axes(ax: Axes | None, size: tuple[float, float]) -> Axes:
 
     made: Axes = plt.subplots(figsize=size, layout="constrained")[1]
     return made
+
+
+FEWEST = 10
+"""Trials without which nothing is said."""
+_GROUPS = 6
+_FEWEST_IN_GROUP = 4
+
+
+def importances(records: Iterable[TrialRecord], metric: str) -> dict[str, float]:
+    """The share of the metric's variance that each hyper-parameter explains by itself.
+
+    Trials are compared after the same epochs: those after which most of them were. The metric is
+    taken by its ranks ``r``, so that a few diverged trials do not decide. The values of a
+    hyper-parameter are put into ``k`` groups (each choice, or up to six of equal size), and::
+
+        share = 1 - (n - 1) / (n - k) * sum_g sum_i (r_i - mean_g)^2 / sum_i (r_i - mean)^2
+
+    not below 0 (Kelley's epsilon squared, 1935: the correlation ratio without its bias). It is the
+    main effect of a functional analysis of variance (Hutter et al., ICML 2014); what they do only
+    together is in none of them.
+
+    Returns:
+        Hyper-parameter -> share from 0 to 1, the largest first; empty for fewer than 10 trials.
+    """
+    compared = [r for r in records if r.state != "failed"]
+    at: Counter[int] = Counter(e for r in compared for e in r.metrics if _is_there(r, e, metric))
+    if not at:
+        return {}
+    epochs = max(at, key=lambda e: (at[e], e))
+    compared = [r for r in compared if _is_there(r, epochs, metric)]
+    names = sorted({name for r in compared for name in r.params})
+    found = {}
+    for name in names:
+        having = [r for r in compared if name in r.params]
+        if len(having) >= FEWEST:
+            ranks = _ranks(np.array([r.metrics[epochs][metric] for r in having]))
+            found[name] = _share(ranks, _groups([r.params[name] for r in having]))
+    return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _is_there(record: TrialRecord, epochs: int, metric: str) -> bool:
+    return math.isfinite(record.metrics.get(epochs, {}).get(metric, math.nan))
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks from 0; equal values have the mean of theirs."""
+    order = np.sort(values)
+    left, right = np.searchsorted(order, values), np.searchsorted(order, values, side="right")
+    middle: NDArray[np.float64] = (left + right - 1) / 2
+    return middle
+
+
+def _groups(values: Sequence[Value]) -> NDArray[np.int64]:
+    """The group of each value: of few different ones each has its own."""
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    distinct = {repr(v) for v in values}
+    if len(numbers) < len(values) or len(distinct) <= _GROUPS:
+        order = {text: place for place, text in enumerate(sorted(distinct))}
+        return np.array([order[repr(v)] for v in values])
+    count = max(2, min(_GROUPS, len(values) // _FEWEST_IN_GROUP))
+    ranks = _ranks(np.array(numbers, float))
+    return np.minimum((ranks * count / len(values)).astype(np.int64), count - 1)
+
+
+def _share(ranks: NDArray[np.float64], groups: NDArray[np.int64]) -> float:
+    present = np.unique(groups)
+    number = len(ranks)
+    total = float(((ranks - ranks.mean()) ** 2).sum())
+    if total == 0.0 or not 1 < len(present) < number:
+        return 0.0
+    parts = (ranks[groups == group] for group in present)
+    within = sum(float(((part - part.mean()) ** 2).sum()) for part in parts)
+    return max(0.0, 1 - (number - 1) / (number - len(present)) * within / total)
+
+
+GREY, BLUE, BEST = "#7f8fa6", "#0072b2", "#d55e00"
+_MARGIN = 0.06
+_FEW = 6
+"""Whole numbers up to this count stand each by itself on an axis."""
+
+
+def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
+    """The metric of every trial over its epochs."""
+    for record in records:
+        values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
+        lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
+        if record.number == best:
+            lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
+            lines[0].set_label(f"best: trial {best}")
+        lines[0].set(marker="o", markersize=3)
+    ax.set(xlabel="epochs", ylabel=metric, title=f"{len(records)} trials")
+    ax.grid(alpha=0.3)
+    ax.legend(frameon=False)
+
+
+def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: str) -> None:
+    """The metric over each hyper-parameter: filled dots trained longest, hollow ones less."""
+    longest = max(record.epochs for record in ranked)
+    for ax, name in zip(axes, names_of(ranked), strict=True):
+        having = [r for r in ranked if name in r.params]
+        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
+        y = [_last(r, metric) for r in having]
+        whole = np.array([r.epochs == longest for r in having])
+        values = np.array(y)
+        ax.scatter(x[whole], values[whole], s=22, color=BLUE, alpha=0.7)
+        ax.scatter(x[~whole], values[~whole], s=22, facecolors="none", edgecolors=GREY)
+        if having[0] is ranked[0]:
+            ax.scatter(x[:1], values[:1], s=60, color=BEST, zorder=3)
+        if ticks is not None:
+            ax.set_xticks(list(ticks.values()), list(ticks))
+            ax.set_xlim(min(ticks.values()) - 0.3, max(ticks.values()) + 0.3)
+        elif log:
+            ax.set_xscale("log")
+        cell = ax.get_subplotspec()
+        first = cell is None or cell.is_first_col()
+        ax.set(xlabel=name, ylabel=metric if first else "")
+        ax.grid(alpha=0.3)
+
+
+def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
+    """A line for each trial through its hyper-parameters and metric; the best tenth is orange."""
+    names = names_of(ranked)
+    columns, best = [], max(1, round(len(ranked) / 10))
+    for place, name in enumerate(names):
+        having = [r for r in ranked if name in r.params]
+        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
+        by_number = dict(zip((r.number for r in having), x, strict=True))
+        values = np.array([by_number.get(r.number, math.nan) for r in ranked])
+        columns.append(_axis(ax, place, values, ticks, log=log))
+    values = np.array([_last(r, metric) for r in ranked])
+    columns.append(_axis(ax, len(names), values, None, log=False))
+    heights = np.stack(columns)
+    for place in reversed(range(len(ranked))):
+        there = np.flatnonzero(np.isfinite(heights[:, place]))  # past what the trial does not have
+        line = ax.plot(there, heights[there, place], color=GREY, alpha=0.45, lw=1)[0]
+        if place < best:
+            line.set(color=BEST, alpha=1, linewidth=2.5 if place == 0 else 1.5, zorder=3)
+    ax.set_xticks(range(len(columns)), [*names, metric])
+    ax.set(xlim=(-0.35, len(names) + 0.35), ylim=(-_MARGIN, 1 + _MARGIN), yticks=[])
+    ax.tick_params(length=0)
+    for side in ("left", "right", "top", "bottom"):
+        ax.spines[side].set_visible(False)
+
+
+def draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
+    """A bar for each hyper-parameter: the share of the metric's variance that it explains."""
+    names = list(importances)[::-1]
+    bars = ax.barh(names, [importances[n] for n in names], color=BLUE)
+    ax.bar_label(bars, [f" {importances[n]:.0%}" for n in names])
+    ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
+    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+
+
+def names_of(records: Sequence[TrialRecord]) -> list[str]:
+    """The hyper-parameters that any trial has, in the order in which ``build`` asked for them."""
+    return list(dict.fromkeys(name for record in records for name in record.params))
+
+
+def _last(record: TrialRecord, metric: str) -> float:
+    return record.metrics[max(record.metrics)].get(metric, math.nan)
+
+
+def _space(records: Sequence[TrialRecord], name: str) -> Space | None:
+    return next((r.spaces[name] for r in records if name in r.spaces), None)
+
+
+def _coordinates(
+    values: Sequence[Value], space: Space | None
+) -> tuple[NDArray[np.float64], dict[str, float] | None, bool]:
+    """The places of values on an axis; the places of choices by name; whether it is a log."""
+    if space is not None and space.kind == "int" and space.high - space.low < _FEW:
+        ticks = {str(n): float(n) for n in range(int(space.low), int(space.high) + 1)}
+        return np.array([float(v or 0) for v in values]), ticks, False
+    if space is None or space.kind != "categorical":
+        numbers = [float(v) for v in values if v is not None]  # only choices can be None
+        return np.array(numbers), None, space is not None and space.log
+    places = {str(choice): float(place) for place, choice in enumerate(space.choices)}
+    return np.array([places[str(v)] for v in values]), places, False
+
+
+def _axis(
+    ax: Axes, place: int, values: NDArray[Any], ticks: Mapping[str, float] | None, *, log: bool
+) -> NDArray[Any]:
+    """Draws an upright axis; returns the heights of the values on it, from 0 to 1."""
+    f = np.log10 if log else np.asarray
+    ends = list(ticks.values()) if ticks is not None else [np.nanmin(values), np.nanmax(values)]
+    low, high = float(f(min(ends))), float(f(max(ends)))
+    width = (high - low) or 1.0
+    middle = 0.5 if high == low else 0.0
+    if ticks is None:
+        steps = [low] if high == low else list(np.linspace(low, high, 5))
+        ticks = {f"{10**s if log else s:.3g}": 10**s if log else s for s in steps}
+    ax.axvline(place, color="#444444", lw=0.8, zorder=0)
+    for text, value in ticks.items():
+        height = (float(f(value)) - low) / width + middle
+        ax.annotate(
+            text, (place, height), (4, 0), textcoords="offset points", va="center", fontsize=8,
+            zorder=4, bbox={"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.5},
+        )  # fmt: skip
+    heights: NDArray[Any] = (f(values) - low) / width + middle
+    return heights

@@ -76,8 +76,6 @@ class StageRecipe:
 
     Args:
         estimator: Estimator of :mod:`sparkdl.ml`; each trial has a copy.
-        params: Trial -> Params.
-        schema: Schema of the data.
         seed: Seed of the search; with the trial's number that of its initial weights.
         slots: Workers of a trial. With one, what the estimator says of exchanges has no effect.
 

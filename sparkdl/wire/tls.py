@@ -41,7 +41,6 @@ class Certificate:
     """A self-signed certificate of one run, and its private key; no text of it shows the key.
 
     Args:
-        public: The certificate, as PEM.
         private: Its key, as PEM.
     """
 

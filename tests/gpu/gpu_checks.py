@@ -178,13 +178,12 @@ def _trained(
     """Each rank's weights, and what it has seen."""
     from gpu_task import GpuTask
 
-    from sparkdl.collective.strategy import AllReduceStrategy
+    from sparkdl.collective.strategy import AllReduceStrategy, BarrierStrategy
     from sparkdl.config import LoopSettings
     from sparkdl.data import ColumnSpec, DataSpec
     from sparkdl.launch.child import ProcessLauncher
     from sparkdl.learner.archives.archive import encode_model
     from sparkdl.learner.state.model_weights import model_layout
-    from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
     from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 
     shape = parts[0][0].shape[1:]

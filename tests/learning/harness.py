@@ -11,7 +11,7 @@ import numpy as np
 
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
-from sparkdl.collective.tables.exchange import TableSteps
+from sparkdl.collective.table_exchange import TableSteps
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.learner import make_learner

@@ -114,3 +114,26 @@ class Four(int):
 
 def test_a_class_is_made_and_then_adapted() -> None:
     assert ADAPTING.make(Four, {}) == RoundShape(4.0)
+
+
+def test_a_class_of_ones_own_gets_a_name() -> None:
+    """Also anew, as a notebook's cell that is run twice makes it; no other class takes its name."""
+    kinds: Registry[Shape] = Registry("shape", Shape, (RoundShape,))
+
+    def cell(corners: int) -> type[Shape]:
+        @kinds.register
+        class Star(Shape):
+            name: ClassVar[str] = "star"
+            count: ClassVar[int] = corners
+
+        return Star
+
+    assert cell(5) is type(kinds.make("Star", {}))
+    assert kinds.names() == ["round_shape", "star"]
+    assert cell(6) is type(kinds.make("star", {}))
+    other = type("Other", (Shape,), {"name": "star"})
+    for wrong in (other, type("Nameless", (), {}), Square()):
+        with pytest.raises(ConfigError, match="cannot register this shape"):
+            kinds.register(wrong)  # type: ignore[arg-type]
+    assert rules.register == rules.RULES.register
+    assert codecs.register == codecs.CODECS.register

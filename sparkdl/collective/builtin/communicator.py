@@ -517,7 +517,6 @@ class BuiltinConnector:
             raise
 
     def close(self) -> None:
-        """Closes the sockets, unless a communicator uses them. Can be repeated."""
         if self._listener is not None:
             self._listener.close()
             self._listener = None

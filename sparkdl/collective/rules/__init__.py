@@ -80,6 +80,7 @@ __all__ = [
     "Sum",
     "WeightsExchange",
     "make_rule",
+    "register",
     "rule_names",
 ]
 
@@ -101,6 +102,9 @@ EXCHANGE_RULES: Registry[ExchangeRule] = Registry(
     hint="; other rules of sparkdl.rules work in the modes with a server",
 )
 """Every rule. A new one is a new module here, imported above and named in this list."""
+
+register = EXCHANGE_RULES.register
+"""Gives a :class:`ExchangeRule` of one\'s own a name, as those of this list have."""
 
 
 def rule_names() -> list[str]:

@@ -284,7 +284,6 @@ class OuterExchange(WeightsExchange):
 
     Args:
         communicator, layout, extras: As for :class:`Exchange`.
-        outer: The rule.
     """
 
     def __init__(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import (
     ByteArray,
     Flag,
-    FrameKind,
     FrameLimits,
     Kind,
     Message,
@@ -34,7 +32,7 @@ from sparkdl.transport.frames import (
 )
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.transport.server import Server
-from sparkdl.transport.service import Metric, Replies
+from sparkdl.transport.service import BufferedService, Replies
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 
@@ -57,7 +55,7 @@ class _Sent:
     last: int = 0
 
 
-class StreamIntake:
+class StreamIntake(BufferedService):
     """Keeps the rows that are sent to a rank; see :class:`sparkdl.transport.service.Service`.
 
     What an attempt sends is kept apart: of a task that Spark repeats only the attempt counts that
@@ -68,23 +66,17 @@ class StreamIntake:
     """
 
     def __init__(self, memory_budget_bytes: int) -> None:
+        super().__init__(FrameLimits(kinds=kinds_of(StreamKind)))
         self._budget = memory_budget_bytes
-        self._lock = threading.Lock()
-        self._buffers: dict[int, ByteArray] = {}
         self._sent: dict[tuple[int, int], _Sent] = {}
         self._taken = -1
         self._closed = False
-        self.bytes_in = self.bytes_out = 0
-        self.limits = FrameLimits(kinds=kinds_of(StreamKind))
-        self.idle_s = 60.0
-        self.beside: frozenset[FrameKind] = frozenset()
-        self.parting = self.beside
 
     # -- the rank's function -----------------------------------------------------------------------
 
     def take(self, number: int, attempt: int) -> Sequence[pa.RecordBatch]:
         """The rows of an offer; those of other attempts and of former offers are dropped."""
-        with self._lock:
+        with self.lock:
             sent = self._sent.get((number, attempt))
             self._taken = number
             self._sent = {key: kept for key, kept in self._sent.items() if key[0] > number}
@@ -92,21 +84,11 @@ class StreamIntake:
 
     def refuse(self) -> None:
         """Drops what comes from now on: the function takes no more."""
-        with self._lock:
+        with self.lock:
             self._closed = True
             self._sent.clear()
 
     # -- the transport -----------------------------------------------------------------------------
-
-    def buffer(self, connection: int) -> ByteArray:
-        with self._lock:
-            if connection not in self._buffers:
-                self._buffers[connection] = self.limits.allocate()
-            return self._buffers[connection]
-
-    def attach(self, connection: int, buffer: ByteArray) -> None:
-        with self._lock:
-            self._buffers[connection] = buffer
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Keeps rows; answers at once."""
@@ -122,7 +104,7 @@ class StreamIntake:
                 "a rank takes the rows of micro-batches here",
                 expected="a ROWS frame with the number of an offer", received=message.kind.name,
             )  # fmt: skip
-        with self._lock:
+        with self.lock:
             if self._closed or number <= self._taken:
                 return {"left": True}
             key = number, message.attempt
@@ -138,18 +120,6 @@ class StreamIntake:
                     sent.spool.add(batch)
             sent.last = message.sequence
         return {"rows": sent.spool.num_rows}
-
-    def disconnect(self, connection: int, now: float) -> Replies:
-        with self._lock:
-            self._buffers.pop(connection, None)
-        return []
-
-    def tick(self, now: float) -> Replies:
-        """Nothing waits here."""
-        return []
-
-    def metrics(self) -> list[Metric]:
-        return []
 
 
 def send_rows(

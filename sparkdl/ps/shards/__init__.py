@@ -5,10 +5,10 @@
 ``service``
     :class:`~sparkdl.ps.shards.service.ShardService`, the state machine of one shard.
 ``tables``, ``rows``
-    The rows of a model's tables: on a shard, and as a worker sees them.
-``row_windows``, ``row_rounds``, ``ahead``
-    Rows that are exchanged with the weights, rows that all workers step together, and rows that are
-    pulled before their batch.
+    The rows of a model's tables: on a shard, and as a worker sees them: batch by batch, round by
+    round, or with the weights.
+``ahead``
+    Rows that are pulled before their batch.
 ``row_link``, ``pushes``
     A worker's requests for rows, and their bodies.
 ``client``

@@ -16,9 +16,7 @@ from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
 from sparkdl.ps.shards.ahead import RowsAhead
 from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.row_rounds import RoundRows
-from sparkdl.ps.shards.row_windows import WindowRows
-from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
+from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.training.slices import Slices, pack, unpack
@@ -189,21 +187,20 @@ class ShardedClient(Client):
         windows, with the weights; else at each batch, and the next batch's rows are pulled ahead.
         """
         if self._rule.blocking:
-            self._rows = RoundRows(self._open_link(tables), tables)
+            self._rows = RoundRows(self._open_link(tables))
         elif self._rule.rows_in_windows:
             self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
         else:
             ahead = RowsAhead(self._open_link(tables))
-            self._rows = ServedRows(self._open_link(tables), tables, ahead)
+            self._rows = ServedRows(self._open_link(tables), ahead)
         return self._rows
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
         limits = [shard.limits for shard in self._shards]
         connections = [shard.open_another() for shard in self._shards]
-        dims = {spec.name: spec.store().dim for spec in tables}
         decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
         session = self.session
-        return RowLink(connections, limits, dims, session.rank, session.attempt, decided)
+        return RowLink(connections, limits, tables, session.rank, session.attempt, decided)
 
     def close(self) -> None:
         if self._rows is not None:

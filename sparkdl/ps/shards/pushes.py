@@ -15,20 +15,22 @@ from sparkdl.transport.frames import ByteArray
 from sparkdl.weights import FloatArray
 
 Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
 NO_CLOCK = -1
 """The clock of rows that nobody knows."""
 
 
 @dataclass(frozen=True)
-class PushPart:
-    """The changes of the rows of one table in a push.
+class RowPush:
+    """A change of the rows of one table, or the part of it that one shard has.
 
     Args:
         ids: Each once.
         values: Gradients, or changes, of shape ``(len(ids), dim)``.
         counts: How often the batches have each id; None where the table does not ask.
-        wanted: The rows that are to come back with the reply; None: none.
-        clock: The table's clock on this shard up to which the sender knows the rows.
+        wanted: The rows that are to come back; None: none, or those that others changed.
+        clocks: The table's clock on each shard up to which the sender knows the rows; of a part
+            that of its shard alone.
     """
 
     table: str
@@ -36,13 +38,20 @@ class PushPart:
     values: FloatArray
     counts: IdArray | None = None
     wanted: Mask | None = None
-    clock: int = NO_CLOCK
+    clocks: Sequence[int] = (NO_CLOCK,)
 
-    def piece(self, piece: slice | Mask) -> PushPart:
-        """Some of the rows."""
+    @property
+    def clock(self) -> int:
+        """The clock of a part."""
+        return self.clocks[0]
+
+    def piece(self, piece: slice | Mask | Places, clocks: Sequence[int] = ()) -> RowPush:
+        """Some of the rows; with other clocks, if these are given."""
         counts = None if self.counts is None else self.counts[piece]
         wanted = None if self.wanted is None else self.wanted[piece]
-        return PushPart(self.table, self.ids[piece], self.values[piece], counts, wanted, self.clock)
+        return RowPush(
+            self.table, self.ids[piece], self.values[piece], counts, wanted, clocks or self.clocks
+        )
 
 
 def row_bytes(dim: int) -> int:
@@ -50,7 +59,7 @@ def row_bytes(dim: int) -> int:
     return 24 + 4 * dim
 
 
-def pack_push(parts: Sequence[PushPart]) -> tuple[list[list[Any]], ByteArray]:
+def pack_push(parts: Sequence[RowPush]) -> tuple[list[list[Any]], ByteArray]:
     """Describes the parts of a push for its meta, and joins them to its body."""
     told: list[list[Any]] = []
     arrays: list[ByteArray] = []
@@ -66,13 +75,13 @@ def pack_push(parts: Sequence[PushPart]) -> tuple[list[list[Any]], ByteArray]:
     return told, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
 
 
-def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[PushPart]:
+def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[RowPush]:
     """The counterpart of :func:`pack_push`.
 
     Raises:
         ProtocolError: The body does not fit what the meta says.
     """
-    parts: list[PushPart] = []
+    parts: list[RowPush] = []
     taken = _Taken(body)
     try:
         for name, count, counted, wants, clock in told:  # type: ignore[attr-defined]
@@ -83,7 +92,7 @@ def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[
             wanted = taken.next(np.uint8, count) != 0 if wants else None
             if not isinstance(clock, int):
                 raise TypeError(f"the clock {clock!r}")
-            parts.append(PushPart(name, ids, values, counts, wanted, clock))
+            parts.append(RowPush(name, ids, values, counts, wanted, (clock,)))
         taken.end()
     except (TypeError, ValueError, KeyError) as error:
         raise ProtocolError(
@@ -96,22 +105,24 @@ def unpack_push(told: object, body: ByteArray, dims: Mapping[str, int]) -> list[
 
 @dataclass(frozen=True)
 class PushReply:
-    """The answer about one part of a push.
+    """The answer to a push, or about the part of it that one shard has.
 
     Args:
-        clock: The table's clock on the shard after the push.
-        rows: Which of the part's rows come back.
+        clocks: The table's clock on each shard after the push; of a part that of its shard alone.
+        rows: Which of the rows come back.
         values: Theirs, of shape ``(rows that come back, dim)``.
+        again: A shard had the push before.
     """
 
-    clock: int
+    clocks: list[int]
     rows: Mask
     values: FloatArray
+    again: bool = False
 
 
 def pack_reply(replies: Sequence[PushReply]) -> tuple[list[list[int]], ByteArray]:
     """Describes the answers for the meta of a reply, and joins them to its body."""
-    told = [[r.clock, len(r.rows), int(np.count_nonzero(r.rows))] for r in replies]
+    told = [[r.clocks[0], len(r.rows), int(np.count_nonzero(r.rows))] for r in replies]
     arrays: list[ByteArray] = []
     for reply in replies:
         if len(reply.values):
@@ -121,7 +132,7 @@ def pack_reply(replies: Sequence[PushReply]) -> tuple[list[list[int]], ByteArray
 
 
 def unpack_reply(
-    told: object, body: ByteArray, parts: Sequence[PushPart], dims: Mapping[str, int]
+    told: object, body: ByteArray, parts: Sequence[RowPush], dims: Mapping[str, int]
 ) -> list[PushReply]:
     """The counterpart of :func:`pack_reply`, for the parts that were pushed.
 
@@ -139,7 +150,7 @@ def unpack_reply(
                 values = taken.next(np.float32, back * dim).reshape(-1, dim).copy()
             if count != len(part.ids) or len(values) != np.count_nonzero(rows):
                 raise ValueError(f"{back} of {count} rows for {len(part.ids)} ids")
-            replies.append(PushReply(int(clock), rows, values))
+            replies.append(PushReply([int(clock)], rows, values))
         taken.end()
     except (TypeError, ValueError) as error:
         raise ProtocolError(
@@ -148,6 +159,24 @@ def unpack_reply(
             received=f"{type(error).__name__}: {str(error)[:200]}",
         ) from error
     return replies
+
+
+def joined_replies(
+    push: RowPush, places: Sequence[Places], parts: Sequence[Sequence[PushReply]], again: bool
+) -> PushReply:
+    """The answer to a push, of the answers about its parts, each in pieces.
+
+    Args:
+        places: The places of each shard's ids among those of the push.
+    """
+    rows = np.zeros(len(push.ids), bool)
+    for mine, pieces in zip(places, parts, strict=True):
+        rows[mine] = np.concatenate([piece.rows for piece in pieces])
+    at = np.cumsum(rows) - 1
+    values = np.empty((np.count_nonzero(rows), push.values.shape[1]), np.float32)
+    for mine, pieces in zip(places, parts, strict=True):
+        values[at[mine[rows[mine]]]] = np.concatenate([piece.values for piece in pieces])
+    return PushReply([pieces[-1].clocks[0] for pieces in parts], rows, values, again)
 
 
 class _Taken:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,16 @@ from sparkdl.ps.client import Progress
 from sparkdl.ps.kinds import DECISION, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
-    PushPart,
+    Places,
     PushReply,
+    RowPush,
+    joined_replies,
     pack_push,
     row_bytes,
     unpack_reply,
 )
 from sparkdl.tables.index import by_owner
-from sparkdl.tables.service import IdArray
+from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.transport.connection import Connection
 from sparkdl.transport.frames import Flag, FrameLimits, Message
 from sparkdl.weights import FloatArray
@@ -44,49 +46,11 @@ class Fetched:
     clocks: list[int]
 
 
-@dataclass(frozen=True)
-class RowPush:
-    """A change of the rows of one table, on all shards.
-
-    Args:
-        ids: Each once.
-        values: Gradients, or changes, of shape ``(len(ids), dim)``.
-        counts: How often the batches have each id; None where the table does not ask.
-        wanted: The rows that are to come back; None: none, or those that others changed.
-        clocks: The table's clock on each shard up to which the sender knows the rows.
-    """
-
-    table: str
-    ids: IdArray
-    values: FloatArray
-    counts: IdArray | None
-    wanted: npt.NDArray[np.bool_] | None
-    clocks: Sequence[int]
-
-
-@dataclass
-class Pushed:
-    """The answer to a :class:`RowPush`.
-
-    Args:
-        places: The places of the rows that came back, among the ids that were pushed.
-        values: Theirs.
-        clocks: The table's clock on each shard after the push.
-        again: A shard had the push before.
-    """
-
-    places: npt.NDArray[np.intp]
-    values: FloatArray
-    clocks: list[int]
-    again: bool = False
-
-
 class RowLink(Closing):
     """A worker's connections to the rows on all shards; one thread uses it at a time.
 
     Args:
         connections: To each shard, in order, used for nothing else; closed with this object.
-        dims: Table -> numbers of a row.
         decided: The coordinator's last decision, as requests carry it; None where rows have no
             rounds.
     """
@@ -95,12 +59,15 @@ class RowLink(Closing):
         self,
         connections: Sequence[Connection],
         limits: Sequence[FrameLimits],
-        dims: Mapping[str, int],
+        tables: Sequence[TableSpec],
         rank: int,
         attempt: int,
         decided: Callable[[], list[Any]] | None = None,
     ) -> None:
-        self._connections, self._limits, self._dims = connections, limits, dims
+        self._connections, self._limits = connections, limits
+        stores = {spec.name: spec.store() for spec in tables}
+        self._dims = {name: store.dim for name, store in stores.items()}
+        self._counted = {name for name, s in stores.items() if s.entry is not None or s.tracks}
         self._decided = decided
         self._rank, self._attempt = rank, attempt
         self._sequence = 0
@@ -147,7 +114,7 @@ class RowLink(Closing):
         learning_rate: float,
         *,
         changes: bool = False,
-    ) -> list[Pushed]:
+    ) -> list[PushReply]:
         """One step of rows on all shards at the same time.
 
         Args:
@@ -180,20 +147,10 @@ class RowLink(Closing):
 
         self._on_all(send)
         self._sequence = max(sequences)
-        results = []
-        for number in range(len(pushes)):
-            answers = [_joined(back[shard][number]) for shard in range(self.num_shards)]
-            results.append(
-                Pushed(
-                    np.concatenate(
-                        [p[r.rows] for p, r in zip(places[number], answers, strict=True)]
-                    ),
-                    np.concatenate([r.values for r in answers]),
-                    [r.clock for r in answers],
-                    any(again),
-                )
-            )
-        return results
+        return [
+            joined_replies(push, places[number], [of[number] for of in back], any(again))
+            for number, push in enumerate(pushes)
+        ]
 
     def put_aside(self, pushes: Sequence[RowPush], progress: Progress, sequence: int) -> None:
         """Sends this worker's part of a round to all shards, which apply it when it is decided.
@@ -218,27 +175,17 @@ class RowLink(Closing):
 
         self._on_all(send)
 
-    def _parts(
-        self, pushes: Sequence[RowPush]
-    ) -> tuple[list[list[PushPart]], list[list[npt.NDArray[np.intp]]]]:
+    def _parts(self, pushes: Sequence[RowPush]) -> tuple[list[list[RowPush]], list[list[Places]]]:
         """The pushes shard by shard; and for each push, and each shard, the places of its ids."""
-        parts: list[list[PushPart]] = [[] for _ in self._connections]
-        places: list[list[npt.NDArray[np.intp]]] = [[] for _ in pushes]
+        parts: list[list[RowPush]] = [[] for _ in self._connections]
+        places: list[list[Places]] = [[] for _ in pushes]
         for number, push in enumerate(pushes):
+            if push.table not in self._counted:
+                push = replace(push, counts=None)
             order, edges = by_owner(push.ids, self.num_shards)
             for shard, edge in enumerate(edges):
-                mine = order[edge]
-                places[number].append(mine)
-                parts[shard].append(
-                    PushPart(
-                        push.table,
-                        push.ids[mine],
-                        push.values[mine],
-                        None if push.counts is None else push.counts[mine],
-                        None if push.wanted is None else push.wanted[mine],
-                        push.clocks[shard],
-                    )
-                )
+                places[number].append(order[edge])
+                parts[shard].append(push.piece(order[edge], [push.clocks[shard]]))
         return parts, places
 
     def give_up(self) -> None:
@@ -258,9 +205,9 @@ class RowLink(Closing):
         made = self._connections
         return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
 
-    def _split(self, parts: Sequence[PushPart], shard: int) -> list[list[tuple[int, PushPart]]]:
+    def _split(self, parts: Sequence[RowPush], shard: int) -> list[list[tuple[int, RowPush]]]:
         """Numbered parts in pushes that fit a frame; each part is there, also without rows."""
-        pushes: list[list[tuple[int, PushPart]]] = [[]]
+        pushes: list[list[tuple[int, RowPush]]] = [[]]
         room = self._limits[shard].chunk_bytes
         for number, part in enumerate(parts):
             size = row_bytes(self._dims[part.table])
@@ -295,13 +242,3 @@ class RowLink(Closing):
         for error in errors:
             if error is not None:
                 raise error
-
-
-def _joined(replies: Sequence[PushReply]) -> PushReply:
-    """The answers about the pieces of one part."""
-    if len(replies) == 1:
-        return replies[0]
-    return PushReply(
-        replies[-1].clock, np.concatenate([r.rows for r in replies]),
-        np.concatenate([r.values for r in replies]),
-    )  # fmt: skip

@@ -1,21 +1,23 @@
-"""``ServedRows``: a worker's access to tables whose rows lie on shards."""
+"""A worker's access to tables whose rows lie on shards, in the ways that rules exchange rows."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.process.closing import Closing
+from sparkdl.ps.client import Progress
 from sparkdl.ps.shards.ahead import RowsAhead, Wanted
-from sparkdl.ps.shards.pushes import NO_CLOCK
-from sparkdl.ps.shards.row_link import RowLink, RowPush
+from sparkdl.ps.shards.pushes import NO_CLOCK, PushReply, RowPush
+from sparkdl.ps.shards.row_link import Fetched, RowLink
 from sparkdl.tables.classes import ClassSpec, Softmax
-from sparkdl.tables.service import IdArray, TableSpec
-from sparkdl.tables.store import merged
+from sparkdl.tables.index import Slots
+from sparkdl.tables.service import CallsOfStep, IdArray, TableSpec
+from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
 
 
@@ -37,45 +39,27 @@ class Pull:
     counts: IdArray | None = None
 
 
-@dataclass(frozen=True)
-class StepOfTable:
-    """The change that a batch makes of the rows of one table.
-
-    Args:
-        ids: Each once, in order.
-        gradients: Gradients of their rows, those of all calls summed.
-        counts: How often the batch has each id.
-        clocks: Clocks of the table on each shard, when the first of the rows left it.
-    """
-
-    table: str
-    ids: IdArray
-    gradients: FloatArray
-    counts: IdArray
-    clocks: list[int]
-
-
 class RowsOfWorker(Closing):
     """The rows of a model's tables; a :class:`sparkdl.tables.service.RowService`."""
 
-    def __init__(self, tables: Sequence[TableSpec]) -> None:
-        self._pulls: list[Pull] = []
-        self._first = 0
-        self._counted = {
-            spec.name
-            for spec in tables
-            if (store := spec.store()).entry is not None or store.tracks
-        }  # tables whose shards want to know how often an id was seen
+    def __init__(self, link: RowLink) -> None:
+        self._link = link
+        self._pulls: CallsOfStep[Pull] = CallsOfStep()
 
     # -- what layers call --------------------------------------------------------------------------
 
-    @abstractmethod
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`."""
+        if training and self._pulls.have_gradients:
+            self._pulls.forget()
+        ids = np.ascontiguousarray(ids, np.int64)
+        found = self._fetch(table, ids, training=training)
+        if training:
+            self._pulls.append(Pull(table, ids, found.clocks))
+        return found.rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
-        """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` takes them."""
-        pull = self._pulls[pulled - self._first]
+        """:meth:`end_step` takes them."""
+        pull = self._pulls.of(pulled)
         pull.gradients, pull.counts = gradients, counts
 
     def measure(
@@ -112,25 +96,23 @@ class RowsOfWorker(Closing):
     def end_window(self, epoch: int, batch: int) -> None:
         """The model's own weights are exchanged now."""
 
+    def close(self) -> None:
+        self._link.close()
+
     @property
-    @abstractmethod
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes of the frames that were sent and received."""
+        return self._link.bytes_moved
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _begin_pull(self, *, training: bool) -> None:
-        if training and any(pull.gradients is not None for pull in self._pulls):
-            self._forget()  # the step computes its gradient once more; the last one counts
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        return self._link.fetch(table, ids, training=training)
 
-    def _noted(self, table: str, ids: IdArray, clocks: list[int], *, training: bool) -> int:
-        """The number by which :meth:`push` knows a pull."""
-        if training:
-            self._pulls.append(Pull(table, ids, clocks))
-        return self._first + len(self._pulls) - 1
-
-    def _take_step(self, loss_scale: float) -> list[StepOfTable]:
-        """The step of each table; nothing where the loss has overflowed."""
+    def _take_step(self, loss_scale: float) -> list[RowPush]:
+        """The step of each table, its ids in order, with the clocks when the first of the rows left
+        the shards; nothing where the loss has overflowed.
+        """
         pulls = [p for p in self._pulls if p.gradients is not None and np.isfinite(loss_scale)]
         steps = []
         for table in sorted({pull.table for pull in pulls}):
@@ -143,13 +125,9 @@ class RowsOfWorker(Closing):
             if loss_scale != 1.0:
                 gradients = gradients / np.float32(loss_scale)
             clocks = [earliest(known) for known in zip(*(p.clocks for p in of), strict=True)]
-            steps.append(StepOfTable(table, ids, gradients, counts, clocks))
-        self._forget()
+            steps.append(RowPush(table, ids, gradients, counts, None, clocks))
+        self._pulls.forget()
         return steps
-
-    def _forget(self) -> None:
-        self._first += len(self._pulls)
-        self._pulls.clear()
 
 
 class ServedRows(RowsOfWorker):
@@ -159,47 +137,37 @@ class ServedRows(RowsOfWorker):
     step of the rows, and the next pull sees them.
     """
 
-    def __init__(self, link: RowLink, tables: Sequence[TableSpec], ahead: RowsAhead) -> None:
-        super().__init__(tables)
-        self._link, self._ahead = link, ahead
+    def __init__(self, link: RowLink, ahead: RowsAhead) -> None:
+        super().__init__(link)
+        self._ahead = ahead
         self._own: dict[str, list[list[int]]] = {}  # the clocks after this worker's last pushes
 
     def begin_batch(self, wanted: Wanted | None) -> None:
         self._ahead.begin_batch(wanted)
 
-    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        self._begin_pull(training=training)
-        ids = np.ascontiguousarray(ids, np.int64)
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
         found = self._ahead.take(table, ids) if training else None
-        if found is None:
-            found = self._link.fetch(table, ids, training=training)
-        return found.rows, self._noted(table, ids, found.clocks, training=training)
+        return super()._fetch(table, ids, training=training) if found is None else found
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
-        steps = self._take_step(loss_scale)
-        if not steps:
-            return
         pushes = [
-            RowPush(
-                step.table, step.ids, step.gradients,
-                step.counts if step.table in self._counted else None,
-                self._ahead.shared(step.table, step.ids),
-                self._clocks_with_own(step),
+            replace(
+                step,
+                wanted=self._ahead.shared(step.table, step.ids),
+                clocks=self._clocks_with_own(step),
             )
-            for step in steps
-        ]  # fmt: skip
-        for step, done in zip(
-            steps, self._link.push(pushes, epoch, batch, learning_rate), strict=True
-        ):
-            self._own[step.table] = [*self._own.get(step.table, [])[-1:], done.clocks]
-            order = np.argsort(done.places)
-            self._ahead.renew(step.table, step.ids[done.places[order]], done.values[order])
+            for step in self._take_step(loss_scale)
+        ]
+        answers = self._link.push(pushes, epoch, batch, learning_rate) if pushes else []
+        for push, done in zip(pushes, answers, strict=True):
+            self._own[push.table] = [*self._own.get(push.table, [])[-1:], done.clocks]
+            self._ahead.renew(push.table, push.ids[done.rows], done.values)
 
     def close(self) -> None:
         self._ahead.close()
-        self._link.close()
+        super().close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
@@ -207,13 +175,34 @@ class ServedRows(RowsOfWorker):
         more = self._ahead.bytes_moved
         return sent + more[0], received + more[1]
 
-    def _clocks_with_own(self, step: StepOfTable) -> list[int]:
+    def _clocks_with_own(self, step: RowPush) -> list[int]:
         """The clocks that the shards would have if nobody else had pushed since the pull."""
         mine = self._own.get(step.table, [])
         return [
             clock if clock == NO_CLOCK else clock + sum(after[shard] > clock for after in mine)
             for shard, clock in enumerate(step.clocks)
         ]
+
+
+class RoundRows(RowsOfWorker):
+    """Rows whose step is the row-weighted mean of all workers' gradients.
+
+    A worker's part of a round is put aside on the shards before the coordinator hears of its
+    commit; the members that the coordinator names then make one step of each row. Pulls bring that
+    decision along (:mod:`sparkdl.ps.kinds`), so that a worker sees the rounds it has been told
+    of.
+    """
+
+    def end_step(
+        self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
+    ) -> None:
+        """Nothing to do: :meth:`put_aside` has sent what the step brings."""
+
+    def put_aside(self, progress: Progress, sequence: int) -> None:
+        """Sends this worker's part of the present round, also where it has no rows."""
+        steps = self._take_step(1.0) if progress.rows else []
+        self._pulls.forget()
+        self._link.put_aside(steps, progress, sequence)
 
 
 def earliest(clocks: Sequence[int]) -> int:
@@ -227,3 +216,147 @@ def _no_classes(table: str) -> ConfigError:
         expected="mode='allreduce' for a model with a ShardedClassifier",
         received="a mode with a server",
     )
+
+
+class WindowRows(RowsOfWorker):
+    """Geo-SGD for rows: a worker steps its own copies, and sends a share of their changes.
+
+    At the end of a window, for each row that it has trained (``old`` is what the shards had)::
+
+        d = (local - old) / p;   push d;   old += d
+        pull center;             local += center - old;   old = center
+
+    and on the shard ``row += d``. Of the rows come back those that others have changed. A row that
+    no batch of a window has touched is asked for again at its next use, so that no copy is older
+    than a window. The state of the rows' optimizer stays with the worker.
+
+    Reference: PaddlePaddle's Geo mode (``GeoCommunicator``, ``MemorySparseGeoTable``), Baidu, 2020;
+    the equations are written from its description.
+    """
+
+    def __init__(self, link: RowLink, tables: Sequence[TableSpec], num_workers: int) -> None:
+        super().__init__(link)
+        self._share = np.float32(1.0 / num_workers)
+        self._copies = {
+            spec.name: _Copies(spec.store(), spec.learning_rate, link.num_shards) for spec in tables
+        }
+
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        """Evaluation has the rows of the shards."""
+        if not training:
+            return super()._fetch(table, ids, training=False)
+        copies = self._copies[table]
+        missing = ids[~copies.has(ids)]
+        if len(missing):
+            found = self._link.fetch(table, missing, training=True)
+            copies.put(missing, found.rows, found.clocks)
+        nowhere = [NO_CLOCK] * self._link.num_shards
+        return Fetched(table, ids, copies.rows(ids), nowhere)
+
+    def end_step(
+        self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
+    ) -> None:
+        """The copies take the step."""
+        for step in self._take_step(loss_scale):
+            self._copies[step.table].step(step, learning_rate)
+
+    def end_window(self, epoch: int, batch: int) -> None:
+        """Sends the changes of the window, and takes those of the other workers."""
+        trained = {name: c for name, c in self._copies.items() if len(c.trained)}
+        if not trained:
+            return
+        pushes = [copies.changes(name, self._share) for name, copies in trained.items()]
+        done = self._link.push(pushes, epoch, batch, 0.0, changes=True)
+        for (_, copies), push, back in zip(trained.items(), pushes, done, strict=True):
+            if back.again:  # a former attempt has brought this window
+                copies.forget()
+                continue
+            copies.end_window(push, back)
+
+
+class _Copies:
+    """A worker's copies of rows of one table."""
+
+    def __init__(self, store: RowStore, rate: float | None, num_shards: int) -> None:
+        self._store, self._rate = store, rate
+        self._old = np.zeros((0, store.dim), np.float32)
+        self._seen = np.zeros(0, np.int64)  # how often, in this window
+        self._fresh = np.zeros(0, bool)  # by place, as the next two
+        self._touched = np.zeros(0, bool)
+        self.clocks = [NO_CLOCK] * num_shards
+        """Up to which the copies are known to be those of the shards."""
+
+    @property
+    def trained(self) -> Slots:
+        return np.flatnonzero(self._touched)
+
+    def has(self, ids: IdArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Which rows are here, and not older than a window."""
+        slots = self._store.slots_of(ids)
+        found = slots >= 0
+        found[found] = self._fresh[slots[found]]
+        return found
+
+    def put(self, ids: IdArray, rows: FloatArray, clocks: Sequence[int]) -> None:
+        """Takes rows from the shards; the optimizer's state of those that were here stays."""
+        slots = self._store.make_rows(ids)
+        self._make_room(int(slots.max()) + 1)
+        self._store.set_values(slots, rows)
+        self._old[slots] = rows
+        self._fresh[slots] = True
+        self.clocks = [
+            new if known == NO_CLOCK else known
+            for known, new in zip(self.clocks, clocks, strict=True)
+        ]
+
+    def rows(self, ids: IdArray) -> FloatArray:
+        return self._store.values_at(self._store.slots_of(ids))
+
+    def step(self, step: RowPush, learning_rate: float) -> None:
+        assert step.counts is not None
+        slots = self._store.slots_of(step.ids)
+        rate = learning_rate if self._rate is None else self._rate
+        self._store.step_at(slots, step.values, rate)
+        self._touched[slots] = True
+        self._seen[slots] += step.counts
+
+    def changes(self, table: str, share: np.float32) -> RowPush:
+        """The rows that were trained, this worker's share of their changes, how often each was."""
+        slots = self.trained
+        changes = (self._store.values_at(slots) - self._old[slots]) * share
+        ids = self._store.ids_at(slots)
+        return RowPush(table, ids, changes, self._seen[slots], None, self.clocks)
+
+    def end_window(self, sent: RowPush, back: PushReply) -> None:
+        """Takes the rows that others have changed; the next window begins.
+
+        Args:
+            sent: The changes that were sent.
+            back: The answer, with the values on the shards after them.
+        """
+        slots = self._store.slots_of(sent.ids)
+        self._old[slots] += sent.values
+        changed = slots[back.rows]
+        moved = self._store.values_at(changed) + (back.values - self._old[changed])
+        self._store.set_values(changed, moved)
+        self._old[changed] = back.values
+        self._fresh[:] = self._touched
+        self._begin_window()
+        self.clocks = list(back.clocks)
+
+    def forget(self) -> None:
+        """All rows are asked for again; the next window begins."""
+        self._fresh[:] = False
+        self._begin_window()
+        self.clocks = [NO_CLOCK] * len(self.clocks)
+
+    def _begin_window(self) -> None:
+        self._touched[:] = False
+        self._seen[:] = 0
+
+    def _make_room(self, rows: int) -> None:
+        if rows > len(self._fresh):
+            rows = max(1024, rows, len(self._fresh) * 3 // 2)
+            self._old.resize((rows, self._old.shape[1]), refcheck=False)
+            for array in (self._seen, self._fresh, self._touched):
+                array.resize(rows, refcheck=False)

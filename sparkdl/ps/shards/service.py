@@ -22,8 +22,8 @@ from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import memory_bytes
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, Kind, Message, error_to_meta
-from sparkdl.transport.service import Metric, Replies
+from sparkdl.transport.frames import Flag, FrameKind, Kind, Message, error_to_meta
+from sparkdl.transport.service import BufferedService, Metric, Replies
 from sparkdl.weights import FloatArray
 
 MAX_CHANGES_BYTES = 1 << 34
@@ -39,7 +39,7 @@ class _Staged:
     payload: Payload
 
 
-class ShardService:
+class ShardService(BufferedService):
     """Holds a range of the center, applies commits to it, and answers at once; nobody waits here.
 
     Where the rule does not wait, a commit counts when it comes: once for each rank, attempt and
@@ -54,8 +54,6 @@ class ShardService:
         tables: The rows of the model's tables that this shard holds; None for a model without.
     """
 
-    beside: frozenset[FrameKind] = frozenset()
-    parting: frozenset[FrameKind] = frozenset()
     idle_s = 600.0
 
     def __init__(
@@ -67,14 +65,12 @@ class ShardService:
         compression: Compression | None = None,
         tables: TableService | None = None,
     ) -> None:
+        super().__init__(limits_of(range_.layout, compression))
         self._tables = TableService(()) if tables is None else tables
-        self.limits = limits_of(range_.layout, compression)
-        self.bytes_in = self.bytes_out = 0
         self._range, self._rule, self._num_workers = range_, rule, num_workers
         self._center = Center(range_.layout, center, rule, compression)
-        self._buffers: dict[int, ByteArray] = {}
         self._replies = CenterReplies(self._center, self.limits, compression, self.buffer)
-        self._lock, self._counting = threading.RLock(), threading.Lock()
+        self._counting = threading.Lock()
         self._busy = 0
         self._workers: dict[int, Worker] = {}
         self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
@@ -96,28 +92,11 @@ class ShardService:
 
     # -- see Service -----------------------------------------------------------------------------
 
-    def buffer(self, connection: int) -> ByteArray:
-        """This connection's buffer, allocated at the first call."""
-        with self._lock:
-            if connection not in self._buffers:
-                self._buffers[connection] = self.limits.allocate()
-            return self._buffers[connection]
-
-    def attach(self, connection: int, buffer: ByteArray) -> None:
-        """Makes ``buffer`` (a shared-memory mailbox) this connection's."""
-        with self._lock:
-            self._buffers[connection] = buffer
-
     def disconnect(self, connection: int, now: float) -> Replies:
         """The connection is gone; what its worker has put aside stays."""
-        with self._lock:
-            self._buffers.pop(connection, None)
+        with self.lock:
             self._replies.disconnect(connection)
-        return []
-
-    def tick(self, now: float) -> Replies:
-        """Nothing waits."""
-        return []
+            return super().disconnect(connection, now)
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Takes one request and answers it."""
@@ -139,7 +118,7 @@ class ShardService:
             elif message.kind in (StoreKind.PUSH, StoreKind.PUSH_PULL):
                 reply = self._commit(connection, message, now)
             elif message.kind in self._routes:
-                with self._lock:
+                with self.lock:
                     self._identify(connection, message, now)
                     reply = self._routes[message.kind](connection, message)
             else:
@@ -156,7 +135,7 @@ class ShardService:
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
-        with self._lock:
+        with self.lock:
             staged = sum(len(commits) for commits in self._staged.values())
             workers = self._workers.values()
             return [
@@ -190,7 +169,7 @@ class ShardService:
     def _commit(self, connection: int, message: Message, now: float) -> Message:
         """A commit to a rule that does not wait; with ``lock_free`` applied without the lock."""
         values = self._replies.values(message)
-        with self._lock:
+        with self.lock:
             worker = self._identify(connection, message, now)
             if worker is None or self._rule.blocking:
                 raise ProtocolError(

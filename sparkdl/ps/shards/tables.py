@@ -16,8 +16,8 @@ from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import (
     NO_CLOCK,
     Mask,
-    PushPart,
     PushReply,
+    RowPush,
     pack_reply,
     unpack_push,
 )
@@ -40,7 +40,6 @@ class _Guarded:
     """A store that is written to files while others push: a block at a time is copied.
 
     Args:
-        store: The rows.
         lock: Lock of the table; held where the rows are read.
         clock: The clock that is written: all shards write the same.
     """
@@ -96,7 +95,7 @@ class _Brought:
     position: tuple[int, int] = (-1, 0)
     ids: dict[str, list[Ids]] = field(default_factory=dict)
 
-    def lacks(self, part: PushPart, position: tuple[int, int]) -> Mask:
+    def lacks(self, part: RowPush, position: tuple[int, int]) -> Mask:
         """Which rows of a part of a push have not taken the step."""
         known = self.ids.get(part.table)
         if position < self.position:
@@ -113,16 +112,15 @@ class _StagedRows:
     Args:
         position: After the round.
         count: Pieces in which it comes.
-        pieces: The pieces that are here.
     """
 
     position: tuple[int, int]
     rows: int
     learning_rate: float
     count: int
-    pieces: dict[int, list[PushPart]] = field(default_factory=dict)
+    pieces: dict[int, list[RowPush]] = field(default_factory=dict)
 
-    def parts_of(self, table: str) -> list[PushPart]:
+    def parts_of(self, table: str) -> list[RowPush]:
         pieces = [self.pieces[number] for number in sorted(self.pieces)]
         return [p for piece in pieces for p in piece if p.table == table and len(p.ids)]
 
@@ -246,7 +244,7 @@ class TableService:
         )  # fmt: skip
 
     def _note_brought(
-        self, rank: int, position: tuple[int, int], parts: Sequence[PushPart], fresh: Sequence[Mask]
+        self, rank: int, position: tuple[int, int], parts: Sequence[RowPush], fresh: Sequence[Mask]
     ) -> None:
         """Notes whose rows take the step of a push, which is locked."""
         brought = self._brought.get(rank, _Brought())
@@ -256,7 +254,7 @@ class TableService:
             for part, new in zip(parts, fresh, strict=True):
                 brought.ids.setdefault(part.table, []).append(part.ids[new])
 
-    def _step(self, part: PushPart, rate: float, *, adds: bool) -> None:
+    def _step(self, part: RowPush, rate: float, *, adds: bool) -> None:
         """Applies a part of a push to its table, which is locked."""
         store = self.stores[part.table]
         if part.clock != NO_CLOCK and not adds:
@@ -271,17 +269,17 @@ class TableService:
             store.push(part.ids, part.values, rate, part.counts)
         self.pushed += len(part.ids)
 
-    def _changed_by_others(self, part: PushPart) -> Mask:
+    def _changed_by_others(self, part: RowPush) -> Mask:
         """Which rows of a part had changes that its sender does not know."""
         slots = self.stores[part.table].slots_of(part.ids)
         return self._changed[part.table].since(slots, part.clock)
 
-    def _reply(self, part: PushPart, rows: Mask | None) -> PushReply:
+    def _reply(self, part: RowPush, rows: Mask | None) -> PushReply:
         store = self.stores[part.table]
         if rows is None or not rows.any():
             values = np.empty((0, store.dim), np.float32)
-            return PushReply(store.clock, np.zeros(len(part.ids), bool), values)
-        return PushReply(store.clock, rows, store.pull(part.ids[rows]))
+            return PushReply([store.clock], np.zeros(len(part.ids), bool), values)
+        return PushReply([store.clock], rows, store.pull(part.ids[rows]))
 
     def _stage(self, message: Message) -> Message:
         """Puts a part of a round aside until a decision names it."""

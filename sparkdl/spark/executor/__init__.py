@@ -2,6 +2,5 @@
 
 ``stage``: a task of Spark becomes a rank.
 ``trainer``: the task of ``fit``.
-``barrier_strategy``: all-reduce among a barrier stage's tasks.
 ``shard_task``: a parameter server as a task.
 """

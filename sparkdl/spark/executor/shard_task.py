@@ -35,7 +35,6 @@ class ShardTask(RaisingTask):
         center: The weights to begin with, of all servers.
         listening: Where this server listens.
         meeting: The coordinator of the servers, at the driver.
-        tables: The tables of the model.
     """
 
     config: ServerConfig
@@ -79,7 +78,6 @@ def endpoint_of(kept: bytes, token: str, fingerprint: str) -> Endpoint:
     """The endpoint of a server from what its task left with the driver.
 
     Args:
-        kept: By the task.
         token: The run's secret.
         fingerprint: Fingerprint of the run's certificate; empty without encryption.
     """

@@ -104,7 +104,6 @@ class TaskBroadcast:
 
     Args:
         pieces: Spark's broadcasts.
-        size_bytes: Bytes of the task.
     """
 
     pieces: tuple[PieceBroadcast, ...]
@@ -124,7 +123,6 @@ class TaskBroadcast:
         return content
 
     def destroy(self) -> None:
-        """Frees it on all executors."""
         for piece in self.pieces:
             piece.destroy()
 
@@ -226,7 +224,6 @@ def rank_of(context: Any, num_ranks: int) -> RankContext:
 
     Args:
         context: Its ``TaskContext``; None outside of Spark.
-        num_ranks: Ranks of the launch.
     """
     from pyspark import BarrierTaskContext
 

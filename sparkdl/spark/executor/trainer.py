@@ -46,7 +46,6 @@ def read_or_kept(key: Key | None, read: Callable[[], Partition]) -> Partition:
 
     Args:
         key: None for rows of one fit alone.
-        read: Reads them.
     """
     global _kept
     kept, _kept = _kept, None
@@ -82,11 +81,8 @@ class TrainTask:
     """Everything that a rank of ``fit`` needs; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        archive: The model.
         spec: The columns to read.
-        settings: Of the training loop.
         strategy: How updates travel.
-        num_workers: Ranks in all.
         use_gpu: See :class:`sparkdl.SparkModel`.
         validate: Whether the partition has rows for validation.
         files: What each rank reads from files by itself; None if the rows come from Spark.
@@ -266,15 +262,11 @@ class TrainedRank:
     """The result of a rank of ``fit``.
 
     Args:
-        rank: Which one.
         rows: Rows that it trained per epoch.
         transport: How its updates travelled.
         seconds: From its first step to its last.
         read_s: Seconds to read its partition.
-        gpus: Addresses of the GPUs that it trained on.
-        pid: Process that it trained in.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
-        state: What the run keeps of it, or None.
         refused: Updates that were refused because they were not finite.
         usage: What its time went into.
         spans: Its phases one after another, where the driver wants them.

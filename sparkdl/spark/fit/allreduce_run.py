@@ -17,7 +17,7 @@ from typing import Any
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.communicator import ConnectorOptions
 from sparkdl.collective.rules import ExchangeRule, Mean
-from sparkdl.collective.strategy import AllReduceStrategy
+from sparkdl.collective.strategy import AllReduceStrategy, BarrierStrategy
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
@@ -27,9 +27,8 @@ from sparkdl.learner.framework import running_backend
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.settings.network import require_encryptable
-from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
-from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
+from sparkdl.spark.fit.training import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
 from sparkdl.training.phases import ServerUsage
@@ -65,8 +64,6 @@ def start_all_reduce(
         rule: The rule of ``exchange``, bound to the number of workers and the model's optimizer.
         layout: Layout of the model's variables.
         rule_state: What the rule kept in an earlier run.
-        num_workers: Workers of the run.
-        spark: The session.
         tables: Folder for the rows of a model with tables.
     """
     live = reports_live(config, spark)
@@ -141,7 +138,6 @@ class AllReduceRun(CoordinatedRun):
         return self._host.driver
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """The workers' reports."""
         return progress_of(self._driver.status(since_epoch), self._num_workers, in_step=True)
 
     def kept(self) -> RunState | None:

@@ -67,8 +67,7 @@ from sparkdl.spark.fit.telling import (
     window_of,
 )
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage, was_interrupted
-from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.fit.training import Run, StageLost, StageSummary, train_stage, was_interrupted
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile
@@ -86,7 +85,6 @@ class Fitted:
     """The outcome of a call of ``fit``.
 
     Args:
-        history: Keras' ``History``.
         epochs: Epochs that were trained.
         summary: The work of the last stage; None where nothing was left to train.
         facts: The same for the profile.
@@ -105,12 +103,9 @@ class FitCall:
     """One call of ``fit`` but for its data: how to train and who is told, all checked.
 
     Args:
-        callbacks: Keras callbacks.
         profile: Whether the profile is printed.
-        sinks: The sinks of the user.
         timeline: A file to write what every rank did when; None for none.
         began_at: The time of the call, in seconds since 1970.
-        arguments: All others.
     """
 
     callbacks: list[Any]
@@ -137,7 +132,6 @@ class FitCall:
             exchange: How its workers exchange what they learn.
             trained: Its model, which changes in place.
             custom_objects: The user's.
-            source: The rows.
             epochs_trained: Epochs of earlier calls.
             interrupted: Is told of a fit that the user ended, of which the model keeps what was
                 trained.

@@ -44,11 +44,8 @@ class FitPlan:
         exchange: What the workers exchange, and when.
         trained: The driver's model, trained in place.
         custom_objects: Name -> class or function, for the model's archive.
-        source: The rows.
-        num_workers: Workers of the run.
         at_once: How many of them can run at the same time (0: unknown).
         settings: Settings of the workers' loops, for the whole fit.
-        checkpoints: Where to, or None.
         profile: What each worker's task asks of its executor; None for the application's settings.
     """
 
@@ -114,7 +111,6 @@ def waits_for_callbacks(
 
     Args:
         exchange: What the workers exchange, and when.
-        num_workers: Workers of the run.
         at_once: How many of them run at the same time (0: unknown).
         any_given: Whether there are callbacks.
         any_acts: Whether one of them acts so.
@@ -172,7 +168,6 @@ def count_workers(
     Args:
         exchange: Says whether all must run at once.
         config: How many workers the user asked for.
-        source: The rows.
         profile: What each worker's task asks of its executor; None for the application's settings.
 
     Raises:

@@ -32,7 +32,7 @@ from sparkdl.spark.fit.shard_servers import (
     count_servers,
     on_executors,
 )
-from sparkdl.spark.fit.training_run import CoordinatedRun
+from sparkdl.spark.fit.training import CoordinatedRun
 from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.phases import ServerUsage
@@ -49,7 +49,6 @@ class ServerRun(CoordinatedRun):
     Args:
         server: The process beside the driver.
         strategy: How the workers reach it.
-        num_workers: Workers of the run.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
         tables: The tables of the model, on the shards; None: it has none.
@@ -95,11 +94,8 @@ class ServerRun(CoordinatedRun):
         Args:
             config: Ports, addresses and time limits.
             exchange: The rule that the server applies.
-            layout: Layout of the center.
             center: The weights to begin with.
-            num_workers: Workers of the run.
             at_once: How many of them begin together (0: unknown).
-            spark: The session.
             waits: Whether the workers wait for the driver at an epoch's end.
             tables: The tables of the model; None: it has none.
         """
@@ -209,7 +205,6 @@ class ServerRun(CoordinatedRun):
         self._server.stop()
 
     def progress(self, since_epoch: int = 0) -> RunProgress:
-        """The workers' reports."""
         status = self._driver.status(since_epoch)
         found = progress_of(status, self._num_workers, in_step=self._in_step)
         now = time.monotonic()

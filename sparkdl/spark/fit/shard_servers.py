@@ -48,16 +48,13 @@ class ServersBesideDriver:
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
-        """See :class:`ShardServers`."""
         return tuple(server.endpoint for server in self._servers)
 
     def check(self) -> None:
-        """See :class:`ShardServers`."""
         for server in self._servers:
             server.check()
 
     def wait_ready(self) -> None:
-        """See :class:`ShardServers`."""
         for server in self._servers:
             server.wait_ready()
 
@@ -104,7 +101,6 @@ class ServersOnExecutors:
         self._ranks, self.endpoints = ranks, endpoints
 
     def check(self) -> None:
-        """See :class:`ShardServers`."""
         if self._ranks.wait(0.0):
             raise _ended(self._ranks)
 

@@ -103,7 +103,6 @@ def tables_of_run(
     Rows that the model's layers have themselves are written to files, from which servers load them.
 
     Args:
-        folder: Folder of the tables' files.
         reference: Reference of what an earlier fit has written; empty: none has.
         on_nan: See :class:`FitConfig`.
     """

@@ -82,7 +82,6 @@ def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
     """The facts for a profile of a fit's last stage.
 
     Args:
-        plan: What the fit did.
         summary: What the workers of that stage returned.
         epochs: Epochs that the fit trained.
     """

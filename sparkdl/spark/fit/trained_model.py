@@ -135,8 +135,6 @@ class TrainedModel:
         """Writes a checkpoint after ``epoch`` epochs.
 
         Args:
-            checkpoints: Where to.
-            epoch: Epochs that are done.
             rate: Learning rate to be saved; None for the model's present one.
         """
         with learning_rate_set(self.model, rate):
@@ -185,7 +183,6 @@ class TrainedModel:
 
         Args:
             checkpoint: Of an equal model.
-            folder: Where it is from, for the message.
             keep_rate: The model's learning rate stays as it is; Keras saves it with the optimizer.
 
         Raises:

@@ -42,7 +42,6 @@ class EvaluateTask:
     """Evaluates a partition; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        archive: The model.
         spec: The columns to read.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
@@ -183,9 +182,7 @@ def evaluate_arrays(
     """Evaluates small NumPy data here, without Spark.
 
     Args:
-        model: Compiled.
         data: ``(x, y)`` or ``(x, y, sample_weight)``.
-        signature: Of the model.
         batch_size: Rows per forward pass.
 
     Returns:

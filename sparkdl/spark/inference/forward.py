@@ -66,7 +66,6 @@ class PredictorTask(ForwardTask):
     """A model, and how its rows are read.
 
     Args:
-        archive: The model.
         spec: The columns to read.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
@@ -106,7 +105,6 @@ class Predicted:
     """Predictions for the next rows, in the order in which they came.
 
     Args:
-        num_rows: How many rows.
         valid: Which of the rows have predictions; None: all.
         columns: One array per output column. With ``handle_invalid='keep'`` a value (or null) per
             row, else a value per row that has one.
@@ -124,7 +122,6 @@ class ForwardPass(Closing):
     Args:
         spec: How the columns are read.
         batch_size: Rows per forward pass.
-        outputs: The output columns.
         archive: What is known about the model.
         handle_invalid: What happens to rows that no model can take.
         open_predictor: Brings the model up in this process.

@@ -58,8 +58,6 @@ class UdfTask(ForwardTask):
     Their types are known when the first rows come: a function has no schema.
 
     Args:
-        archive: The model.
-        output: What to return.
         batch_size: Rows per forward pass.
         use_gpu: See :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.

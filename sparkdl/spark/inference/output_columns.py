@@ -45,7 +45,6 @@ class OutputColumn:
     """A column of predictions.
 
     Args:
-        name: Name of the column.
         output: Name of the output in the predictor's signature; ``'layer <name>'`` for a layer.
         form: What is made of the output. All but ``'values'`` need an output with
             ``PredictorArchive.scores``, ``'class'`` one with exclusive or two classes.

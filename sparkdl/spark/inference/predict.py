@@ -287,7 +287,6 @@ class PredictTask(PredictorTask):
     """Predictions for Arrow batches of the model's columns; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        outputs: The columns of predictions.
         handle_invalid: What happens to rows that no model can take.
     """
 
@@ -393,8 +392,6 @@ def predict_columns(
     Rows keep their order and all their columns, and nothing runs yet. The frame may be a stream.
 
     Args:
-        frame: A DataFrame.
-        archive: The model.
         inputs: Which columns the model reads (``features``, ``decoder``).
         outputs: The columns to append, in this order.
         batch_size: Rows per forward pass.

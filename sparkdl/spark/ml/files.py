@@ -278,7 +278,6 @@ class Loaded:
         model: The Keras file, whole as it was written; None if there is none.
         objects: Custom objects of the model: those of the file, if it is trusted, and the reader's.
         safe: Keras must refuse what runs code: the file is not trusted.
-        path: Path of the stage.
         digest: SHA-256 of the model.
     """
 

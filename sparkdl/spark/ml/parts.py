@@ -25,10 +25,8 @@ class Parts:
     """An estimator's parts; every fit makes its own objects of them, so that fits share nothing.
 
     Args:
-        archive: A model.
         builder: In place of a model: makes one of ``builderArgs``.
         compiled: ``optimizer``, ``loss``, ``metrics`` -> plain form, or pickled.
-        callbacks: Keras callbacks.
         decoder: See :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function.
         network: Where the driver and the workers listen; never saved.

@@ -39,7 +39,6 @@ class Options:
 
     Args:
         paths: Files, folders or patterns.
-        record_type: ``recordType``.
         codec: ``codec`` or ``compression``; None when it is not said.
         verify_crc: ``verifyCrc``: whether the data of each record are held against their CRC.
         infer_rows: ``inferRows``: records that the schema is inferred from.

@@ -1,10 +1,11 @@
-"""Searchers: which trial trains how long. Each is a pure state machine, one module a kind."""
+"""Searchers: which trial trains how long. Each is a pure state machine."""
 
 from __future__ import annotations
 
-from sparkdl.tune.searchers.asha import Asha, AshaStopping
 from sparkdl.tune.searchers.brackets import (
     AdaptiveAsha,
+    Asha,
+    AshaStopping,
     Hyperband,
     PopulationBasedTraining,
     SuccessiveHalving,

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl import cli
+from sparkdl.cli.cluster import submit_line
 from sparkdl.cli.models import _settings, exchange_costs
-from sparkdl.cli.packing import submit_line
 from sparkdl.cli.parser import make_parser
 from sparkdl.cli.session import columns, format_of, pairs, read_data, session_of_path
 from sparkdl.config import Limits

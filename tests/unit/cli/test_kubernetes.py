@@ -14,7 +14,7 @@ import pytest
 from clusters_page import blocks, run_block
 
 from sparkdl import cli
-from sparkdl.cli.packing import ENTRY_FILE, kubernetes_line, write_manifests
+from sparkdl.cli.cluster import ENTRY_FILE, kubernetes_line, write_manifests
 from sparkdl.cli.parser import make_parser
 from sparkdl.errors import ConfigError
 

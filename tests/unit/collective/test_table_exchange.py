@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rank_threads import on_ranks
 
-from sparkdl.collective.tables.exchange import TableExchange
+from sparkdl.collective.table_exchange import TableExchange
 from sparkdl.errors import ModelError, ProtocolError
 from sparkdl.tables.classes import ClassSpec, Margin
 from sparkdl.tables.index import owner

@@ -9,9 +9,8 @@ import numpy as np
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
-from sparkdl.coordinator.telemetry import report_message
+from sparkdl.coordinator.telemetry import Status, report_message
 from sparkdl.training.phases import Usage
 from sparkdl.training.reports import EpochReport
 from sparkdl.transport.frames import ByteArray, Kind, Message

@@ -10,12 +10,12 @@ import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.status import Status
 from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import (
     KEPT_CHARS,
     KEPT_LINES,
     MAX_LINES_BYTES,
+    Status,
     pack_lines,
     report_message,
     unpack_lines,

@@ -15,10 +15,12 @@ from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import RunOrders
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import introduction_of
-from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
 from sparkdl.coordinator.telemetry import (
+    EpochTotals,
     LogLines,
+    Status,
     Telemetry,
+    WorkerStatus,
     pack_lines,
     report_message,
     report_of,

@@ -12,9 +12,8 @@ from rank_threads import on_ranks
 
 from sparkdl.collective.current import SoloCommunicator
 from sparkdl.errors import ModelError
-from sparkdl.linear.ftrl import Ftrl
 from sparkdl.linear.sparse_rows import SparseRows, SparseVectors
-from sparkdl.linear.spread_weights import LinearPart, LinearSettings, LinearTraining
+from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings, LinearTraining
 
 STEPS, BATCH = 5, 12
 RULE = Ftrl(lambda1=0.4, lambda2=0.1, alpha=0.3, beta=1.0)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sparkdl.coordinator.status import EpochTotals, Status, WorkerStatus
+from sparkdl.coordinator.telemetry import EpochTotals, Status, WorkerStatus
 from sparkdl.failures import Failure
 from sparkdl.progress.run_progress import progress_of
 from sparkdl.training.phases import Usage

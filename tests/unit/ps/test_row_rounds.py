@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.ps.kinds import DECISION, Decision, StoreKind
-from sparkdl.ps.shards.pushes import PushPart, pack_push
+from sparkdl.ps.shards.pushes import RowPush, pack_push
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
@@ -31,7 +31,7 @@ def stage(
 ) -> None:  # fmt: skip
     gradients = np.broadcast_to(np.float32(values), (len(ids), DIM)).copy()
     told, body = pack_push(
-        [PushPart("ads", np.asarray(ids, np.int64), gradients)] if len(ids) else []
+        [RowPush("ads", np.asarray(ids, np.int64), gradients)] if len(ids) else []
     )
     message = Message(
         StoreKind.ROWS_STAGE, rank=rank, attempt=attempt, sequence=sequence, batch=batch, rows=rows,

@@ -16,8 +16,7 @@ from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.ahead import _Coming
 from sparkdl.ps.shards.row_link import Fetched, RowLink
-from sparkdl.ps.shards.row_windows import WindowRows
-from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows
+from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules import make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore

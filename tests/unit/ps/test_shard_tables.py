@@ -16,8 +16,8 @@ from sparkdl.errors import ConfigError, ModelError, ProtocolError, SparkDLError,
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun
-from sparkdl.ps.shards.pushes import PushPart, pack_push, unpack_push
-from sparkdl.ps.shards.row_link import RowLink, RowPush
+from sparkdl.ps.shards.pushes import RowPush, pack_push, unpack_push
+from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.rules import make_rule
@@ -140,7 +140,7 @@ def test_batches_that_are_trained_again_count_once(server: InprocShards) -> None
 
 def test_a_push_that_is_sent_again_counts_once() -> None:
     service = TableService([spec()])
-    told, body = pack_push([PushPart("ads", np.array([3]), -np.ones((1, DIM), np.float32))])
+    told, body = pack_push([RowPush("ads", np.array([3]), -np.ones((1, DIM), np.float32))])
     for sequence, flag in ((1, Flag.NONE), (1, Flag.DUPLICATE), (2, Flag.NONE)):
         message = Message(
             StoreKind.ROWS_PUSH, rank=0, sequence=sequence, batch=sequence, learning_rate=1.0,
@@ -227,7 +227,7 @@ def test_tables_are_written_while_others_push_and_any_number_of_shards_loads_the
 
 
 def test_what_does_not_fit_is_refused_and_changes_nothing(server: InprocShards) -> None:
-    told, body = pack_push([PushPart("ads", np.array([3]), np.ones((1, DIM), np.float32))])
+    told, body = pack_push([RowPush("ads", np.array([3]), np.ones((1, DIM), np.float32))])
     shard = server.shards[0].dispatcher.service
     wrong: list[tuple[StoreKind, dict[str, Any], Any]] = [
         (StoreKind.ROWS_PULL, {"table": "other"}, None),

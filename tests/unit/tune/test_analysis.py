@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from sparkdl.tune.analysis import importances
 from sparkdl.tune.journal import TrialRecord
+from sparkdl.tune.study import importances
 from sparkdl.tune.suggestions import Value
 
 

@@ -176,7 +176,7 @@ function drawHeadline(speeds) {
     cards.push(card("Workers", `${by.training || by.finished || 0} of ${begin.workers}`, by.finished === begin.workers ? "all finished" : rest || (end ? "ended" : "all training")));
     const earlier = run.workers[Math.max(0, run.workers.length - 12)], seconds = look.t - earlier.t;
     if (look.in + look.out > 0) cards.push(card("Traffic", bytes(seconds > 0 && !end ? (look.in - earlier.in + look.out - earlier.out) / seconds : look.in + look.out)
-      + (seconds > 0 && !end ? "/s" : ""), `in ${bytes(look.in)}, out ${bytes(look.out)}`));
+      + (seconds > 0 && !end ? "/s" : ""), `in ${bytes(look.in)}, out ${bytes(look.out)}`.replaceAll(/ (?=.B)/g, "\u00a0")));
   }
   const shown = $("headline").children;  // an equal card stays
   $("headline").replaceChildren(...cards.map((card, i) => shown[i] && shown[i].isEqualNode(card) ? shown[i] : card));

@@ -13,6 +13,7 @@ import pytest
 from sparkdl import Network
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.rules import make_rule as make_exchange_rule
+from sparkdl.collective.strategy import BarrierStrategy
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
@@ -22,11 +23,10 @@ from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import make_rule
-from sparkdl.spark.executor.barrier_strategy import BarrierStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.training_run import Run, returned_state
+from sparkdl.spark.fit.training import Run, returned_state
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.reports import EpochReport
 from sparkdl.training.run_state import RunState

@@ -23,7 +23,7 @@ from sparkdl.tune.searchers import (
     Single,
     SuccessiveHalving,
 )
-from sparkdl.tune.searchers.asha import make_rungs, rungs_that_differ, trials_of_brackets
+from sparkdl.tune.searchers.brackets import make_rungs, rungs_that_differ, trials_of_brackets
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Space, Trial
 

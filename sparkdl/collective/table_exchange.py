@@ -38,10 +38,11 @@ from sparkdl.tables.classes import (
     trained_twice,
 )
 from sparkdl.tables.index import by_owner
-from sparkdl.tables.service import IdArray, TableSpec
+from sparkdl.tables.service import CallsOfStep, IdArray, TableSpec
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.learning import BatchStack, SharedLearner
+from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray
 
 _SERVES, _DONE, _PULLS, _LOOKS_UP, _ENDS_STEP, _MEASURES, _SCORES, _LEARNS, _TRIES = range(9)
@@ -92,8 +93,7 @@ class TableExchange:
         self._measures = 0
         self._learned: set[str] = set()  # tables whose centers had their step
         self._weight, self._rate = 0.0, 0.0
-        self._pulls: list[_Pull] = []
-        self._first = 0  # number of the first of them
+        self._pulls: CallsOfStep[_Pull] = CallsOfStep()
         self.sent_bytes = 0
         self.pulled_rows = 0
 
@@ -101,8 +101,7 @@ class TableExchange:
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
-        # A pull after a gradient: the step computes its gradient once more; the last one counts.
-        anew = any(pull.gradients is not None for pull in self._pulls)
+        anew = self._pulls.have_gradients
         order, edges = by_owner(ids, self._communicator.size)
         head = [_PULLS if training else _LOOKS_UP, self._names.index(table), anew]
         came = self._tell(head, [ids[order[edge]] for edge in edges])
@@ -112,11 +111,11 @@ class TableExchange:
         for edge, reply in zip(edges, replies, strict=True):
             rows[order[edge]] = reply.reshape(-1, dim)
         self.pulled_rows += len(ids)
-        return rows, self._first + len(self._pulls) - 1
+        return rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
-        pull = self._pulls[pulled - self._first]
+        pull = self._pulls.of(pulled)
         if self._counts(pull.table):  # as numbers beside the gradient: exact up to 2^24
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
         pull.gradients = gradients
@@ -344,8 +343,7 @@ class TableExchange:
         self._forget()
 
     def _forget(self) -> None:
-        self._first += len(self._pulls)
-        self._pulls.clear()
+        self._pulls.forget()
         self._learned.clear()
 
 
@@ -358,8 +356,8 @@ def _from_bits(bits: np.int64) -> float:
     return float(bits.view(np.float64))
 
 
-class TableSteps:
-    """The :class:`~sparkdl.collective.synchronizer.StepSynchronizer` of a model with tables.
+class TableSteps(StepSynchronizer):
+    """The steps of a model with tables.
 
     Args:
         dense: The steps of the model's variables.
@@ -425,7 +423,6 @@ class TableSteps:
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        """Takes a step for each batch of ``stack``."""
         for batch in stack.single_batches():
             rate, scale = learner.learning_rate, learner.tables.loss_scale
             before = 0 if scale is None else learner.step
@@ -459,8 +456,6 @@ class TableSteps:
         if failures:
             raise failures[0]
         self._steps += 1
-
-    ranks_are_equal = True
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
