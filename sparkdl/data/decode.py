@@ -348,7 +348,6 @@ def _common_width(array: Any, place: ValuePlace, per_row: int) -> int:
 
 
 def _odd_one(widths: Array, wanted: int) -> tuple[int, int]:
-    """The width expected (``wanted`` if it occurs), and the first index with another."""
     common = wanted if (widths == wanted).any() else int(widths[0])
     return common, int(np.argmax(widths != common))
 

@@ -50,7 +50,6 @@ def content_order(columns: Sequence[Stored], num_rows: int) -> IndexArray:
 
 
 def _tied(keys: Keys, order: IndexArray) -> IndexArray:
-    """Places in the order whose rows have equal keys."""
     same = np.zeros(len(order) + 1, np.bool_)  # whether the row at a place equals the one before
     for start in range(1, len(order), _CHUNK_WORDS):
         stop = min(start + _CHUNK_WORDS, len(order))

@@ -280,7 +280,6 @@ class _Reading(Generic[T]):
         self.start(self._spent.useful_readers(share, self._free_processors, first=first))
 
     def _free_processors(self) -> float:
-        """Processors without work since the last look; 0 where that is not known."""
         load = self._meter.look()
         return 0.0 if load is None else (1 - load.cpu_percent / 100) * (os.cpu_count() or 1)
 

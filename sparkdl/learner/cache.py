@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
@@ -30,25 +30,30 @@ Key = tuple[str, str]
 
 
 @dataclass
-class _KeptLearner:
+class _Shares:
+    """Something whose large weights lie in a file that processes of an executor share."""
+
+    shared: SharedWeights | None = field(default=None, kw_only=True)
+
+    def close(self) -> None:
+        """Leaves the file."""
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
+
+
+@dataclass
+class _KeptLearner(_Shares):
     """A learner, and what code of the user's may have changed of its model since it was made."""
 
     learner: KerasLearner
     own: OwnAttributes
-    frozen: SharedWeights | None = None
-    """This process' part in the file of the frozen weights, where they are large."""
 
     def share(self, model: Any) -> None:
         """Lets frozen weights lie where those of other processes do, and leaves the former file."""
-        former, self.frozen = self.frozen, shared_weights(frozen_weights(model))
+        former, self.shared = self.shared, shared_weights(frozen_weights(model))
         if former is not None:
             former.close()
-
-    def close(self) -> None:
-        """Leaves the file."""
-        if self.frozen is not None:
-            self.frozen.close()
-            self.frozen = None
 
 
 _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
@@ -56,7 +61,7 @@ _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
 
 
 @dataclass
-class _KeptPredictor:
+class _KeptPredictor(_Shares):
     """A predictor, what it predicts with, and how many use it now."""
 
     key: str
@@ -68,14 +73,6 @@ class _KeptPredictor:
     changes: bool = False
     """Whether to predict changes it: seeds go on, or code of the user's own sets attributes."""
     users: int = 0
-    shared: SharedWeights | None = None
-    """This process' part in the file of the weights, where they are large."""
-
-    def close(self) -> None:
-        """Leaves the file of the weights."""
-        if self.shared is not None:
-            self.shared.close()
-            self.shared = None
 
 
 _predictors: OrderedDict[str, _KeptPredictor] = OrderedDict()
@@ -180,7 +177,6 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
-    """An idle predictor of equal architecture with the new weights; None: there is none."""
     for digest, kept in _predictors.items():
         if kept.key == wanted.archive.key and kept.own is not None and not kept.users:
             del _predictors[digest]

@@ -190,7 +190,6 @@ class Preprocessing:
 
 
 def _cause(error: Exception) -> str:
-    """A layer's error without the frame that Keras puts around it."""
     text, _, _ = re.sub("\x1b\\[[0-9]*m", "", str(error)).partition("Arguments received")
     return " ".join(text.rpartition("call().")[2].split())
 
@@ -200,7 +199,6 @@ def _texts(array: npt.NDArray[Any]) -> list[str]:
 
 
 def _as_given(arrays: Mapping[str, Any]) -> Any:
-    """What a user would give to Keras for one array, for texts in an order, or for several."""
     if all(name.startswith(SEGMENT) for name in arrays):
         return tuple(arrays.values())
     return next(iter(arrays.values())) if set(arrays) == {ROW} else dict(arrays)

@@ -392,7 +392,6 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
 
 
 def _class_count(loss: Any) -> int | None:
-    """The number of classes that a loss of this library tells."""
     count = getattr(loss, "num_classes", None)
     of_ours = type(loss).__module__.startswith("sparkdl.")
     return count if of_ours and isinstance(count, int) else None

@@ -255,7 +255,6 @@ def _without_state(optimizer: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_warnings(fresh: bool) -> Iterator[None]:
-    """Within, Keras does not warn of an optimizer that is not in a file, if it is ``fresh``."""
     if not fresh:
         yield
         return
@@ -596,7 +595,6 @@ def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
-    """A temporary model file with the given content, as Keras reads only files."""
     with TemporaryFolder() as folder:
         path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:

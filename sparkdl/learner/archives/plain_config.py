@@ -65,7 +65,6 @@ def names_of_data(config: dict[str, Any]) -> set[str]:
 
 
 def _names_at(ends: Any) -> Iterator[str]:
-    """The keys and layers in a structure whose leaves are ``[layer, node, tensor]``."""
     if isinstance(ends, list) and len(ends) == 3 and isinstance(ends[0], str):
         yield ends[0]
     elif isinstance(ends, (dict, list)):

@@ -458,7 +458,6 @@ def _renumber(value: Any, calls: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> Iterator[None]:
-    """Within, a module of Keras has another function, if that is wanted."""
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)

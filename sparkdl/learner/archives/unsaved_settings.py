@@ -292,7 +292,6 @@ def _stepped(variables: list[Any], optimizer: Any) -> tuple[list[int] | None, li
 
 
 def _set_part(variable: Any, name: str, saved: Any, module: Any) -> None:
-    """Gives a variable its regularizer or constraint, unless it has an equal one."""
     present = getattr(variable, name, None)
     if saved != (None if present is None else module.serialize(present)):
         setattr(variable, name, None if saved is None else module.deserialize(saved))
@@ -441,7 +440,6 @@ def _is_inner(name: str, kind: type) -> bool:
 
 @cache
 def _attributes_of_keras() -> frozenset[str]:
-    """The attributes that every layer, model, loss, metric and optimizer has."""
     model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
     model.compile("sgd", "mse", metrics=["mae"])
     things = (

@@ -142,7 +142,6 @@ class _Distributed:
 
     @property
     def _made(self) -> _Distribution:
-        """The additions to the plain optimizer, once they are made."""
         assert self._distribution is not None
         return self._distribution
 

@@ -163,7 +163,6 @@ def can_share(weights: list[Any]) -> bool:
 
 
 def _shareable(weights: list[Any]) -> list[Any]:
-    """The variables with a dtype that NumPy has, and DLPack; others stay in each process."""
     names = [(v, keras.backend.standardize_dtype(v.dtype)) for v in weights]
     return [v for v, name in names if name.startswith(("float16", "float32", "float64", "int"))]
 

@@ -72,7 +72,6 @@ def _names(model: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _knows(module: Any, name: str) -> bool:
-    """Whether Keras makes something of the name, also of one that the user has registered."""
     try:
         module.get(name)
     except Exception:

@@ -239,7 +239,6 @@ class JaxLearner(KerasLearner):
         self._set(trainable, self._with_averages(self._state[1], averages))
 
     def _given(self, flat: FloatArray) -> Any:
-        """A buffer as JAX takes it, whatever its owner does with it later."""
         if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
             return flat.copy()
         return jax.block_until_ready(jax.device_put(flat))
@@ -317,7 +316,6 @@ class JaxLearner(KerasLearner):
         self._copy_to_host(flat, out)
 
     def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
-        """The state and the one batch of a stack, as the gradients' function takes them."""
         trainable, non_trainable, optimizer, metrics = self._state
         batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
         return trainable, optimizer, non_trainable, metrics, batch

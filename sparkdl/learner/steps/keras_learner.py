@@ -208,7 +208,6 @@ class KerasLearner(ABC):
     def _gradients_for(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> None:
-        """The gradient of one batch, where ``reducer`` takes it from."""
         self.weighed_gradients(batch, reducer.buffer, factors)
 
     def _apply_joined(self, reducer: Reducer) -> None:
@@ -302,7 +301,6 @@ class KerasLearner(ABC):
         return None if factors is None or not self.overwritten else factors[-1]
 
     def _factors(self, mine: Numbers, of_all: Numbers) -> FloatArray:
-        """The factors of a step's terms, and the share of the rows where it is wanted."""
         if not self.overwritten:
             return factors(self._counted or [], mine, of_all)
         share = np.float32(mine[0] / of_all[0])
@@ -524,7 +522,6 @@ class KerasLearner(ABC):
 
 
 def _one_batch(stacked: npt.NDArray[Any]) -> Any:
-    """The first batch of a stack, or what stands for it: Keras knows no arrays of objects."""
     if stacked.dtype == object:
         return keras.KerasTensor(stacked.shape[1:], "string")
     return stacked[0]
@@ -574,7 +571,6 @@ def require_compiled(model: Any) -> None:
 
 
 def _can_have_loss(model: Any) -> bool:
-    """Whether there is a loss, or code of the user's or of Keras that may add one in a step."""
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True

@@ -178,7 +178,6 @@ def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
 
 
 def _is_one_array(data: Sequence[Any]) -> bool:
-    """Whether it is ``[x]``, Keras' list of the arrays of a model with one input."""
     return len(data) == 1 and getattr(data[0], "ndim", 0) > 1
 
 

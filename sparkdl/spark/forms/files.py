@@ -449,7 +449,6 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
 
 
 def _table_of(path: str) -> TableFormat | None:
-    """The format of the table at a path; None: it is none, or this process cannot look."""
     try:
         return table_format(path_for_workers(path))
     except ResourceError:

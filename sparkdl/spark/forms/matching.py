@@ -178,7 +178,6 @@ def make_spec(
 
 
 def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
-    """The columns of rows for a preprocessor: several texts by their places, else as named."""
     if isinstance(features, (str, Mapping, Column)) or not isinstance(features, Iterable):
         return features
     names = list(features)
@@ -208,7 +207,6 @@ def _label_beside(
 
 
 def _is_for_all(label: InputColumns, signature: Signature) -> bool:
-    """Whether one label is for code of the user's own that sees the outputs together."""
     kinds = set(signature.label_kinds.values())
     together = signature.own_step and kinds == {"own"} and len(signature.outputs) > 1
     return together and not isinstance(label, Mapping)

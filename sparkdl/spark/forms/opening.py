@@ -301,7 +301,6 @@ def _check_alike(source: Source, validation: Source) -> None:
 
 
 def _described(spec: ColumnSpec | None) -> str:
-    """A column and all that may differ in how it is read."""
     if spec is None:
         return "no such column"
     of = f" of {spec.source_dtype or spec.dtype}"

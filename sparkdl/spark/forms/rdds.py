@@ -98,7 +98,6 @@ def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, Co
 
 
 def _dtype(values: Sequence[Any]) -> str:
-    """The dtype of an array of all values; float32 of what is no array of numbers."""
     dtypes = {_as_array(value).dtype for value in values}
     known = dtypes and all(dtype.kind in "biuf" for dtype in dtypes)
     return np.result_type(*dtypes).name if known else "float32"

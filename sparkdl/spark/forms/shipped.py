@@ -102,7 +102,6 @@ def removes_tables() -> Iterator[None]:
 
 
 def _give_back(new_bytes: int) -> None:
-    """Collects garbage if the JVM may hold much of it."""
     global _shipped_bytes
     with _lock:
         full = _shipped_bytes > 0 and _shipped_bytes + new_bytes > _LIMIT_BYTES

@@ -188,7 +188,6 @@ def _drawn_in(plan: Any) -> list[str]:
 
 
 def _keeps_places(plan: Any) -> bool:
-    """Whether each row of a plan is where it is in the files or the cache that it comes from."""
     children = _items(plan.children())
     kept = not children or plan.nodeName() in ("Project", "Filter", "Sample", "Generate")
     return bool(kept) and all(map(_keeps_places, children))
