@@ -226,10 +226,8 @@ class SparkModel(ModelInference):
         require_descriptors("fit", TRAINING_DESCRIPTORS)
         with self._trained.one_at_a_time("fit"), removes_tables():
             form = form_of(data)
-            columns = Columns(
-                features, label, sample_weight, self.decoder, self.pad,
-                keras_fit_arguments.pop("group", None),
-            )  # fmt: skip
+            group = keras_fit_arguments.pop("group", None)
+            columns = Columns(features, label, sample_weight, self.decoder, self.pad, group)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
             self._require_first_of_ensemble(checkpoint_dir)

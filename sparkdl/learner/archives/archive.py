@@ -138,7 +138,11 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         functions_in_configs,
         named_functions,
     )
-    from sparkdl.learner.state.optimizer_state import fills_itself, forget_lost_variables
+    from sparkdl.learner.state.optimizer_state import (
+        fills_itself,
+        forget_lost_variables,
+        without_state,
+    )
 
     if optimizer is not None:
         forget_lost_variables(model)
@@ -148,7 +152,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         given = compile_settings(model)
         with (
             making_models, named_functions(model) as functions, _present_settings(model, given),
-            _without_state(optimizer if fresh else None),
+            without_state(optimizer if fresh else None),
         ):  # fmt: skip
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
@@ -238,23 +242,8 @@ def _present_settings(model: Any, settings: dict[str, Any]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_state(optimizer: Any) -> Iterator[None]:
-    """Within, Keras saves an optimizer without its variables; None: all is saved."""
-    chain = []
-    while optimizer is not None:
-        chain.append(optimizer)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    for one in chain:
-        one.save_own_variables = lambda _: None
-    try:
-        yield
-    finally:
-        for one in chain:
-            del one.save_own_variables
-
-
-@contextlib.contextmanager
 def _without_warnings(fresh: bool) -> Iterator[None]:
+    """Within, Keras does not warn of an optimizer that is not in a file, if it is ``fresh``."""
     if not fresh:
         yield
         return

@@ -234,7 +234,7 @@ def _batch_for(model: Any) -> Any:
 
 
 def _outputs(model: Any, values: Any, batch: Any) -> list[np.ndarray]:
-    """What a model computes of a batch with the values that another one has."""
+    """The outputs of a model for a batch, with the values that another one has."""
     pairs = zip(model.variables, values.variables, strict=True)
     with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
         made = model(keras.tree.map_structure(keras.ops.convert_to_tensor, batch), training=False)

@@ -122,6 +122,22 @@ def fills_itself(optimizer: Any) -> bool:
     return True
 
 
+@contextlib.contextmanager
+def without_state(optimizer: Any) -> Iterator[None]:
+    """Within, Keras saves an optimizer without its variables; None: all is saved."""
+    chain = []
+    while optimizer is not None:
+        chain.append(optimizer)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    for one in chain:
+        one.save_own_variables = lambda _: None
+    try:
+        yield
+    finally:
+        for one in chain:
+            del one.save_own_variables
+
+
 def empty_slots(optimizer: Any) -> None:
     """Sets the large slots to 0."""
     for variable in _slots_within(optimizer):
