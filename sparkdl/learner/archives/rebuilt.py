@@ -424,11 +424,10 @@ class SharedLayers:
         count = len(self._model.variables)
         return ModelError(
             f"model {self._model.name!r} cannot be saved so that anybody can load it",
-            expected=f"a configuration that makes its {count} variables again",
-            received=received,
+            expected=f"a configuration that makes its {count} variables again", received=received,
             hint=f"layers {names} belong to several others: make them in __init__ of a class of "
             "your own, whose from_config makes them once",
-        )
+        )  # fmt: skip
 
 
 def _graphs(value: Any) -> Iterator[dict[str, Any]]:

@@ -133,9 +133,8 @@ def unknown_data(data: Any) -> ConfigError:
         expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD of (x, y) or "
         "LabeledPoint, a tuple of arrays or lists (x, y), or a path of Parquet, Arrow or TFRecord "
         "files",
-        received=f"{kind.__module__}.{kind.__qualname__}",
-        hint=hint,
-    )
+        received=f"{kind.__module__}.{kind.__qualname__}", hint=hint,
+    )  # fmt: skip
 
 
 def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
@@ -480,13 +479,12 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
         array = as_numbers(arrays)
         if array.ndim == 0 or array.dtype.kind not in "biuf":
             raise DataError(
-                f"{prefix} is no array of numbers",
-                expected="one row per entry of the first axis",
+                f"{prefix} is no array of numbers", expected="one row per entry of the first axis",
                 received=f"{array.dtype} of shape {array.shape}",
                 hint="names, y = np.unique(y, return_inverse=True) makes numbers of them"
                 if array.dtype.kind in "US" and prefix.startswith("label")
                 else "",
-            )
+            )  # fmt: skip
         kind: Any = T.FloatType()
         for _ in range(array.ndim - 1):
             kind = T.ArrayType(kind)

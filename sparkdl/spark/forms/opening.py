@@ -126,13 +126,12 @@ def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec)
     if (training.features, training.labels) == (held_out.features, held_out.labels):
         return
     raise ConfigError(
-        "validation_data is of another form than the data",
-        expected=f"{forms[0]}, as the data",
+        "validation_data is of another form than the data", expected=f"{forms[0]}, as the data",
         received=forms[1],
         hint="validation_split=0.2 takes rows of the data"
         if forms[1] != "arrays"
         else "spark.createDataFrame(pandas.DataFrame({...})) makes a DataFrame of arrays",
-    )
+    )  # fmt: skip
 
 
 def _open_files(
