@@ -11,6 +11,7 @@ a cell begins with workers that have imported Keras, and the table marks it.
     python benchmarks/faults.py --results faults.jsonl --only kill-server --mode asynchronous
     python benchmarks/faults.py --results faults.jsonl --shard 1/3 --limit-s 280
     python benchmarks/faults.py --results faults.jsonl --write docs/reliability.md
+    python benchmarks/faults.py --results faults.jsonl --long connect stream link  # fault_long.py
 """
 
 from __future__ import annotations
@@ -31,16 +32,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent / "support"))
+import fault_surroundings
+
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 SERVED = MODES[:3]
 MOMENTS = ("start", "exchange", "mid", "end")
 PROGRAM = Path(__file__).parent / "support" / "fault_cell.py"
+LONG = PROGRAM.parent / "fault_long.py"
 ERROR_WITHIN_S = 15.0
 GONE_WITHIN_S = 15.0
 DRIVER_S = 280.0
 SMALL_DISKS = {"full-spill": 2 << 20, "full-checkpoint": 160 << 10}
 """Bytes of the file system that fills up."""
-ALONE = {"kill-driver", "kill-jvm", "stopped-context", "count-third", *SMALL_DISKS}
+SURROUNDINGS = ("clock-forward", "clock-back", "readonly-tmp")
+"""Faults of what is around all processes of a driver."""
+ALONE = {
+    "kill-driver", "kill-jvm", "stopped-context", "count-third", "memory-executor", *SMALL_DISKS,
+    *SURROUNDINGS,
+}  # fmt: skip
 """Faults after which a driver has no session, or that need one of their own."""
 CUT = "cut off"
 SHARED = "°"
@@ -59,6 +69,7 @@ class Promise:
         late: Moments at which the right model will do as well.
         modes: In which the fault exists.
         epochs: Epochs in the History of the right model; None for those that the report names.
+        within_s: Seconds after which the error counts as late.
         resumed: Of a driver that goes on: moment -> most epochs that are left to it.
     """
 
@@ -68,11 +79,13 @@ class Promise:
     late: tuple[str, ...] = ()
     modes: tuple[str, ...] = MODES
     epochs: int | None = 8
+    within_s: float = ERROR_WITHIN_S
     resumed: dict[str, int] = field(default_factory=dict)
 
 
 COUNTED = "Each row was trained 8 times, although a worker was killed amid an epoch"
 STOPPED = "The right model: nobody takes 20 s of silence for a death"
+STOPPED_LONG = "The right model, although the silence lasts for 30 s"
 PROMISES = {
     "kill-worker": Promise(
         "The right model: Spark retries the task, or the stage begins again after the last whole "
@@ -132,6 +145,35 @@ PROMISES = {
         "A warning, and the right model from the checkpoint before", epochs=None
     ),
     "two-fits": Promise("Both models right: the fits share the slots, or take turns"),
+    "kill-worker-defaults": Promise(
+        "The right model of `SparkModel(model, mode)`, with all other arguments as they are",
+        ("mid",),
+    ),
+    "kill-pair": Promise(
+        "Worker and server at once: an error that says that the parameter server ended, and how",
+        ("mid",), r"parameter server(.|\n)*exit status -9", modes=SERVED,
+    ),
+    "kill-pair-shard": Promise(
+        "The same with two servers and `checkpoint_dir`: the right model from the last checkpoint "
+        "on",
+        ("mid",), modes=SERVED,
+    ),
+    "stop-worker-long": Promise(STOPPED_LONG, ("mid",)),
+    "stop-server-long": Promise(STOPPED_LONG, ("mid",), modes=SERVED),
+    "stop-pair-long": Promise(
+        f"{STOPPED_LONG}, of a worker and the server (of both workers) at once", ("mid",)
+    ),
+    "memory-executor": Promise(
+        "Rows that no executor has memory for: an error that says so, after Spark's four tries",
+        error=r"Java memory was full", within_s=60.0,
+    ),
+    "readonly-tmp": Promise(
+        "The right model where nobody can write to `TMPDIR`, `/tmp` and `/var/tmp`"
+    ),
+    "clock-forward": Promise(
+        "The right model, if the clock of all processes jumps an hour ahead", ("mid",)
+    ),
+    "clock-back": Promise("The right model, if it jumps an hour back", ("mid",)),
     "count-worker": Promise(COUNTED, ("amid",)),
     "count-executor": Promise("the same, of an executor", ("amid",)),
     "count-twice": Promise("the same, of two workers one after the other", ("amid",)),
@@ -141,6 +183,13 @@ PROMISES = {
         "the same, if a worker is silent for longer than `worker_timeout_s`", ("amid",)
     ),
     "count-third": Promise("the same, of an executor while a third one is free", ("amid",)),
+    "count-worker-shuffled": Promise(
+        "the same, of a worker whose rows come out of a shuffle in another order each time",
+        ("amid",),
+    ),
+    "count-executor-shuffled": Promise(
+        "the same, of an executor that held a part of the shuffle", ("amid",)
+    ),
 }  # fmt: skip
 
 
@@ -194,6 +243,8 @@ def command_of(cells: list[Cell], folder: Path, resume: bool) -> list[str]:
     command = [sys.executable, str(PROGRAM), str(folder), *names]
     if resume:
         command.append("--resume")
+    if cells[0].kind in SURROUNDINGS:
+        return fault_surroundings.command(cells[0].kind, command)
     size = SMALL_DISKS.get(cells[0].kind)
     if size is not None:
         (folder / "small").mkdir(exist_ok=True)
@@ -221,6 +272,7 @@ def run_driver(
     temporary = folder / "tmp"
     temporary.mkdir(exist_ok=True)
     environment = {**os.environ, MARK: mark, "TMPDIR": str(temporary), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment |= fault_surroundings.environment(cells[0].kind, folder)
     report_file = folder / "report.json"
     report_file.unlink(missing_ok=True)
     seen: set[int] = set()
@@ -277,7 +329,8 @@ def run_cells(cells: list[Cell], until: float) -> list[dict[str, Any]]:
     Cells after one that ended the driver have no report, and those after ``until`` neither.
     """
     began = time.monotonic()
-    folder = Path(tempfile.mkdtemp(prefix="faults-"))
+    place = fault_surroundings.place(cells[0].kind)
+    folder = Path(tempfile.mkdtemp(prefix="faults-", dir=place))
     try:
         reports, driver = run_driver(cells, folder, until)
         if cells[0].kind == "kill-driver" and driver["code"] == -signal.SIGKILL:
@@ -320,7 +373,7 @@ def judge(cell: Cell, report: dict[str, Any]) -> str:
     if promise.error is not None and not (cell.moment in promise.late and not error):
         if not re.search(promise.error, error):
             return f"not the promised error: {error[:300] or 'a model'}"
-        if report["seconds"] > ERROR_WITHIN_S:
+        if report["seconds"] > promise.within_s:
             return f"the error came after {report['seconds']} s"
     else:
         if error:
@@ -421,7 +474,13 @@ def main() -> int:
     parser.add_argument("--together", type=int, default=1, help="cells in one driver, at most")
     parser.add_argument("--limit-s", type=float, default=1e9, help="then no cell is begun")
     parser.add_argument("--write", type=Path, help="put the table into this page, run nothing")
+    parser.add_argument("--long", nargs="*", default=[], help="long runs, and nothing else")
     asked = parser.parse_args()
+    if asked.long:
+        ran = [
+            subprocess.run([sys.executable, str(LONG), name], check=False) for name in asked.long
+        ]
+        return sum(done.returncode != 0 for done in ran)
     results = read_results(asked.results)
     if asked.write is not None:
         write_into(asked.write, table(results))

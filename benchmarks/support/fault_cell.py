@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import fault_counts
+import fault_surroundings
 import numpy as np
 import psutil
 
@@ -35,13 +36,13 @@ COPIES = {"asynchronous": 40, "hogwild": 40, "synchronous": 4, "allreduce": 12}
 come within the fit does. With batches of 16, 4 copies are 224 steps of each of two workers."""
 MID_EPOCH, EXCHANGE_EPOCH = 3, 2
 LEAST_ACCURACY = 0.95
-STOP_S = 20.0
+STOP_S, LONG_STOP_S = 20.0, 30.0
 WARM = ("nan", "full-spill", "full-checkpoint")
 """Faults that are there from the beginning: workers have trained before, so that seconds count."""
 SMALL = ("full-spill", "full-checkpoint")
 """Faults that have a small file system of their own."""
-TABLES = "-tables"
-"""At the end of a fault whose model has rows in tables."""
+TABLES, LONG = "-tables", "-long"
+"""At the end of a fault whose model has rows in tables; of one that stops something for longer."""
 FRAMEWORK_BYTES = 250 << 20
 HANG_S = 180.0
 """Without any progress."""
@@ -137,15 +138,27 @@ class Fault:
             self.spark.stop()
         elif self.kind == "interrupt":
             os.kill(os.getpid(), signal.SIGINT)
+        elif verb == "clock":
+            fault_surroundings.jump(whom)
         elif verb in ("kill", "stop"):
-            pid = self._victim(whom.removesuffix(TABLES))
-            if verb == "stop":
-                go_on_later(pid, STOP_S)
-            os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+            for pid in self._victims(whom):
+                if verb == "stop":
+                    go_on_later(pid, LONG_STOP_S if whom.endswith(LONG) else STOP_S)
+                os.kill(pid, signal.SIGKILL if verb == "kill" else signal.SIGSTOP)
+
+    def _victims(self, whom: str) -> list[int]:
+        """Whom a fault kills or stops: one process, or a worker and a server (without one, all
+        workers) at the same time."""
+        name = whom.split("-")[0]
+        if name != "pair":
+            return [self._victim(name)]
+        others = [self._victim("server")] if servers() else [w.pid for w in training()[:-1]]
+        return [self._victim("worker"), *others]
 
     def _fire_counted(self, what: str) -> None:
         """Kills a worker, both, or an executor; or makes one silent for longer than its lease."""
         pids = [worker.pid for worker in training()]
+        what = what.removesuffix(fault_counts.SHUFFLED)
         if what == "silent":
             go_on_later(pids[-1], 3 * fault_counts.LEASE_S)
             os.kill(pids[-1], signal.SIGSTOP)
@@ -177,7 +190,7 @@ class Fault:
     def _fire_in_exchange(self) -> None:
         """Stops the other end of the exchanges, waits until the victim waits for it, and fires."""
         time.sleep(0.3)
-        victim = self._victim(self.kind.partition("-")[2].removesuffix(TABLES))
+        victim = self._victim(self.kind.split("-")[1])
         others = [w for w in training() if victim not in {w.pid, *(p.pid for p in w.parents())}]
         for process in servers() or others[-1:] or training()[-1:]:
             go_on_later(process.pid, 0.8)
@@ -259,6 +272,8 @@ def start_spark(spill_folder: Path | None, executors: int = 2) -> Any:
     builder = SparkSession.builder.master(f"local-cluster[{executors},1,1024]")
     if spill_folder is not None:
         builder = builder.config("spark.executorEnv.TMPDIR", str(spill_folder))
+    for name, value in fault_surroundings.settings().items():
+        builder = builder.config(name, value)
     return (
         builder.config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")
@@ -280,7 +295,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 def make_frame(spark: Any, kind: str, mode: str) -> Any:
     """The digits, some copies of them; with a NaN in one row for ``nan``, larger for a spill."""
     if fault_counts.counts(kind):
-        return fault_counts.make_frame(spark, mode)
+        return fault_counts.make_frame(spark, mode, kind)
     x, y = digits()
     rows = [(x[i].tolist(), int(y[i])) for i in range(len(x))]
     if kind == "nan":
@@ -291,7 +306,8 @@ def make_frame(spark: Any, kind: str, mode: str) -> Any:
     if kind.endswith(TABLES):  # each batch of which is exchanged
         count = 6
     copies = spark.range(count).withColumnRenamed("id", "copy")
-    return spark.createDataFrame(rows, "features array<float>, label int").crossJoin(copies)
+    frame = spark.createDataFrame(rows, "features array<float>, label int").crossJoin(copies)
+    return fault_surroundings.too_large(frame) if kind == "memory-executor" else frame
 
 
 def make_model_with_table() -> Any:
@@ -354,6 +370,8 @@ def fit(
     limits = Limits(memory_budget_mb=1) if kind == "full-spill" else Limits()
     if fault_counts.counts(kind):
         spark_model = fault_counts.make_spark_model(kind, mode)
+    elif kind == "kill-worker-defaults":
+        spark_model = SparkModel(make_model(kind), mode)
     else:
         spark_model = SparkModel(
             make_model(kind), mode, num_workers=2, batch_size=16, limits=limits, network=network

@@ -26,18 +26,23 @@ LEASE_S = 4.0
 """A worker that is silent for longer counts as dead, in ``count-silent``."""
 
 
+SHUFFLED = "-shuffled"
+"""At the end of a fault in which the rows come out of a shuffle, in another order each time."""
+
+
 def counts(kind: str) -> bool:
     """Whether a fault's cell counts rows."""
     return kind.startswith("count-")
 
 
-def make_frame(spark: Any, mode: str) -> Any:
+def make_frame(spark: Any, mode: str, kind: str = "") -> Any:
     """The numbers of the rows, in partitions that Spark deals to the workers evenly."""
     from pyspark.sql import functions as F
 
     numbers = spark.range(0, ROWS[mode], 1, 4)
     features = F.array(F.col("id").cast("int")).alias("features")
-    return numbers.select(features, F.lit(0.0).cast("float").alias("label"))
+    frame = numbers.select(features, F.lit(0.0).cast("float").alias("label"))
+    return frame.repartition(7).repartition(5) if kind.endswith(SHUFFLED) else frame
 
 
 def make_model(mode: str) -> Any:

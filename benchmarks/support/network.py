@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import random
 import select
 import struct
 import subprocess
@@ -55,12 +56,16 @@ def enter(name: str) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts(rate_bits: float, delay_s: float) -> Iterator[tuple[tuple[Host, Host], str]]:
+def two_hosts(
+    rate_bits: float, delay_s: float, *, loss: float = 0.0, mtu: int = _MTU
+) -> Iterator[tuple[tuple[Host, Host], str]]:
     """Two connected namespaces; yields both hosts, and a text that says how the link is made.
 
     Args:
         rate_bits: Bits per second, each way.
         delay_s: Delay of each packet, each way.
+        loss: Share of the packets that are lost, each way.
+        mtu: Most bytes of a packet.
 
     Raises:
         PermissionError: Namespaces or devices may not be made here; the message says which.
@@ -73,19 +78,19 @@ def two_hosts(rate_bits: float, delay_s: float) -> Iterator[tuple[tuple[Host, Ho
         for name in names:
             _permitted("ip", "netns", "add", name)
             stack.callback(_run, "ip", "netns", "del", name)
-        how = _veth(hosts, rate_bits, delay_s)
+        how = _veth(hosts, rate_bits, delay_s, loss)
         if not how:
-            stack.enter_context(_carried(hosts, rate_bits, delay_s))
+            stack.enter_context(_carried(hosts, rate_bits, delay_s, loss))
             how = "packets carried between two TUN devices (no netem in this kernel)"
         for host in hosts:
             ip = ("ip", "-n", host.name)
             _run(*ip, "addr", "add", f"{host.address}/30", "dev", host.device)
             _run(*ip, "link", "set", "lo", "up")
-            _run(*ip, "link", "set", host.device, "mtu", str(_MTU), "up")
+            _run(*ip, "link", "set", host.device, "mtu", str(mtu), "up")
         yield hosts, how
 
 
-def _veth(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> str:
+def _veth(hosts: tuple[Host, ...], rate_bits: float, delay_s: float, loss: float) -> str:
     one, two = hosts
     _permitted(
         "ip", "link", "add", one.device, "netns", one.name, "type", "veth",
@@ -95,6 +100,7 @@ def _veth(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> str:
         netem = [
             "tc", "-n", host.name, "qdisc", "add", "dev", host.device, "root", "netem",
             "delay", f"{delay_s * 1e6:.0f}us", "rate", f"{rate_bits:.0f}bit", "limit", "10000",
+            "loss", f"{loss:.4%}",
         ]  # fmt: skip
         if subprocess.run(netem, capture_output=True, check=False).returncode:
             _run("ip", "-n", one.name, "link", "del", one.device)
@@ -103,7 +109,9 @@ def _veth(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> str:
 
 
 @contextlib.contextmanager
-def _carried(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> Iterator[None]:
+def _carried(
+    hosts: tuple[Host, ...], rate_bits: float, delay_s: float, loss: float
+) -> Iterator[None]:
     ends: list[int] = []
     carriers: list[_Carrier] = []
     try:
@@ -115,7 +123,7 @@ def _carried(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> Itera
             except OSError as error:
                 raise PermissionError(f"/dev/net/tun: {error}") from error
             _run("ip", "link", "set", host.device, "netns", host.name)
-        carriers = [_Carrier(a, b, rate_bits, delay_s) for a, b in (ends, ends[::-1])]
+        carriers = [_Carrier(a, b, rate_bits, delay_s, loss) for a, b in (ends, ends[::-1])]
         yield
     finally:
         for carrier in carriers:
@@ -127,9 +135,12 @@ def _carried(hosts: tuple[Host, ...], rate_bits: float, delay_s: float) -> Itera
 class _Carrier:
     """One direction: packets leave one after the other at the rate, and arrive a delay later."""
 
-    def __init__(self, source: int, target: int, rate_bits: float, delay_s: float) -> None:
+    def __init__(
+        self, source: int, target: int, rate_bits: float, delay_s: float, loss: float
+    ) -> None:
         self._source, self._target = source, target
         self._rate_bits, self._delay_s = rate_bits, delay_s
+        self._loss, self._random = loss, random.Random(source)
         self._under_way: collections.deque[tuple[float, bytes]] = collections.deque()
         self._some = threading.Semaphore(0)
         self._room = threading.Semaphore(64)  # packets; whoever sends more waits
@@ -151,6 +162,8 @@ class _Carrier:
             except OSError:
                 continue
             free = max(free, time.perf_counter()) + len(packet) * 8 / self._rate_bits
+            if self._random.random() < self._loss:
+                continue
             while not self._room.acquire(timeout=0.2):
                 if self._stopped:
                     return

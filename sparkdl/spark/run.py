@@ -177,7 +177,7 @@ def run(
         stream = stream_settings(feed, fed)
     with removes_tables():
         if feed is not None:
-            frame, columns = fed_frame(form, spark, streams=streams)
+            frame, columns = fed_frame(form, spark, streams=streams, deals=True)
             feed, spark = replace(feed, columns=columns, fed=fed), frame.sparkSession
             if isinstance(form, PathForm):
                 num_workers = num_workers or default_parallelism(spark)

@@ -236,6 +236,7 @@ class StepSynchronizer(Protocol):
 
     def end_epoch(self, learner: SharedLearner) -> None:
         """Called after an epoch has been evaluated and reported."""
+        return
 
     def save_state(self, learner: SharedLearner) -> bytes | StoredBytes:
         """The state to go on from beside the learner's own; a collective call."""
@@ -258,3 +259,4 @@ class StepSynchronizer(Protocol):
 
     def close(self) -> None:
         """Ends threads and groups."""
+        return

@@ -169,8 +169,9 @@ class LocalFrame:
     def schema(self) -> Any:
         return spark_schema_of(self.table.schema)
 
-    def select(self, *pairs: tuple[str, str]) -> LocalFrame:
-        """The columns of pairs of a name and the one that it gets."""
+    def select(self, *columns: str | tuple[str, str]) -> LocalFrame:
+        """Columns: names, and pairs of a name and the one that it gets."""
+        pairs = [(c, c) if isinstance(c, str) else c for c in columns]
         names, aliases = zip(*pairs, strict=True)
         columns = [self.table[name.removeprefix(GROUP)] for name in names]
         return replace(self, table=pa.table(columns, names=list(aliases)))

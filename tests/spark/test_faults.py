@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from sparkdl import SparkModel
+from sparkdl.layers import ServedEmbedding
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROGRAM = BENCHMARKS / "faults.py"
@@ -77,28 +79,45 @@ def _optimizer(name: str) -> Any:
     }[name]()
 
 
-def _trained(spark: Any, mode: str, optimizer: str, callbacks: list[Any]) -> list[Any]:
-    """All variables, of the optimizer too, after a fit with dropout and running statistics."""
+def _model(optimizer: str) -> Any:
+    """With dropout and running statistics, or with rows in a table."""
+    keras.utils.set_random_seed(1)
+    layers, x = keras.layers, keras.Input((4,))
+    if optimizer == "table":
+        ids = keras.ops.cast(keras.ops.abs(x) * 50.0, "int32")
+        hidden = ServedEmbedding(
+            4, table="t", combiner="sum", optimizer=keras.optimizers.Adagrad(0.1)
+        )(ids)
+        optimizer = "adam"
+    else:
+        hidden = layers.BatchNormalization()(layers.Dense(16, "relu")(x))
+    model = keras.Model(x, layers.Dense(1)(layers.Dropout(0.2)(hidden)))
+    model.compile(_optimizer(optimizer), "mse")
+    return model
+
+
+def _trained(
+    spark: Any, mode: str, optimizer: str, callbacks: list[Any], folder: Path
+) -> list[Any]:
+    """All variables, of the optimizer too, and rows of tables, after a fit."""
     from pyspark.sql import functions as F
 
-    keras.utils.set_random_seed(1)
-    layers = keras.layers
-    stack = [layers.Dense(16, "relu"), layers.BatchNormalization(), layers.Dropout(0.2)]
-    model = keras.Sequential([keras.Input((4,)), *stack, layers.Dense(1)])
-    model.compile(_optimizer(optimizer), "mse")
+    model = _model(optimizer)
     inputs = [F.sin(F.col("id") * (n + 1.5)).cast("float") for n in range(4)]
     frame = spark.range(0, 8192, 1, 4).select(
         F.array(*inputs).alias("features"), (inputs[0] * inputs[1]).alias("label")
     )
     spark_model = SparkModel(model, mode, num_workers=2, batch_size=16)
-    spark_model.fit(frame, epochs=8, verbose=0, callbacks=callbacks)
-    return [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
+    options = {"checkpoint_dir": str(folder)} if optimizer == "table" else {}
+    spark_model.fit(frame, epochs=8, verbose=0, callbacks=callbacks, **options)
+    found = [keras.ops.convert_to_numpy(v) for v in (*model.variables, *model.optimizer.variables)]
+    return [*found, *(t.pull(np.arange(50)) for t in spark_model.tables.values())]
 
 
 SLOW_BITS = [
     (mode, name)
     for mode in ("synchronous", "allreduce")
-    for name in ("sgd", "momentum", "adam", "adamw", "averages", "accumulation", "scaled")
+    for name in ("sgd", "momentum", "adam", "adamw", "averages", "accumulation", "scaled", "table")
     if (mode, name) != ("synchronous", "adamw")
 ]
 
@@ -108,16 +127,31 @@ SLOW_BITS = [
     [("synchronous", "adamw"), *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW_BITS)],
 )
 def test_every_variable_has_the_bits_of_an_undisturbed_fit(
-    spark: Any, mode: str, optimizer: str
+    spark: Any, mode: str, optimizer: str, tmp_path: Path
 ) -> None:
     """Before, in synchronous with Adam: one step more in the optimizer, weights 2e-4 off."""
     fault = _KillsAmid()
-    killed = _trained(spark, mode, optimizer, [fault])
+    killed = _trained(spark, mode, optimizer, [fault], tmp_path / "killed")
     assert fault.killed
-    undisturbed = _trained(spark, mode, optimizer, [_KillsAmid(never=True)])
+    never = _KillsAmid(never=True)
+    undisturbed = _trained(spark, mode, optimizer, [never], tmp_path / "undisturbed")
     differ = [i for i, (a, b) in enumerate(zip(killed, undisturbed, strict=True))
               if a.tobytes() != b.tobytes()]  # fmt: skip
     assert differ == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_every_variable_has_the_bits_on_other_backends(backend: str, mode: str) -> None:
+    wanted = f"bits_of_an_undisturbed and {mode}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", __file__, "-q", "-m", "", "-k", wanted],
+        env={**os.environ, "KERAS_BACKEND": backend}, capture_output=True, text=True, timeout=580,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert "8 passed" in done.stdout
 
 
 SLOW = (
@@ -125,7 +159,10 @@ SLOW = (
     "count-twice/amid/synchronous", "count-both/amid/synchronous", "count-silent/amid/synchronous",
     "count-checkpoint/checkpoint/synchronous", "count-third/amid/synchronous",
     "count-executor/amid/asynchronous", "count-executor/amid/allreduce",
-    "count-executor/amid/synchronous",
+    "count-executor/amid/synchronous", "count-executor-shuffled/amid/asynchronous",
+    "kill-pair-shard/mid/synchronous", "stop-pair-long/mid/hogwild",
+    "memory-executor/any/allreduce", "readonly-tmp/any/asynchronous",
+    "clock-forward/mid/synchronous",
 )  # fmt: skip
 
 
@@ -139,4 +176,21 @@ def test_a_cell_holds(cell: str, tmp_path: Path) -> None:
         [sys.executable, str(PROGRAM), "--results", str(tmp_path / "results"), "--only", cell],
         capture_output=True, text=True, timeout=290, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="makes network namespaces")
+@pytest.mark.parametrize(
+    "arguments", [("connect", "--rounds", "30"), ("stream", "--minutes", "1.5"), ("link",)]
+)
+def test_what_lasts(arguments: tuple[str, ...]) -> None:
+    """Shorter than the runs of the page."""
+    program = BENCHMARKS / "support" / "fault_long.py"
+    done = subprocess.run(
+        [sys.executable, str(program), *arguments],
+        capture_output=True, text=True, timeout=580, check=False,
+    )  # fmt: skip
+    if "PermissionError" in done.stderr:
+        pytest.skip("network namespaces need root")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

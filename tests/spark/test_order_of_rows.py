@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import pandas as pd
 import pytest
 from pyspark.ml import Pipeline
 from pyspark.ml import feature as stages
@@ -16,8 +18,11 @@ from pyspark.sql import functions as F
 from spark_models import make_mlp
 
 from sparkdl import SparkModel
+from sparkdl.learner.signature import model_signature
 from sparkdl.ml import KerasClassifier
-from sparkdl.spark.forms.sources import dealt, drawn_in
+from sparkdl.spark.forms.opening import open_fit_source
+from sparkdl.spark.forms.sources import ROLE, Columns, dealt, drawn_in, partition_keys
+from sparkdl.spark.runs.feeding import fed_frame
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "allreduce"])
@@ -56,6 +61,74 @@ def test_without_shuffling_rows_keep_the_order_of_the_frame(spark: Any) -> None:
     parts = rows_of_partitions(dealt(numbers, 3, in_order=True))
     assert all(part == sorted(part) for part in parts)
     assert sorted(row for part in parts for row in part) == list(range(5000))
+
+
+@pytest.fixture
+def with_slots(spark: Any) -> Iterator[Any]:
+    """Sets how many slots Spark believes to have when it cuts rows of the driver into parts."""
+    name = "spark.sql.leafNodeDefaultParallelism"
+    yield lambda slots: spark.conf.set(name, slots)
+    spark.conf.unset(name)
+
+
+def test_rows_of_the_driver_are_dealt_by_their_numbers(spark: Any, with_slots: Any) -> None:
+    """Before, by the slots that there were at that moment, and so were those to validate on."""
+    signature = model_signature(make_mlp())
+    x = np.random.default_rng(0).normal(size=(500, 64)).astype("float32")
+    y = np.arange(500) % 10
+    table = pd.DataFrame({"features": list(x), "label": y})
+    for data, validation in (((x, y), None), (table, None), (table, (x[:50], y[:50]))):
+        found = []
+        for slots in (1, 2, 7):
+            with_slots(slots)
+            split = 0.0 if validation else 0.25
+            source = open_fit_source(data, validation, signature, Columns(), split=split, seed=5)
+            assert ROLE in source.frame.columns
+            parts = source.spread(3).rdd.glom().collect()
+            found.append([[tuple(row) for row in part] for part in parts])
+            assert len({len(row) for part in found[0] for row in part}) == 1
+            sizes = [len(part) for part in parts]
+            assert max(sizes) - min(sizes) <= 2, sizes  # one of each role
+            validated = sum(row[ROLE] for part in parts for row in part)
+            assert validated == 50 if validation else 100 <= validated <= 150
+        assert found[1] == found[0]
+        assert found[2] == found[0]
+
+
+def test_a_fit_of_arrays_is_the_same_with_more_slots(with_slots: Any, digits: Any) -> None:
+    """To the bit, its validation too; before, other rows were held out."""
+    x, y = (part[:400] for part in digits)
+    table = pd.DataFrame({"features": list(x), "label": y})
+    found = []
+    for slots in (1, 5):
+        with_slots(slots)
+        spark_model = SparkModel(make_mlp(), "synchronous", num_workers=2, batch_size=32, seed=3)
+        history = spark_model.fit(table, epochs=1, validation_split=0.3, verbose=0)
+        found.append((history.history, spark_model.model.get_weights()))
+    assert found[0][0]["val_loss"] == found[1][0]["val_loss"]
+    for a, b in zip(found[0][1], found[1][1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_the_first_ranks_are_fed_by_number(spark: Any, with_slots: Any) -> None:
+    table, found = pd.DataFrame({"x": range(30)}), []
+    for slots in (1, 5):
+        with_slots(slots)
+        frame, names = fed_frame(table, spark, deals=True)
+        assert names == ("x",)
+        parts = dealt(frame, 4, fed=3).rdd.glom().collect()
+        found.append([[row.c0 for row in part] for part in parts])
+    assert found[0] == [list(range(0, 30, 3)), list(range(1, 30, 3)), list(range(2, 30, 3)), []]
+    assert found[1] == found[0]
+    assert fed_frame(table, spark)[0].columns == ["c0"]
+
+
+def test_keys_of_partitions_are_sparks(spark: Any) -> None:
+    assert spark.range(1).select(F.hash(F.lit(1))).first()[0] == -559580957
+    for count in (1, 2, 7, 100):
+        frame = spark.createDataFrame([(key,) for key in partition_keys(count)], "key int")
+        parts = frame.repartition(count, "key").rdd.glom().collect()
+        assert [[row.key for row in part] for part in parts] == [[k] for k in partition_keys(count)]
 
 
 def test_one_worker_without_shuffling_is_plain_keras(spark: Any) -> None:

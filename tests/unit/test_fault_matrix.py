@@ -50,6 +50,18 @@ WANTED = {
     "count-checkpoint": (("checkpoint",), EVERY),
     "count-silent": (("amid",), EVERY),
     "count-third": (("amid",), EVERY),
+    "kill-worker-defaults": (("mid",), EVERY),
+    "kill-pair": (("mid",), SERVED),
+    "kill-pair-shard": (("mid",), SERVED),
+    "stop-worker-long": (("mid",), EVERY),
+    "stop-server-long": (("mid",), SERVED),
+    "stop-pair-long": (("mid",), EVERY),
+    "memory-executor": (("any",), EVERY),
+    "readonly-tmp": (("any",), EVERY),
+    "clock-forward": (("mid",), EVERY),
+    "clock-back": (("mid",), EVERY),
+    "count-worker-shuffled": (("amid",), EVERY),
+    "count-executor-shuffled": (("amid",), EVERY),
 }
 """Fault -> when it comes, and in which modes: what the matrix must have at least."""
 
@@ -79,7 +91,7 @@ def test_the_matrix(faults: Any) -> None:
         for moment in moments
         for mode in modes
     }
-    assert len(wanted) == 185
+    assert len(wanted) == 230
     assert wanted - {*cells} == set()
 
 
@@ -88,7 +100,8 @@ def test_how_long_things_are_stopped_and_may_take(
 ) -> None:
     support = FILE.parent / "support"
     monkeypatch.syspath_prepend(str(support))
-    assert loaded(support / "fault_cell.py").STOP_S == 20
+    cell = loaded(support / "fault_cell.py")
+    assert (cell.STOP_S, cell.LONG_STOP_S) == (20, 30)
     assert faults.ERROR_WITHIN_S == faults.GONE_WITHIN_S == 15
 
 

@@ -28,7 +28,7 @@ from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.settings.network import require_encryptable
 from sparkdl.spark.executor.trainer import TrainedRank
-from sparkdl.spark.fit.training import CoordinatedRun, Run, returned_state
+from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
 from sparkdl.training.phases import ServerUsage

@@ -67,7 +67,8 @@ from sparkdl.spark.fit.telling import (
     window_of,
 )
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import Run, StageLost, StageSummary, train_stage, was_interrupted
+from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage, was_interrupted
+from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile

@@ -32,7 +32,7 @@ from sparkdl.spark.fit.shard_servers import (
     count_servers,
     on_executors,
 )
-from sparkdl.spark.fit.training import CoordinatedRun
+from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.phases import ServerUsage

@@ -1,122 +1,32 @@
-"""The driver's side of one fit: one task, one stage, one collect, watched by its end of the run."""
+"""The driver's side of one fit: one task, one stage, one collect, watched while it runs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import Result, failures_of
 from sparkdl.progress.monitor import Command, FitMonitor
-from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
-from sparkdl.spark.session.spark_errors import was_cancelled
+from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
 from sparkdl.training.run_state import RunState
-from sparkdl.training.syncing import Strategy
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
-
-
-class Run(Protocol):
-    """How the driver follows the workers: through a parameter server, a coordinator, or not."""
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the workers' updates travel; pickled for the executors."""
-
-    def progress(self, since_epoch: int = 0) -> RunProgress:
-        """The workers' reports on the epochs from ``since_epoch`` on.
-
-        Raises:
-            TransportError: The server has ended.
-        """
-
-    def take_lines(self) -> list[tuple[int, str]]:
-        """``(rank, line)`` of what the ranks said since the last call.
-
-        Raises:
-            TransportError: The server has ended.
-        """
-
-    def command(self, command: Command) -> None:
-        """Tells the workers."""
-
-    def kept(self) -> RunState | None:
-        """The state that a worker left with the driver after the last epoch; None if none has.
-
-        Its weights are empty where a server holds them.
-        """
-
-    def state(self) -> RunState:
-        """The workers' present weights, with the optimizer's and the rule's state of :meth:`kept`.
-
-        Raises:
-            TransportError: The driver has no weights yet, or the server has ended.
-        """
-
-    def member(self, rank: int) -> RunState | None:
-        """The model of its own that a rank has trained, where the models never meet; None if it
-        has left none."""
-
-    def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
-        """The trained weights and all that goes with them, given what the ranks returned."""
-
-    def servers(self) -> tuple[ServerUsage, ...]:
-        """The work so far of servers that hold the weights together; else nothing."""
-
-
-class CoordinatedRun(ABC):
-    """The base of runs whose workers a coordinator follows; see :class:`Run`."""
-
-    @property
-    @abstractmethod
-    def _driver(self) -> DriverClient:
-        """The driver's connection to the coordinator."""
-
-    def take_lines(self) -> list[tuple[int, str]]:
-        return self._driver.take_lines()
-
-    def command(self, command: Command) -> None:
-        self._driver.control(
-            stop=command.stop, learning_rate=command.learning_rate, release=command.release,
-            changes=command.changes,
-        )  # fmt: skip
-
-    def kept(self) -> RunState | None:
-        kept = self._driver.kept()
-        return RunState.from_bytes(kept) if kept else None
-
-    def servers(self) -> tuple[ServerUsage, ...]:
-        """None: workers exchange with each other, or through one server."""
-        return ()
-
-    def member(self, rank: int) -> RunState | None:
-        """The model of its own that a rank has left."""
-        kept = self._driver.kept(rank)
-        return RunState.from_bytes(kept) if kept else None
-
-
-def returned_state(trained: Mapping[int, TrainedRank]) -> RunState:
-    """The state that a rank returned for the run; an empty one if none did."""
-    states = [rank.state for _, rank in sorted(trained.items()) if rank.state is not None]
-    whole = [state for state in states if state.optimizer]
-    return [*whole, *states, RunState(0)][0]
-
 
 POLL_S = 0.1
 _LAST_STEP_S = 4.0
@@ -451,7 +361,7 @@ def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
     except RankFailure as error:
         raise error.failure.library_error() from None
     except RanksLost as error:
-        if not barrier:
+        if not barrier or heap_full(str(error)):  # another stage would find the same rows
             raise
         failure = run.progress().failure
         if failure is not None:

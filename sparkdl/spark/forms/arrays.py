@@ -22,7 +22,7 @@ from sparkdl.settings.values import shown
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.matching import label_dtype, make_spec
-from sparkdl.spark.forms.shipped import plain_table, ship_table
+from sparkdl.spark.forms.shipped import PLACE, numbered, plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import session_of
@@ -63,8 +63,8 @@ class ArraysForm(Form):
             return FrameForm(frame).open(signature, replace(columns, **named))
         x, y, weight = arrays_of(numbers)
         table, spec = to_arrow_table(x, y, weight, wanted_spec(x, y, weight, signature))
-        frame = ship_table(session_of(), table.select(list(spec.columns)))
-        return Source(frame.toDF(*wire_names(len(spec.columns))), spec)
+        frame = ship_table(session_of(), numbered(table.select(list(spec.columns))))
+        return Source(frame.toDF(PLACE, *wire_names(len(spec.columns))), spec)
 
     def arrays(self, signature: Signature, columns: Columns) -> tuple[Any, ...] | None:
         """See :meth:`Form.arrays`; None for texts and rows of different length."""
@@ -345,7 +345,7 @@ def arrays_as_frame(
             expected="numbers, strings, or lists of numbers of one depth",
             received=f"{type(error).__name__}: {str(error)[:300]}",
         ) from error
-    return ship_table(spark, plain_table(table)), named
+    return ship_table(spark, numbered(plain_table(table))), named
 
 
 def _arrow(values: Any) -> Any:

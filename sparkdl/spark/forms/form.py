@@ -56,6 +56,10 @@ class Form(ABC):
         """
         return None
 
+    def numbered(self, spark: Any = None) -> Any | None:
+        """:meth:`frame`, with a column ``PLACE`` beside those of rows that the driver has."""
+        return self.frame(spark)
+
     def settled(self) -> Any:
         """The data as ``fit`` takes them, for several calls: tables of this process are shipped."""
         return self.data

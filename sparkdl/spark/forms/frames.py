@@ -16,7 +16,7 @@ from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
-from sparkdl.spark.forms.shipped import plain_table, ship_table
+from sparkdl.spark.forms.shipped import PLACE, numbered, places_in, plain_table, ship_table
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
@@ -45,9 +45,12 @@ class FrameForm(Form):
         return self.data
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.frame()
+        frame = self.numbered()
+        schema, places = frame.schema, places_in(frame)
+        if places:
+            schema = type(schema)([field for field in schema.fields if field.name != PLACE])
         spec = make_spec(
-            frame.schema, signature, columns.features, columns.label, columns.sample_weight,
+            schema, signature, columns.features, columns.label, columns.sample_weight,
             columns.decoder, pad=columns.pad,
         )  # fmt: skip
         makes = signature.preprocessing
@@ -64,7 +67,7 @@ class FrameForm(Form):
             spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
-        return Source(frame.select(*selection(frame.schema, spec, names)), spec, origin)
+        return Source(frame.select(*places, *selection(schema, spec, names)), spec, origin)
 
     def has_column(self, name: str) -> bool:
         return name in self.frame().schema.names or not looks_like_files(name)
@@ -72,7 +75,7 @@ class FrameForm(Form):
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
 
-        origin, weight = self.frame(), columns.sample_weight
+        origin, weight = self.numbered(), columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
         frame, copies = origin, dict[str, str]()
         for name in names:
@@ -113,16 +116,21 @@ class TableForm(FrameForm):
     """Package and class -> what makes an Arrow table of it."""
 
     def frame(self, spark: Any = None) -> Any:
+        return self._shipped.drop(PLACE)
+
+    def numbered(self, spark: Any = None) -> Any:
         return self._shipped
 
     def settled(self) -> Any:
-        return self._shipped
+        self.numbered()
+        return self
 
     @cached_property
     def _shipped(self) -> Any:
         spark, (package, name) = session_of(), kind_of(self.data)
         try:
-            return ship_table(spark, plain_table(self.KINDS[package, name](self.data)))
+            table = plain_table(self.KINDS[package, name](self.data))
+            return ship_table(spark, numbered(table))
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise DataError(
                 f"Spark cannot take this {package} {name}",

@@ -23,6 +23,7 @@ from sparkdl.spark.forms.fields import expression_error
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
+from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.frames import is_frame, is_rdd
@@ -176,7 +177,7 @@ def _validated_by_column(
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    data = form.frame()
+    data = form.numbered()
     if data is None or split:
         raise ConfigError(
             "validation_data names a column that chooses the rows to validate on",
@@ -196,7 +197,8 @@ def _validated_by_column(
     source = form.open(signature, columns)
     held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
-    frame = data.select(*chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
+    places = places_in(data)
+    frame = data.select(*places, *chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))
     spec = replace(source.spec, role_column=ROLE)
     return Source(frame, spec, source.origin, validates="may")
 
@@ -215,9 +217,11 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
             validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
         )
     elif split > 0:
-        drawn, group = F.rand(seed), source.group_column
+        drawn, group = F.rand(seed), source.group_column  # by partition and place in it
         if group is not None:  # all rows of a group have one role
-            drawn = F.pmod(F.xxhash64(F.col(group), F.lit(seed)), F.lit(1 << 20)) / (1 << 20)
+            drawn = F.pmod(F.xxhash64(F.col(group), F.lit(seed)), F.lit(1 << 53)) / F.lit(2.0**53)
+        elif places_in(source.frame):
+            drawn = F.pmod(F.xxhash64(PLACE, F.lit(seed)), F.lit(1 << 53)) / F.lit(2.0**53)
         role = F.when(drawn < F.lit(split), 1).otherwise(0).cast("byte")
         frame = source.frame.withColumn(ROLE, role)
     else:
@@ -264,9 +268,11 @@ def _ones(weight: ColumnSpec, kind: Any) -> Any:
 
 
 def _union(training: Any, validation: Any) -> Any:
-    """The rows of both frames."""
+    """The rows of both frames; by number, if those of both are numbered."""
     from pyspark.errors import AnalysisException
 
+    if places_in(training) != places_in(validation):
+        training, validation = training.drop(PLACE), validation.drop(PLACE)
     try:
         both = training.unionByName(validation)
         both.schema  # noqa: B018  (Connect finds out only now)

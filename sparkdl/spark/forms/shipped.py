@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -24,6 +25,8 @@ from sparkdl.launch import interrupts
 from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
 
+PLACE = "__sparkdl_place"
+"""A column of rows that the driver has, by which they are dealt: the number of each row."""
 _LIMIT_BYTES = 64 << 20
 """Bytes of tables that may stay in the driver's JVM when nobody uses them any more."""
 _SMALL_BYTES = 32 << 20
@@ -166,3 +169,13 @@ def plain_table(table: pa.Table) -> pa.Table:
     """
     columns = [plain(column.combine_chunks()) for column in table.columns]
     return pa.Table.from_arrays(columns, names=table.column_names)
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """The table with a column :data:`PLACE` before its own."""
+    return table.add_column(0, PLACE, pa.array(np.arange(table.num_rows)))
+
+
+def places_in(frame: Any) -> list[str]:
+    """:data:`PLACE`, if a frame has that column."""
+    return [PLACE] if PLACE in frame.schema.names else []

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 from pyspark.sql import Column
 
 from sparkdl.data import DataSpec
@@ -18,13 +19,14 @@ from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
 """A column beside the user's: 0 in rows to train on, 1 in rows to validate on."""
 _SPARK_ML = "org.apache.spark.ml."
-_PLACE = "__sparkdl_place"
+_TO = "__sparkdl_to"
 _SORTS = "spark.sql.execution.sortBeforeRepartition"
 
 
@@ -212,22 +214,60 @@ def _items(found: Any) -> list[Any]:
     return [found.apply(place) for place in range(found.size())]
 
 
-def dealt(frame: Any, num_workers: int, *, in_order: bool, by: str | None = None) -> Any:
+def dealt(
+    frame: Any,
+    num_workers: int,
+    *,
+    in_order: bool = False,
+    fed: int | None = None,
+    by: str | None = None,
+) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
-    Which rows a partition gets is decided by what the rows hold (Spark sorts them by their hash
-    before it deals them), in which order they arrive there by chance.
+    Rows that the driver has are dealt by their numbers (``PLACE``), and arrive in their order. Of
+    others the partition is decided by what they hold (Spark sorts them by their hash before it
+    deals them) and by the partitions of the frame; in which order they arrive there, by chance.
 
     Args:
         frame: Frame of the rows.
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
-        by: A column; the rows in which it is equal go to one partition.
+        fed: How many partitions get rows, the first ones; None: all.
+        by: A column; the rows in which it is equal go to one partition, in the frame's order.
     """
-    if not in_order:
-        return frame.repartition(num_workers)
     from pyspark.sql import functions as F
 
-    numbered = frame.withColumn(_PLACE, F.monotonically_increasing_id())
-    spread = numbered.repartition(num_workers, *([] if by is None else [by]))
-    return spread.sortWithinPartitions(_PLACE).drop(_PLACE)
+    places = places_in(frame)
+    if by is not None or (fed is None and not places):
+        if not in_order and by is None:
+            return frame.repartition(num_workers)
+        placed = frame if places else frame.withColumn(PLACE, F.monotonically_increasing_id())
+        spread = placed.repartition(num_workers, *([] if by is None else [by]))
+        return spread.sortWithinPartitions(PLACE).drop(PLACE)
+    fed = num_workers if fed is None else fed
+    # the low bits are a row's number in its partition; each partition begins at another worker
+    in_part = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
+    number = F.col(PLACE) if places else in_part + F.spark_partition_id()
+    keys = F.array(*map(F.lit, partition_keys(num_workers)[:fed]))
+    to = keys[F.pmod(number, F.lit(fed)).cast("int")]
+    parts = frame.withColumn(_TO, to).repartition(num_workers, _TO).drop(_TO)
+    by = [*places, *(name for name in frame.schema.names if name == ROLE)]
+    return parts.sortWithinPartitions(*by).drop(PLACE) if places else parts
+
+
+def partition_keys(count: int) -> list[int]:
+    """For each of ``count`` partitions an int whose hash in Spark, modulo ``count``, is its number.
+
+    That is Murmur3 (x86, 32 bits) with the seed 42.
+    """
+
+    def turned(h: Any, bits: int) -> Any:
+        return h << bits | h >> (32 - bits)
+
+    keys = np.arange(64 * count, dtype=np.uint32)
+    h = turned(keys * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593) ^ np.uint32(42)
+    h = turned(h, 13) * np.uint32(5) + np.uint32(0xE6546B64) ^ np.uint32(4)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        h = (h ^ h >> shift) * np.uint32(factor)
+    found = dict(zip((((h ^ h >> 16).view(np.int32)) % count).tolist(), keys.tolist(), strict=True))
+    return [found[number] for number in range(count)]

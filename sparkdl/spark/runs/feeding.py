@@ -24,6 +24,7 @@ from sparkdl.settings.values import (
     whole,
 )
 from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.forms.shipped import places_in
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
 from sparkdl.spark.session.frames import is_vector_column
@@ -73,13 +74,16 @@ class Feeding(UserSettings):
     trigger: Mapping[str, Any] | None = setting(None, or_none(checked(_check_trigger)))
 
 
-def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tuple[str, ...]]:
+def fed_frame(
+    data: Any, spark: Any, *, streams: bool = False, deals: bool = False
+) -> tuple[Any, tuple[str, ...]]:
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
 
     Args:
         data: What the user gave.
         spark: The session; None: the active one.
         streams: Whether the rows may have no end.
+        deals: Whether the rows are dealt, by the numbers of those that the driver has.
 
     Raises:
         ConfigError: It is no DataFrame.
@@ -89,7 +93,8 @@ def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tup
     from pyspark.sql import functions as F
 
     form = form_of(data)
-    frame, endless = form.frame(spark), form.endless and not streams
+    endless = form.endless and not streams
+    frame = form.numbered(spark) if deals else form.frame(spark)
     if frame is None or endless or len(set(frame.columns)) < len(frame.columns):
         raise ConfigError(
             "data cannot be fed to the ranks",
@@ -98,13 +103,14 @@ def fed_frame(data: Any, spark: Any, *, streams: bool = False) -> tuple[Any, tup
             hint="arrays: data=pandas.DataFrame({'x': list(x), 'y': list(y)}); what is too large "
             "for the driver: the path of Parquet or TFRecord files",
         )
-    columns = []
-    for name, field in zip(wire_names(len(frame.columns)), frame.schema.fields, strict=True):
+    columns, places = [], places_in(frame)
+    fields = [field for field in frame.schema.fields if field.name not in places]
+    for name, field in zip(wire_names(len(fields)), fields, strict=True):
         column = F.col("`" + field.name.replace("`", "``") + "`")
         if is_vector_column(field.dataType):
             column = vector_to_array(column)
         columns.append(column.alias(name))
-    return frame.select(*columns), tuple(frame.columns)
+    return frame.select(*places, *columns), tuple(field.name for field in fields)
 
 
 def feed_settings(
@@ -138,26 +144,6 @@ def feed_settings(
         (), epochs, shuffle, feeding.seed, uneven, limits.memory_budget_mb << 20,
         limits.stall_timeout_s,
     )  # fmt: skip
-
-
-def dealt_to_first(frame: Any, fed: int, ranks: int) -> Any:
-    """The frame's rows dealt in turn to the first ``fed`` partitions; the others are empty.
-
-    A barrier stage takes no union of frames, so an added column names a value whose hash is the
-    number of the partition.
-    """
-    from pyspark.sql import functions as F
-
-    names = [f"c{number}" for number in range(len(frame.columns))]
-    spark = frame.sparkSession
-    hashed = spark.range(0, 64 * ranks, 1, 1).select("id", F.pmod(F.hash("id"), F.lit(ranks)))
-    keys = {to: key for key, to in hashed.collect()}
-    key_of = F.array(*(F.lit(keys[to]).cast("bigint") for to in range(fed)))
-    # the low bits are a row's number in its partition; each partition begins at another rank
-    number = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
-    turn = F.pmod(number + F.spark_partition_id(), F.lit(fed)).cast("int")
-    dealt = frame.toDF(*names).withColumn("to", key_of[turn])
-    return dealt.repartition(ranks, "to").drop("to").toDF(*frame.columns)
 
 
 def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSettings:

@@ -26,9 +26,9 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.settings.call_arguments import require_call
 from sparkdl.settings.network import Network, require_encryptable, say_what_is_in_the_clear
 from sparkdl.settings.values import require_name
+from sparkdl.spark.forms.sources import dealt
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
-from sparkdl.spark.runs.feeding import dealt_to_first
 from sparkdl.spark.runs.launcher import SparkLauncher
 from sparkdl.spark.runs.resources import (
     certificate_of,
@@ -151,10 +151,7 @@ def _run_ranks(
     if rows is not None and on_driver and rows.isEmpty():  # ranks on the driver would wait
         task, rows = _without_rows(task), None
     fed = None if task.feed is None else task.feed.fed
-    if rows is None:
-        frame = spark.range(0, tasks, 1, tasks)
-    else:
-        frame = rows.repartition(tasks) if fed is None else dealt_to_first(rows, fed, tasks)
+    frame = spark.range(0, tasks, 1, tasks) if rows is None else dealt(rows, tasks, fed=fed)
     launcher: Launcher = SparkLauncher(
         frame, count, barrier=True, description="sparkdl: run",
         noun="barrier stage",

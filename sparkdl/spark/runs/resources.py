@@ -15,7 +15,7 @@ from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.settings.network import Network, RankListening
 from sparkdl.spark.session.running import is_connect, is_local
-from sparkdl.spark.session.spark_errors import java_message, memory_exceeded
+from sparkdl.spark.session.spark_errors import heap_full, java_message, memory_exceeded
 from sparkdl.wire.tls import Certificate
 
 if TYPE_CHECKING:
@@ -94,7 +94,13 @@ def overhead_advised(tasks: int, memory_budget_mb: int) -> int:
 
 
 def memory_hint(reason: str, setting: Setting) -> str | None:
-    """The hint about a container that was killed for its memory; None if that was not why."""
+    """The hint about a container or an executor that ended for its memory; None if none did."""
+    if heap_full(reason):
+        return (
+            "an executor's Java memory was full in each try of a task: spark.executor.memory="
+            f"{setting('spark.executor.memory') or '1g'} is too little for the rows that Spark "
+            "computes there; ask for more, or for more partitions, or look for a very large row"
+        )
     used = memory_exceeded(reason)
     if used is None:
         return None

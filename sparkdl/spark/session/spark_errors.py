@@ -32,6 +32,7 @@ _OVER_THE_LIMIT = re.compile(
     r"exceeding (?:physical|virtual) memory limits|[Ee]xceeded memory|OOMKilled"
     r"|possible container OOM|beyond the '(?:PHYSICAL|VIRTUAL)' memory limit"
 )
+_HEAP_FULL = re.compile(r"failed \d+ times.*(exited with code 52\b|java.lang.OutOfMemoryError)")
 _USED = re.compile(r"[\d.]+ [KMGT]?B of [\d.]+ [KMGT]?B (?:physical|virtual) memory used")
 _LOST_TASK = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)")
 
@@ -92,6 +93,11 @@ def memory_exceeded(reason: str) -> str | None:
         return None
     used = _USED.search(reason)
     return used.group() if used else ""
+
+
+def heap_full(reason: str) -> bool:
+    """Whether Spark gave up a task as executors had no Java memory left, which is the code 52."""
+    return bool(_HEAP_FULL.search(reason))
 
 
 def lost_rank(error: BaseException) -> int:

@@ -26,7 +26,7 @@ from sparkdl.rules import make_rule
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.allreduce_run import SilentRun, start_all_reduce
 from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.training import Run, returned_state
+from sparkdl.spark.fit.training_run import Run, returned_state
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.reports import EpochReport
 from sparkdl.training.run_state import RunState

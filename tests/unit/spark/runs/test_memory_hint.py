@@ -23,6 +23,25 @@ def test_names_the_overhead_and_how_much_to_ask() -> None:
     assert "spark.executor.memoryOverhead=3584m" in hint  # 1536 + 2048
 
 
+HEAP = (
+    "Job aborted due to stage failure: Task 0 in stage 1.0 failed 4 times, most recent failure: "
+    "Lost task 0.7 in stage 1.0 (TID 12) (127.0.0.1 executor 5): "
+)
+LOST = (
+    "ExecutorLostFailure (executor 5 exited caused by one of the running tasks) Reason: Command "
+    "exited with code 52"
+)
+
+
+@pytest.mark.parametrize("end", [LOST, "java.lang.OutOfMemoryError: Java heap space"])
+def test_names_the_java_memory_of_an_executor(end: str) -> None:
+    """Before, a user saw the code 52, and three things that it might have been."""
+    hint = memory_hint(HEAP + end, {"spark.executor.memory": "2g"}.get)
+    assert hint is not None
+    assert "spark.executor.memory=2g is too little" in hint
+    assert memory_hint(HEAP + end.replace("52", "521").replace("Memory", ""), {}.get) is None
+
+
 def test_asks_for_each_task_of_an_executor() -> None:
     settings = {"spark.executor.cores": "4", "spark.task.cpus": "2"}
     hint = memory_hint(KUBERNETES, settings.get)
