@@ -12,6 +12,7 @@ arrays, tensors, containers of these, functions by their code, and objects of su
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -112,6 +113,7 @@ class UnsavedSettings:
         decays: Whether weight decay applies to each of them.
         orders: The names of each part's own variables that are trained, and of those that are not,
             in its order: a layer that was quantized has another one than a loaded layer.
+        rows: Settings of the preprocessor, of which KerasHub's do not tell all (lengths).
         attributes: What else differs from a model that is made from the configuration.
     """
 
@@ -127,6 +129,7 @@ class UnsavedSettings:
     stepped: list[int] | None
     decays: list[bool]
     orders: list[list[str]]
+    rows: dict[str, Any]
     attributes: Attributes = field(default_factory=dict)
 
     @classmethod
@@ -153,6 +156,7 @@ class UnsavedSettings:
             stepped,
             decays,
             [[v.name for v in own] for own in _own_variables(model)],
+            _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip
 
     @property
@@ -168,7 +172,7 @@ class UnsavedSettings:
         def moved(of_parts: Sequence[T], count: int = 1) -> list[Any]:
             found: list[Any] = []
             for place in places:
-                none = [[]] * count if count > 1 else [None]
+                none: list[Any] = [[]] * count if count > 1 else [None]
                 found += none if place is None else of_parts[place * count : (place + 1) * count]
             return found
 
@@ -217,6 +221,10 @@ class UnsavedSettings:
                     variable, "regularizer", self.regularizers.get(number), keras.regularizers
                 )
                 _set_part(variable, "constraint", self.constraints.get(number), keras.constraints)
+        before = preprocessor_of(model)
+        for name, value in _settings_of_rows(before).items():
+            if self.rows.get(name, value) != value:
+                setattr(before, name, self.rows[name])
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
 
@@ -241,6 +249,13 @@ class UnsavedSettings:
             }
             inner._exclude_from_weight_decay_pattern = None
             inner._exclude_from_weight_decay_cache = {}
+
+
+def _settings_of_rows(before: Any) -> dict[str, Any]:
+    """The plain arguments of a preprocessor's constructor, as it has them now."""
+    told = () if before is None else inspect.signature(type(before)).parameters
+    kept = {name: vars(before).get(name) for name in told}
+    return {n: v for n, v in kept.items() if isinstance(v, (bool, int, float, str))}
 
 
 def parts_of(model: Any) -> list[Any]:

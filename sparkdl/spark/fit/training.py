@@ -166,7 +166,7 @@ def train_stage(
         if not spreads:
             raise
         return run_on(
-            dealt(source.frame, workers, in_order=in_order, by=source.group_column)
+            dealt(source.frame, workers, in_order=in_order, group=source.group_column)
         )  # a cached one was not
 
 

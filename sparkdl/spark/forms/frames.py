@@ -62,7 +62,7 @@ class FrameForm(Form):
                 hint="label='column'; only a model compiled without a loss does without",
             )
         if columns.group is not None:
-            field_of(frame.schema, columns.group, "group")
+            field_of(schema, columns.group, "group")
             group = ColumnSpec((f"{GROUP}{columns.group}",), (), "int64", "scalars")
             spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))

@@ -126,7 +126,7 @@ class Source:
         if self.files or self.shared is not None:
             return self.spark.range(0, num_workers, 1, num_workers)
         if self.spec.group is not None:
-            return dealt(self.frame, num_workers, in_order=True, by=self.group_column)
+            return dealt(self.frame, num_workers, in_order=True, group=self.group_column)
         if self.origin is not None and not is_connect(self.spark):
             level = self.origin.storageLevel
             cached = level.useMemory or level.useDisk
@@ -220,7 +220,7 @@ def dealt(
     *,
     in_order: bool = False,
     fed: int | None = None,
-    by: str | None = None,
+    group: str | None = None,
 ) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
@@ -233,16 +233,16 @@ def dealt(
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
         fed: How many partitions get rows, the first ones; None: all.
-        by: A column; the rows in which it is equal go to one partition, in the frame's order.
+        group: A column; the rows in which it is equal go to one partition, in the frame's order.
     """
     from pyspark.sql import functions as F
 
     places = places_in(frame)
-    if by is not None or (fed is None and not places):
-        if not in_order and by is None:
+    if group is not None or (fed is None and not places):
+        if not in_order and group is None:
             return frame.repartition(num_workers)
         placed = frame if places else frame.withColumn(PLACE, F.monotonically_increasing_id())
-        spread = placed.repartition(num_workers, *([] if by is None else [by]))
+        spread = placed.repartition(num_workers, *([] if group is None else [group]))
         return spread.sortWithinPartitions(PLACE).drop(PLACE)
     fed = num_workers if fed is None else fed
     # the low bits are a row's number in its partition; each partition begins at another worker
