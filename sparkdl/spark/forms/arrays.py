@@ -66,13 +66,15 @@ class ArraysForm(Form):
         frame = ship_table(session_of(), numbered(table.select(list(spec.columns))))
         return Source(frame.toDF(PLACE, *wire_names(len(spec.columns))), spec)
 
-    def arrays(self, signature: Signature, columns: Columns) -> tuple[Any, ...] | None:
+    def arrays(
+        self, signature: Signature, columns: Columns | None = None
+    ) -> tuple[Any, ...] | None:
         """See :meth:`Form.arrays`; None for texts and rows of different length."""
         if not self._are_arrays(signature):
             return None
         self.refuse_frames("data")
         data = by_name(self.data, signature)
-        encoded = columns.decoder is not None and _has_texts(data[1:2])
+        encoded = columns is not None and columns.decoder is not None and _has_texts(data[1:2])
         return None if encoded or has_texts_or_sequences(data) else data
 
     def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
