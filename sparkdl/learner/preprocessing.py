@@ -31,7 +31,7 @@ _FREE_DIMENSION = 8
 
 @dataclass(frozen=True)
 class LayerEncoder:
-    """A layer of Keras that takes texts, before a model; see :class:`ColumnEncoder`.
+    """A layer of Keras that takes texts, before a model; an encoder of columns.
 
     It travels by value, and is made again where it is first used, when Keras is up there.
 
@@ -51,7 +51,7 @@ class LayerEncoder:
         return {"layer": self.layer if isinstance(self.layer, bytes) else payload.dump(self.layer)}
 
     def encode(self, texts: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
-        """See :class:`ColumnEncoder`; not thread-safe."""
+        """See :class:`sparkdl.data.columns.ColumnEncoder`; not thread-safe."""
         plain = replace(spec, kind="array", encoder=None)
         return conform(self.made(texts, spec.label), plain) if len(texts) else empty_rows(plain)
 
