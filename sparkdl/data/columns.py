@@ -64,11 +64,7 @@ class ColumnEncoder(Protocol):
     """Makes numbers of the texts of a batch, such as a ``StringLookup``; can be pickled."""
 
     def encode(self, texts: Array, spec: ColumnSpec) -> Array:
-        """``(rows, *spec.value_shape)`` of ``(rows,)`` bytes objects.
-
-        Raises:
-            DataError: Of these texts it makes nothing that the model takes.
-        """
+        """``(rows, *spec.value_shape)`` of ``(rows,)`` bytes objects; DataError if that fails."""
 
 
 @dataclass(frozen=True)

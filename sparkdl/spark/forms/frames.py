@@ -45,7 +45,7 @@ class FrameForm(Form):
         return self.data
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.numbered()
+        frame: Any = self.numbered()
         schema, places = frame.schema, places_in(frame)
         if places:
             schema = type(schema)([field for field in schema.fields if field.name != PLACE])
