@@ -39,7 +39,7 @@ _OF_A_CALLBACK = (
 )  # fmt: skip
 """What is called of each callback; no package of Keras' need be imported to know one."""
 _KERAS_FIT_TAKEN = (
-    "check_data", "class_weight", "initial_epoch", "steps_per_epoch", "validation_steps",
+    "check_data", "class_weight", "group", "initial_epoch", "steps_per_epoch", "validation_steps",
 )  # fmt: skip
 
 

@@ -168,7 +168,8 @@ def train_stage(
     except PartitionsError:
         if not spreads:
             raise
-        return run_on(None, dealt(source.frame, workers, in_order=in_order))  # it was not cached
+        again = dealt(source.frame, workers, in_order=in_order, group=source.group_column)
+        return run_on(None, again)  # it was not cached
     finally:
         if isinstance(rows, HeldOutRows):
             rows.destroy()

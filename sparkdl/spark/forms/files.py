@@ -394,7 +394,6 @@ def _read_by_tasks(
 
 
 def _is_exact(spark: Any) -> bool:
-    """Whether ``a`` and ``A`` are two columns to a session."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -452,7 +451,6 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
 
 
 def _table_of(path: str) -> TableFormat | None:
-    """The format of the table at a path; None: it is none, or this process cannot look."""
     try:
         return table_format(path_for_workers(path))
     except ResourceError:

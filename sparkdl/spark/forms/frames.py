@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
+from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
@@ -23,7 +25,7 @@ from sparkdl.spark.forms.shipped import (
     ship_table,
 )
 from sparkdl.spark.forms.sources import Columns, Source
-from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
 
 if TYPE_CHECKING:
@@ -58,7 +60,7 @@ class FrameForm(Form):
         return self.frame(spark)
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.numbered()
+        frame: Any = self.numbered()
         schema, places = frame.schema, places_in(frame)
         if places:
             schema = type(schema)([field for field in schema.fields if field.name != PLACE])
@@ -78,6 +80,10 @@ class FrameForm(Form):
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
+        if columns.group is not None:
+            field_of(schema, columns.group, "group")
+            group = ColumnSpec((f"{GROUP}{columns.group}",), (), "int64", "scalars")
+            spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*places, *selection(schema, spec, names)), spec, origin)

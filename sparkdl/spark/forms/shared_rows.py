@@ -119,8 +119,6 @@ def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``: each batch as bytes; none once a partition is too large."""
-
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.forms.shared_rows import encode
 

@@ -20,6 +20,7 @@ from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.shipped import PLACE, places_in
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
@@ -45,6 +46,8 @@ class Columns:
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
     pad: Pad | None = None
+    group: Any = None
+    """A column whose rows of one value go to one batch; of arrays, one, or an input's name."""
 
     def __post_init__(self) -> None:
         for argument in ("features", "label"):
@@ -99,6 +102,13 @@ class Source:
         """The session."""
         return self.frame.sparkSession
 
+    @property
+    def group_column(self) -> str | None:
+        """The column of the frame with each row's group."""
+        names = wire_names(len(self.spec.columns))
+        found = None if self.spec.group is None else self.spec.group.columns[0]
+        return None if found is None else names[self.spec.columns.index(found)]
+
     def dealt(self, num_workers: int) -> FileInput | None:
         """The parts of the files that each worker reads; None for rows that come from Spark."""
         if not self.files:
@@ -122,6 +132,9 @@ class Source:
         """
         if self.files or self.shared is not None:
             return self.spark.range(0, num_workers, 1, num_workers), self.shared
+        if self.spec.group is not None:
+            group = self.group_column
+            return dealt(self.frame, num_workers, in_order=True, group=group), None
         if self._cached_parts() == num_workers:
             return self.frame, None
         if self.apart is not None and self.apart[0]._cached_parts() == num_workers:
@@ -202,7 +215,6 @@ def _drawn_in(plan: Any) -> list[str]:
 
 
 def _keeps_places(plan: Any) -> bool:
-    """Whether each row of a plan is where it is in the files or the cache that it comes from."""
     children = _items(plan.children())
     kept = not children or plan.nodeName() in ("Project", "Filter", "Sample", "Generate")
     return bool(kept) and all(map(_keeps_places, children))
@@ -224,11 +236,17 @@ def _drawn_by(expression: Any, placed: bool) -> list[str]:
 
 
 def _items(found: Any) -> list[Any]:
-    """The elements of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]
 
 
-def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | None = None) -> Any:
+def dealt(
+    frame: Any,
+    num_workers: int,
+    *,
+    in_order: bool = False,
+    fed: int | None = None,
+    group: str | None = None,
+) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
     Rows that the driver has are dealt by their numbers (``PLACE``), and arrive in their order. Of
@@ -240,15 +258,17 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | No
         num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
         fed: How many partitions get rows, the first ones; None: all.
+        group: A column; the rows in which it is equal go to one partition, in the frame's order.
     """
     from pyspark.sql import functions as F
 
     places = places_in(frame)
-    if fed is None and not places:
-        if not in_order:
+    if group is not None or (fed is None and not places):
+        if not in_order and group is None:
             return frame.repartition(num_workers)
-        placed = frame.withColumn(PLACE, F.monotonically_increasing_id())
-        return placed.repartition(num_workers).sortWithinPartitions(PLACE).drop(PLACE)
+        placed = frame if places else frame.withColumn(PLACE, F.monotonically_increasing_id())
+        spread = placed.repartition(num_workers, *([] if group is None else [group]))
+        return spread.sortWithinPartitions(PLACE).drop(PLACE)
     fed = num_workers if fed is None else fed
     # the low bits are a row's number in its partition; each partition begins at another worker
     in_part = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))
