@@ -59,7 +59,6 @@ class EpochPlan:
     """How an epoch falls into batches: every row once, a smaller last batch where need be.
 
     Args:
-        num_rows: Rows in an epoch.
         batch_size: Rows in a full batch.
 
     >>> plan = EpochPlan(num_rows=10, batch_size=4)
@@ -121,7 +120,6 @@ def grouped(groups: npt.NDArray[Any], batch_size: int, random: Random | None) ->
     A batch gets the next groups as long as they fit; a larger group is a batch of its own.
 
     Args:
-        groups: The group of each row.
         batch_size: Rows of a batch, at most, unless one group has more.
         random: Draws the order of the groups; None: that of their first rows.
 
@@ -156,10 +154,8 @@ class Batches:
     Iterators of one object may run at the same time; each has its own thread.
 
     Args:
-        rows: The rows.
         batch_size: Rows in a full batch.
         shuffle: Whether to permute; otherwise the rows come in their order, without a copy.
-        seed: Seed of the run.
         rank: Number of the worker; workers get different orders.
         prefetch: Stacks to gather ahead in a background thread; 0 gathers without a thread.
         steps: Batches in an epoch; None for all rows. Without ``repeat`` at most this number, the
@@ -371,7 +367,6 @@ class _FullOrder:
 
     Args:
         rows: How many there are, or their numbers in the order that is permuted.
-        seed, key: Of the draw.
     """
 
     def __init__(self, rows: int | IndexArray, seed: int, key: tuple[int, ...]) -> None:

@@ -92,7 +92,6 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
 
     Args:
         array: See :meth:`ValuePlace.check_nulls`, as for the other arguments.
-        place: Where it stands.
         per_row: See there.
     """
     place.check_nulls(array, per_row)

@@ -132,7 +132,6 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
 
     Args:
         batch: Rows with at least the columns that ``spec`` names.
-        spec: What to read.
         first_row: Number of the batch's first row in its partition, for error messages.
 
     Raises:

@@ -26,7 +26,6 @@ def content_order(columns: Sequence[Stored], num_rows: int) -> IndexArray:
 
     Args:
         columns: All columns of the rows, in memory.
-        num_rows: How many rows there are.
 
     >>> forward = np.array([[3.0], [1.0], [2.0]])
     >>> backward = forward[::-1].copy()
@@ -151,7 +150,6 @@ class Rows:
     Arrays from ``take`` are new.
 
     Args:
-        spec: The columns.
         storage: One column per ``spec.entries``, in that order.
         name: What the rows are, for error messages: ``'training'`` or ``'validation'``.
         order: Their numbers in an order that does not depend on how they came; None: not known.

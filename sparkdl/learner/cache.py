@@ -87,7 +87,6 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
     worker process runs one task at a time.
 
     Args:
-        archive: The model.
         form: Form of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
             tracing finds out about the loss, depend on it.
     """

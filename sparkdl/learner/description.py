@@ -124,7 +124,6 @@ class ModelDescription:
     """A model in plain values.
 
     Args:
-        name: Name of the model.
         inputs: Input -> what a column for it holds.
         outputs: Output -> its values per row.
         labels: Output -> what a label column for it holds.

@@ -112,7 +112,6 @@ class Preprocessing:
         model: Has a ``preprocess_samples``, as ``keras_hub.models.Task``; None where this came with
             a signature from another process.
         inputs: Names of the model's inputs, in its order.
-        outputs: Names of its outputs.
     """
 
     model: Any

@@ -91,7 +91,6 @@ class SharedData(Form):
         Args:
             validation: As for all fits that share rows: the same object.
             signature: The model's.
-            columns: Which columns mean what.
             split: Share of the rows to validate on.
             seed: Seed of the choice of these rows.
             limit_bytes: Larger data are not shared.

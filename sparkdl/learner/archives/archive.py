@@ -48,7 +48,6 @@ class ModelArchive:
     """A model as the driver sends it to the workers.
 
     Args:
-        content: The ``.keras`` archive.
         objects: cloudpickle of the custom objects by registered name.
         backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
         key: A digest of all that steps are compiled from: architecture, compile settings, and the
@@ -256,7 +255,6 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
     """The archive of a model that is a ``.keras`` file already.
 
     Args:
-        content: The file.
         objects: Name -> class or function that does not come with Keras, all that the model uses.
 
     Raises:
@@ -291,7 +289,6 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
     """Rebuilds the model: architecture, weights, compile settings and optimizer state.
 
     Args:
-        archive: The model.
         compiled: False leaves compile settings and optimizer state out.
         own_code: Whether it is for the user, whose own classes it gets where the archive was made.
 
@@ -474,7 +471,6 @@ def model_from_bytes(
         content: A ``.keras`` file, or an HDF5 file if ``path`` ends in ``.h5`` or ``.hdf5``.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from the file.
-        path: Where the bytes are from, for the message.
         compiled: False leaves compile settings and optimizer state out.
 
     Raises:
@@ -545,7 +541,6 @@ def load_state(model: Any, content: bytes, path: str) -> None:
 
     Args:
         model: The model that was saved, or an equal one.
-        content: The file.
         path: Where the bytes are from, for the message.
 
     Raises:

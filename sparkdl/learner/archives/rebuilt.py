@@ -58,7 +58,6 @@ class _Rebuilt:
     """The facts about the model that is loaded from an archive.
 
     Args:
-        parts: What can be compared of it.
         lossy: Names of the variables whose values the file did not bring back.
         places: See :func:`_places`.
     """

@@ -385,7 +385,6 @@ class ComparedPart:
 
     Args:
         thing: The object itself; None in what is kept of a model.
-        label: For messages.
         kind: Its class, in words.
         own: Whether the class is the user's.
         attributes: Name -> a form of the value that equal values share.

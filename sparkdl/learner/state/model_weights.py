@@ -105,7 +105,6 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
     Changes of several workers that are added up, or a mean of their weights, need not hold them.
 
     Args:
-        trained: The trained variables.
         layout: Begins with them.
         flat: A buffer of the layout.
 

@@ -364,7 +364,6 @@ class DriverSlots:
         """Gives the model's optimizer what a run has kept.
 
         Args:
-            rule: The state of the rule.
             optimizer: The optimizer without slots.
         """
         with self.left_out():

@@ -100,7 +100,6 @@ def match_gradients(
     """The gradient of each variable of ``trained``, None where it has none.
 
     Args:
-        model: The model, for the message.
         captured: ``(gradient, variable)`` pairs that ``train_step`` gave to the optimizer.
         trained: The variables, in the layout's order.
 
@@ -137,7 +136,6 @@ def gradients_to_apply(
     Args:
         model: Whose optimizer it is.
         gradients: The gradient of each variable; without a meaning where it has none.
-        trained: The variables.
         has_gradient: Whether a variable has one.
     """
     wants_all = bool(optimizers_within(innermost_optimizer(model)))

@@ -21,7 +21,6 @@ def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
 
     Args:
         model: Compiled.
-        name: Name of the method.
     """
     step: Callable[[Any], Any] = getattr(model, name)
     if has_own(model, "compute_metrics"):
@@ -62,7 +61,6 @@ def stateless_logged_step(
 
     Args:
         model: Compiled.
-        name: Name of the method.
         metrics_at: Where the metric variables are in the state.
     """
     step: Callable[[Any, Any], tuple[Any, Any]] = getattr(model, name)

@@ -499,7 +499,6 @@ class TensorFlowLearner(KerasLearner):
         Args:
             reducer: Makes the exchange.
             num_terms: Terms of the loss whose denominators the workers tell each other before.
-            stack: What it is traced for.
             given: The arguments of that call.
         """
         if self._places and reducer.takes_slices:

@@ -313,7 +313,6 @@ def arrays_as_frame(
         x: Rows, or input name -> rows.
         y: Labels, or output name -> labels; None for none.
         weight: Sample weights, or output name -> weights; None for none.
-        spark: The session.
         group: The group of each row; None for none.
 
     Raises:
@@ -388,7 +387,6 @@ def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """The arguments with arrays ``x, y`` (and ``sample_weight``) in one tuple; others as they are.
 
     Args:
-        method: What is called.
         args: Its arguments without names.
         kwargs: Its arguments by name.
 

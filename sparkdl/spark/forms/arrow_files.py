@@ -31,9 +31,7 @@ class FileShard:
     """A file, or some row groups of a Parquet file, or record batches of an Arrow file.
 
     Args:
-        file: The file.
         size_bytes: Of what is to be read.
-        row_groups: Which ones; None for all.
         number: The shard's number in the data set, before any dealing.
         role: 0 for rows to train on, 1 for rows to validate on.
     """
@@ -70,7 +68,6 @@ def arrow_pieces(
     Small record batches are joined, as if all had the same size.
 
     Args:
-        path: Of the file.
         numbers: Of the record batches; None for all.
         columns: To read.
 
@@ -100,7 +97,6 @@ def read_arrow(
     The blocks of a file of this machine that is not compressed are views of it.
 
     Args:
-        path: Of the file.
         numbers: Of the record batches; None for all.
         columns: To read.
 
@@ -181,8 +177,6 @@ class ParquetPiece:
     """Row groups of a Parquet file that are read together.
 
     Args:
-        path: Of the file.
-        place: Of the file.
         metadata: Its footer.
         groups: The numbers of the row groups.
         columns: What the columns that are read are called in it, and what here.

@@ -39,7 +39,6 @@ class FileRows:
         files: Each with the rows of its row groups or record batches.
         schema: The columns, with Spark's types.
         ranks: How many share the rows.
-        kind: Of the files.
     """
 
     files: tuple[tuple[FoundFile, tuple[int, ...]], ...]
@@ -65,7 +64,6 @@ class FileRows:
         """The rank's rows; those of two ranks differ by one at most.
 
         Args:
-            rank: Which one.
             readers: See :func:`sparkdl.data.shards.read_files`; of mapped files there are none.
 
         Raises:
@@ -146,7 +144,6 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     read differently: times, decimals, maps, structs.
 
     Args:
-        path: Of the files.
         frame: Them as a DataFrame, vectors as arrays.
         columns: Names of its columns in the files.
         ranks: How many share the rows.

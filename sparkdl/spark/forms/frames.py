@@ -36,7 +36,6 @@ class FrameForm(Form):
     """A DataFrame of Spark whose rows end.
 
     Args:
-        data: The frame.
         origin: The user's own frame, if ``data`` has its partitions; None: ``data``.
     """
 

@@ -72,7 +72,6 @@ def open_fit_source(
             for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
             Or the name of a boolean column of ``data``, true in the rows to validate on.
         signature: The model's.
-        columns: Which columns mean what.
         split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
             the last rows, as in Keras, otherwise a random share.
         seed: Of the choice of these rows.

@@ -61,7 +61,6 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
     this process.
 
     Args:
-        spark: A SparkSession.
         table: The rows.
 
     Raises:

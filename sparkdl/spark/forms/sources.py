@@ -123,7 +123,6 @@ class Source:
         takes most of a short fit's time, so few rows to validate on do not move the others.
 
         Args:
-            num_workers: How many partitions.
             in_order: See :func:`dealt`.
 
         Returns:
@@ -254,8 +253,6 @@ def dealt(
     deals them) and by the partitions of the frame; in which order they arrive there, by chance.
 
     Args:
-        frame: Frame of the rows.
-        num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
         fed: How many partitions get rows, the first ones; None: all.
         group: A column; the rows in which it is equal go to one partition, in the frame's order.

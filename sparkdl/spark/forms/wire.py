@@ -39,7 +39,6 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 
     Args:
         schema: The DataFrame's schema.
-        spec: What is to be read.
         names: What to call each of ``spec.columns``.
     """
     from pyspark.ml.functions import vector_to_array

@@ -92,7 +92,6 @@ class SparkLauncher:
     """Starts a rank for each partition of a frame, which is the rank's input.
 
     Args:
-        frame: The DataFrame.
         num_ranks: Its partitions; 0 if only Spark knows them.
         barrier: Whether all ranks start together, or none does.
         description: Of the job, in Spark's UI.
@@ -151,9 +150,6 @@ class SparkRanks:
     """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
 
     Args:
-        spark: The session.
-        stage: The stage.
-        num_ranks: Its ranks.
         noun: What the stage is, in errors.
         interpreter: The Python that Spark starts for it, in errors.
     """
@@ -219,7 +215,6 @@ def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
-        task: The task.
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
         connect: Without a context the session, if a large task may stay in it as a file.
     """
