@@ -25,7 +25,7 @@ from sparkdl.data.conform import (
     numbers_of,
     shape_error,
 )
-from sparkdl.data.plain_arrow import unwrapped
+from sparkdl.data.plain_arrow import is_any_list, unwrapped
 from sparkdl.data.ragged import Array, Ragged, Stored
 from sparkdl.errors import DataError
 
@@ -88,12 +88,10 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
     if bad.any():
         row = int(np.argmax(bad))
         raise error(
-            "an image whose size is not the model's",
-            row,
-            f"shape {(height, width, wanted)}",
+            "an image whose size is not the model's", row, f"shape {(height, width, wanted)}",
             f"shape {(int(heights[row]), int(widths[row]), int(channels[row]))}"
             f" in {lengths[row]} bytes",
-        )
+        )  # fmt: skip
     if (channels == channels[0]).all():
         return _to_rgb(_pixels(fields["data"], height, width, int(channels[0])), wanted)
     out = np.empty((rows, height, width, wanted), np.uint8)
@@ -221,18 +219,9 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
     return array
 
 
-def is_list(kind: Any) -> bool:
-    """Whether an Arrow type is an array."""
-    return bool(
-        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    )
-
-
 def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> Array:
-    columns = [
-        numbers_of(array, ValuePlace(repr(name), spec, first_row))
-        for array, name in zip(arrays, spec.columns, strict=True)
-    ]
+    places = [ValuePlace(repr(name), spec, first_row) for name in spec.columns]
+    columns = [numbers_of(array, place) for array, place in zip(arrays, places, strict=True)]
     if len(columns) == 1:
         return columns[0]
     dtypes = {column.dtype for column in columns}
@@ -242,7 +231,7 @@ def _decode_scalars(arrays: Sequence[Any], spec: ColumnSpec, first_row: int) -> 
     values = np.empty((len(columns[0]), len(columns)), dtype)
     with np.errstate(over="ignore"):
         for j, column in enumerate(columns):
-            values[:, j] = column
+            values[:, j] = cast(column, dtype, places[j]) if column.dtype.kind in "iu" else column
     return values
 
 
@@ -250,7 +239,7 @@ def _decode_lists(array: Any, place: ValuePlace) -> Array:
     """Nested lists of any depth -> ``(num_rows, width, width, ...)``."""
     dims: list[int] = [len(array)]
     per_row = 1
-    while is_list(array.type):
+    while is_any_list(array.type):
         place.check_nulls(array, per_row)
         width = _common_width(array, place, per_row)
         dims.append(width)
@@ -285,24 +274,23 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
     """Lists of different lengths -> ragged rows."""
     spec = place.spec
-    if not is_list(array.type):
+    if not is_any_list(array.type):
         raise place.error(
-            "a column that holds no arrays",
-            expected=f"arrays of shape {spec.shape}",
+            "a column that holds no arrays", expected=f"arrays of shape {spec.shape}",
             received=f"Arrow type {array.type}",
-        )
+        )  # fmt: skip
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size, np.int64)
     else:
         lengths = np.diff(array.offsets.to_numpy()).astype(np.int64)
     if spec.kind == "mask":
-        if spec.padding is not None and not is_list(array.type.value_type):
+        if spec.padding is not None and not is_any_list(array.type.value_type):
             lengths = lengths // spec.padding.numbers
         return Ragged(np.ones(int(lengths.sum()), np.uint8), lengths)
     place = replace(place, lengths=lengths)
     inner = array.flatten()
     dims = [len(inner)]
-    while is_list(inner.type):
+    while is_any_list(inner.type):
         place.check_nulls(inner, 1)
         dims.append(_common_width(inner, place, 1))
         inner = inner.flatten()
@@ -313,12 +301,11 @@ def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
         if odd.any():
             row = int(np.argmax(odd != 0))
             raise replace(place, lengths=None).error(
-                "an array whose length does not fit the shape",
-                row=row,
+                "an array whose length does not fit the shape", row=row,
                 expected=f"a multiple of {size} values, for positions of shape "
                 f"{spec.position_shape}",
                 received=f"{lengths[row]}",
-            )
+            )  # fmt: skip
         lengths = lengths // size
         place = replace(place, lengths=lengths)
     elif math.prod(dims[1:]) != size:
@@ -337,18 +324,16 @@ def _common_width(array: Any, place: ValuePlace, per_row: int) -> int:
         size = math.prod(d or 0 for d in place.spec.value_shape)
         common, index = _odd_one(widths, size // max(per_row, 1))
         raise place.error(
-            "arrays of unequal length",
-            row=index // max(per_row, 1),
+            "arrays of unequal length", row=index // max(per_row, 1),
             expected=f"shape {place.spec.value_shape}; other rows have length {common}",
             received=f"length {widths[index]}",
             hint="pad=0 (of SparkModel, predict, the stages) pads rows for a model with "
             "keras.Input((None,)); else cut them to one length, or drop the odd rows",
-        )
+        )  # fmt: skip
     return int(widths[0])
 
 
 def _odd_one(widths: Array, wanted: int) -> tuple[int, int]:
-    """The width expected (``wanted`` if it occurs), and the first index with another."""
     common = wanted if (widths == wanted).any() else int(widths[0])
     return common, int(np.argmax(widths != common))
 
@@ -366,9 +351,8 @@ def _decode_bytes(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
             "bytes whose length does not fit the shape",
             expected=f"{'' if exact else 'a multiple of '}{unit} bytes: shape "
             f"{spec.value_shape} of {dtype.name}",
-            received=f"{width} bytes",
-            hint="encoded images (JPEG, PNG) need a decoder",
-        )
+            received=f"{width} bytes", hint="encoded images (JPEG, PNG) need a decoder",
+        )  # fmt: skip
     values = np.frombuffer(data, dtype).reshape(rows, width // dtype.itemsize)
     return values if values.flags.aligned else values.copy()
 
@@ -380,9 +364,6 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         width = int(kind.byte_width)
         data = array.buffers()[1]
         return _part(data, array.offset * width, len(array) * width), width
-    if str(kind) == "binary_view":  # which pyarrow before 16 has no name for
-        array = array.cast(pa.large_binary())
-        kind = array.type
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise place.error(
             "a column that holds no bytes",
@@ -399,12 +380,10 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         wanted = math.prod(d or 0 for d in place.spec.value_shape) * itemsize
         common, index = _odd_one(widths, wanted)
         raise place.error(
-            "bytes of unequal length",
-            row=index,
+            "bytes of unequal length", row=index,
             expected=f"shape {place.spec.value_shape}; other rows have {common} bytes",
-            received=f"{widths[index]} bytes",
-            hint="encoded images (JPEG, PNG) need a decoder",
-        )
+            received=f"{widths[index]} bytes", hint="encoded images (JPEG, PNG) need a decoder",
+        )  # fmt: skip
     start, stop = int(offsets[0]), int(offsets[-1])
     return _part(data, start, stop - start), int(widths[0])
 
@@ -456,11 +435,10 @@ def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]
             ) from error
         if result.dtype.kind not in "biufc":
             raise place.error(
-                "the decoder gave no numbers",
-                row=row,
+                "the decoder gave no numbers", row=row,
                 expected=f"an array of shape {spec.value_shape} and dtype {spec.dtype}",
                 received=f"{type(result).__name__} of dtype {result.dtype}",
-            )
+            )  # fmt: skip
         if not matches(result.shape, spec.value_shape):
             raise shape_error(result.shape, place, row, "the decoder gave another shape")
         yield result
@@ -489,11 +467,10 @@ def decode_vectors(array: Any, place: ValuePlace) -> Array:
     if (widths != widths[0]).any():
         index = int(np.argmax(widths != widths[0]))
         raise place.error(
-            "vectors of unequal length",
-            row=index,
+            "vectors of unequal length", row=index,
             expected=f"shape {place.spec.value_shape}; the rows before have length {widths[0]}",
             received=f"length {widths[index]}",
-        )
+        )  # fmt: skip
     width = int(widths[0])
     numbers = numbers_of(values.flatten(), place)
     if dense.all():
@@ -505,10 +482,9 @@ def decode_vectors(array: Any, place: ValuePlace) -> Array:
     unequal = (~dense & (counts != lengths)).any() or (dense & (counts != 0)).any()
     if unequal or (len(indices) and (indices.min() < 0 or indices.max() >= width)):
         raise place.error(
-            "a malformed sparse vector",
-            expected=f"as many indices as values, all in [0, {width})",
+            "a malformed sparse vector", expected=f"as many indices as values, all in [0, {width})",
             received="indices that do not fit",
-        )
+        )  # fmt: skip
     positions[sparse] = indices
     wanted = place.spec.value_dtype
     out = np.zeros((len(array), width), wanted if wanted.kind == "f" else np.float64)

@@ -97,7 +97,6 @@ def _view(array: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def _one_length(array: pa.Array) -> int | None:
-    """The length of all lists of a column; None if they differ, or there is none."""
     sizes = array.value_lengths().to_numpy()
     return int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else None
 

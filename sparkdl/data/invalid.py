@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data.columns import Batch, DataSpec
-from sparkdl.data.decode import decode, is_list, is_vector
+from sparkdl.data.decode import decode, is_vector
+from sparkdl.data.plain_arrow import is_any_list
 from sparkdl.errors import DataError
 
 Mask = npt.NDArray[np.bool_]
@@ -27,7 +28,7 @@ def decode_valid(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> t
     Returns:
         The valid rows, and for each row of ``batch`` whether it is among them. Invalid are rows
         with a null in a column of ``spec`` (or inside an array or struct there), and those whose
-        value ``ColumnSpec.decoder`` raises on or makes an array of another shape of.
+        value ``ColumnSpec.decoder`` or its encoder raises on or makes an array of another shape of.
 
     Raises:
         DataError: All else that does not fit: a type, a width.
@@ -37,7 +38,7 @@ def decode_valid(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> t
     try:
         return decode(rows, spec, first_row), valid
     except DataError:
-        if not any(entry.kind == "decoded" for entry in spec.entries):
+        if not any(entry.kind == "decoded" or entry.encoder for entry in spec.entries):
             raise
     valid[valid] = [_decodes(rows.slice(row, 1), spec) for row in range(rows.num_rows)]
     return decode(batch.filter(pa.array(valid)), spec, first_row), valid
@@ -62,7 +63,7 @@ def _has_null(array: Any, inside: bool) -> Mask:
         found = pc.is_null(array).to_numpy(zero_copy_only=False)
     if not inside or len(array) == 0:
         return found
-    if is_list(array.type):
+    if is_any_list(array.type):
         if not _null_free(array):
             inside_of = pc.list_parent_indices(array).to_numpy()
             found = found.copy()
@@ -74,8 +75,7 @@ def _has_null(array: Any, inside: bool) -> Mask:
 
 
 def _null_free(array: Any) -> bool:
-    """Whether nested lists have no null at any depth."""
-    while is_list(array.type) and not array.null_count:
+    while is_any_list(array.type) and not array.null_count:
         array = array.flatten()
     return not array.null_count
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,12 @@ import pyarrow.compute as pc
 
 from sparkdl.errors import DataError
 
-_WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.int64()}
-"""Bits of an unsigned integer -> the signed type; a number that it cannot hold is an error."""
+_WIDER = {8: pa.int16(), 16: pa.int32(), 32: pa.int64(), 64: pa.decimal128(20, 0)}
+"""Bits of an unsigned integer -> the type of Spark's for it, as its reader of Parquet has it."""
 _WIDEST_DECIMAL = 38
 _NO_TYPES = pa.schema([])
+_CASTS_HALVES = int(pa.__version__.split(".")[0]) >= 20
+"""Whether pyarrow casts half floats; of older ones not all do (15 does not)."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +137,13 @@ def unwrapped(array: pa.Array) -> pa.Array:
     if isinstance(kind, pa.BaseExtensionType):
         order = getattr(kind, "permutation", None)
         if order is not None and list(order) != sorted(order):
-            values = np.ascontiguousarray(array.to_numpy_ndarray()).reshape(-1)
-            return pa.FixedSizeListArray.from_arrays(
-                pa.array(values), len(values) // max(1, len(array))
-            )
+            rows, size = array.storage, array.storage.type.list_size
+            values = rows.values[rows.offset * size : (rows.offset + len(rows)) * size]
+            axes = [0, *(1 + axis for axis in order)]  # pyarrow 15 shows no permuted tensors
+            values = values.to_numpy(zero_copy_only=False).reshape(-1, *kind.shape)
+            values = values.transpose(axes).reshape(-1)
+            mask = {"mask": rows.is_null()} if rows.null_count else {}
+            return pa.FixedSizeListArray.from_arrays(pa.array(values), size, **mask)
         return unwrapped(array.storage)
     if pa.types.is_dictionary(kind):  # pyarrow 26 decodes none of views
         values = unwrapped(array.dictionary)
@@ -148,6 +154,9 @@ def unwrapped(array: pa.Array) -> pa.Array:
         return _listed(array)
     if pa.types.is_duration(kind):
         return array.view(pa.int64())
+    if kind == pa.float16() and not _CASTS_HALVES:
+        wide = array.to_numpy(zero_copy_only=False).astype(np.float32)
+        return pa.array(wide, mask=array.is_null().to_numpy(zero_copy_only=False))
     return array.cast(plain_type(kind)) if "_view" in str(kind) else array
 
 
@@ -161,19 +170,28 @@ def _listed(array: pa.Array) -> pa.Array:
 
 
 def plain(array: pa.Array) -> pa.Array:
-    """An array with its :func:`plain_type`.
+    """An array with its :func:`plain_type`; ``uint64`` as ``int64`` where that holds all values.
 
     Raises:
         pa.ArrowInvalid: It cannot hold a value, such as a part of a microsecond.
     """
     kind = plain_type(array.type)
+    if "uint64" in str(array.type):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return unwrapped(array).cast(_signed(kind))
     array = unwrapped(array)
     return array if array.type == kind else array.cast(kind)
 
 
+def _signed(kind: pa.DataType) -> pa.DataType:
+    if is_any_list(kind):
+        return pa.list_(_signed(kind.value_type))
+    return pa.int64() if kind == _WIDER[64] else kind
+
+
 def _is_usual(kind: pa.DataType) -> bool:
-    """Whether NumPy sees the values of lists of this type as they lie there."""
     if is_any_list(kind):
         return "_view" not in str(kind) and _is_usual(kind.value_type)
     wrapped = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)
+    wrapped |= kind == pa.float16() and not _CASTS_HALVES
     return not wrapped and not str(kind).startswith("run_end_encoded")

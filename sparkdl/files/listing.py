@@ -56,7 +56,8 @@ def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
 
     Raises:
         ResourceError: There is no such file, or the folder cannot be looked into.
-        DataError: Files of one folder have other partitions than those of another, or none.
+        DataError: Files of one folder have other partitions than those of another, or none; or
+            several folders that a pattern names have partitions, each of its own.
     """
     with explained("read", path):
         found = {
@@ -72,6 +73,13 @@ def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
             "not count, nor do the folders in a folder",
             hint="this machine and the executors must see the same files",
         )
+    bases = sorted({f.path[: -len(f.inner)] for f in found.values() if f.partition_values})
+    if len(bases) > 1 and not recursive:
+        raise DataError(
+            f"folders at {path!r} have partitions each of its own",
+            expected="partitions of one folder", received=", ".join(bases[:3]),
+            hint="name the folder above, and choose rows by columns: fit(spark.read...filter(...))",
+        )  # fmt: skip
     return sorted(found.values(), key=lambda file: file.path)
 
 
@@ -203,7 +211,9 @@ def _in(place: FilePlace, top: str, path: str, recursive: bool) -> list[FoundFil
         if info.type == fs.FileType.File and info.size and not hidden:
             files.append(FoundFile(place.outer(info.path), int(info.size), inner))
     if any(file.inner in _DESCRIPTIONS for file in files):
-        files = [file for file in files if not file.inner.endswith(".json")]
+        # labels.txt is of TFDS; datasets' map writes its results beside the rows that it reads
+        others = re.compile(r".*\.json|.*\.txt|cache-.*\.arrow")
+        files = [file for file in files if not others.fullmatch(file.inner)]
     return files if recursive else _of_partitions(files, path)
 
 

@@ -83,7 +83,7 @@ class SharedData(Form):
         return self._form.open(signature, columns)
 
     def source(
-        self, validation: Any, signature: Signature, columns: Columns, *,
+        self, validation: object, signature: Signature, columns: Columns, *,
         split: float, seed: int, limit_bytes: int,
     ) -> Source:  # fmt: skip
         """The rows of a fit; see :func:`open_fit_source`.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sparkdl.data.plain_arrow import is_any_list
 from sparkdl.data.tfrecord import loops
 from sparkdl.data.tfrecord.blocks import Block
 from sparkdl.data.tfrecord.framing import broken
@@ -42,19 +43,10 @@ def kind_of(value: pa.DataType) -> ListKind:
     return ListKind.NONE
 
 
-def is_list(value: pa.DataType) -> bool:
-    """Whether values are lists."""
-    return bool(
-        pa.types.is_list(value)
-        or pa.types.is_large_list(value)
-        or pa.types.is_fixed_size_list(value)
-    )
-
-
 def depth_of(value: pa.DataType) -> tuple[int, pa.DataType]:
     """How many lists are around a type's values, and the type of these."""
     depth = 0
-    while is_list(value):
+    while is_any_list(value):
         depth, value = depth + 1, value.value_type
     return depth, value
 

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.data.plain_arrow import is_any_list
 from sparkdl.data.tfrecord import loops
-from sparkdl.data.tfrecord.decoding import RecordType, depth_of, is_list, kind_of
+from sparkdl.data.tfrecord.decoding import RecordType, depth_of, kind_of
 from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES
 from sparkdl.data.tfrecord.loops import PADDING, Bytes, Positions
 from sparkdl.data.tfrecord.messages import ListKind
@@ -196,7 +197,7 @@ def _feature_list(column: pa.Array, name: str) -> _Part:
 
 def _feature(column: pa.Array, name: str) -> _Part:
     """The feature message of each row; no row is null."""
-    if is_list(column.type):
+    if is_any_list(column.type):
         counts, values = _unnested(column)
     else:
         counts, values = np.ones(len(column), np.int64), column

@@ -100,7 +100,7 @@ class IdReader:
         layers: Its layers with rows in tables.
     """
 
-    def __init__(self, model: Any, layers: Sequence[ServesRows]) -> None:
+    def __init__(self, model: keras.Model, layers: Sequence[ServesRows]) -> None:
         graph = getattr(model, "_functional", None) or model
         self._model = model
         self._calls: list[tuple[LooksUpRows, Callable[[Arrays], Any]]] = []

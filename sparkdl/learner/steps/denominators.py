@@ -132,8 +132,6 @@ class Terms:
 
 
 class _Active(threading.local):
-    """The terms that this thread's calls of Keras are to be told to."""
-
     terms: Terms | None = None
 
 

@@ -106,7 +106,6 @@ def _stateless_shown_step(
 
 
 def _tracker(model: Any) -> Any:
-    """Keras' loss tracker, if it is one of the model's metrics."""
     tracker = model._loss_tracker
     return tracker if any(metric is tracker for metric in model.metrics) else None
 
@@ -116,6 +115,5 @@ def _loss_of(logs: Any) -> Any:
 
 
 def _rows(data: Any) -> Any:
-    """Rows of a batch, as a float."""
     first = keras.tree.flatten(data)[0]
     return keras.ops.cast(keras.ops.shape(first)[0], "float32")

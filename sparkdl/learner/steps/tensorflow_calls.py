@@ -91,7 +91,6 @@ class ShapedCalls:
 
 
 def _spec(tensor: Any, unknown: tuple[int, ...]) -> Any:
-    """A spec of tensors of any size along these axes; numbers and what is not there stay."""
     if tensor is None or not tensor.shape.rank:
         return tensor
     return tf.TensorSpec(_sizes(tensor.shape, unknown), tensor.dtype)

@@ -153,7 +153,6 @@ class _Streamed:
 def _reader(
     stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None
 ) -> pa.ipc.RecordBatchFileReader | _Streamed:
-    """The record batches of a file or a stream of Arrow's; a mapped one is not copied."""
     is_file = _begin(stream).read(6) == b"ARROW1"
     if is_file:
         return pa.ipc.open_file(_begin(stream), options=options)

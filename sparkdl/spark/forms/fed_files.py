@@ -132,7 +132,6 @@ class FileRows:
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column with a type of Spark's; lists of a fixed size stay such, for they are no copy."""
     found = column.type
     if pa.types.is_fixed_size_list(found) and found.value_type == kind.value_type:
         return column

@@ -36,6 +36,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_pieces,
     read_arrow,
 )
+from sparkdl.spark.forms.fields import no_type
 from sparkdl.spark.forms.wire import ONES
 from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
 from sparkdl.spark.session.versions import (
@@ -44,20 +45,23 @@ from sparkdl.spark.session.versions import (
     condition_of,
     spark_fields_of,
 )
+from sparkdl.spark.tfrecord.options import Options
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
 
 FileKind = Literal["parquet", "arrow", "tfrecord"]
 _KINDS: dict[FileKind, tuple[str, ...]] = {
-    "parquet": (".parquet", ".pq"),
-    "arrow": (".arrow", ".feather"),
-    "tfrecord": (".tfrecord",),
+    "parquet": (".parquet", ".pq", ".parq"),
+    "arrow": (".arrow", ".feather", ".ipc"),
+    "tfrecord": (".tfrecord", ".tfrec"),
 }
 """The ends of the names of files of each kind."""
 
 _FILES_PER_WORKER = 4
 """With fewer files than that, row groups are dealt."""
+_FILES_LOOKED_AT = 100
+"""Files of this machine whose ends are looked at for what Spark's reader fails on."""
 _MISSING = "PATH_NOT_FOUND"
 """Spark's name for the condition."""
 
@@ -278,12 +282,12 @@ class FileFrame:
     Args:
         frame: All columns that Spark has types for.
         task: What reads the files where Spark's own reader cannot.
-        lacking: The other columns, and their types.
+        lacking: The errors of the other columns, where they are used.
     """
 
     frame: Any
     task: _FilesTask | None = None
-    lacking: Mapping[str, str] = field(default_factory=dict)
+    lacking: Mapping[str, DataError] = field(default_factory=dict)
 
     def of(self, columns: Iterable[str]) -> Any:
         """A frame that looks at no other columns than these."""
@@ -291,16 +295,6 @@ class FileFrame:
             return self.frame
         fields = [field for field in self.frame.schema if field.name in {*columns}]
         return _frame_by(self.frame.sparkSession, self.task, fields)
-
-    def with_type(self, error: DataError) -> DataError:
-        """The error, with the type of the column that it misses if the files have that."""
-        for name, kind in self.lacking.items():
-            if error.received == repr(name):
-                return DataError(
-                    f"column {name!r} has a type that Spark lacks", expected=error.expected,
-                    received=kind, hint="write it as numbers: column.cast('double'), say",
-                )  # fmt: skip
-        return error
 
 
 def frame_of_files(spark: Any, path: str) -> FileFrame:
@@ -310,7 +304,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         ResourceError: There are no files.
         DataError: Arrow files that cannot be read.
     """
-    from pyspark.errors import AnalysisException, ArithmeticException
+    from pyspark.errors import AnalysisException, PySparkException
 
     table = _table_of(path)
     if table is not None:
@@ -322,28 +316,31 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         try:
             frame = spark.read.parquet(path)
             fields = list(frame.schema.fields)
-        except (AnalysisException, ArithmeticException) as error:
-            if condition_of(error) == _MISSING:
+        except Exception as error:  # of Spark 3.5 also the JVM's own, of the job that looks
+            condition = condition_of(error) if isinstance(error, PySparkException) else ""
+            if condition == _MISSING:
                 raise ResourceError(
                     f"no files at {path!r}",
                     expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
                     received=str(error).partition("\n")[0],
                 ) from None
-            if condition_of(error) != "COLUMN_ALREADY_EXISTS":
-                with contextlib.suppress(ResourceError, DataError):
+            if condition != "COLUMN_ALREADY_EXISTS":
+                with contextlib.suppress(ResourceError):
                     return _read_by_tasks(spark, path, kind)
             raise
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
         return FileFrame(frame)
     from sparkdl.spark.tfrecord.functions import read_tfrecords
-    from sparkdl.spark.tfrecord.reading import read_whole_files
+    from sparkdl.spark.tfrecord.reading import inferred_schema, read_whole_files
 
+    schema = None
     try:
         if is_connect(spark):  # not this process looks for files, but Spark's server
             place_of(path_for_workers(path))
         else:
             files_for_workers(path)
+            schema = inferred_schema(Options((path_for_workers(path),)))
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
             return FileFrame(read_whole_files(spark, path))
@@ -351,18 +348,26 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
             if condition_of(error) != _MISSING:
                 raise
             raise not_here from None
-    return FileFrame(read_tfrecords(spark, path))
+    return FileFrame(read_tfrecords(spark, path, schema))
 
 
 def _is_beyond_spark(path: str) -> bool:
-    """Whether the first Parquet file has what Spark's reader fails on: half floats, Brotli."""
+    """Whether a Parquet file has what Spark's reader fails on (half floats, Brotli), or reads in
+    another order (permuted tensors). Of another machine's files the first one tells."""
     try:
-        metadata, schema = parquet_footer(files_for_workers(path)[0].path)
-        columns = [metadata.row_group(0).column(number) for number in range(metadata.num_columns)]
-        brotli = any(column.compression == "BROTLI" for column in columns)
-        return brotli or "halffloat" in str(schema.types)
-    except (ResourceError, DataError, IndexError, RuntimeError):  # no row groups
+        files = [file.path for file in files_for_workers(path)]
+        looked = files[:_FILES_LOOKED_AT] if is_local(files[0]) else files[:1]
+        return any(_has_beyond_spark(*parquet_footer(file)) for file in looked)
+    except (ResourceError, DataError, RuntimeError):
         return False
+
+
+def _has_beyond_spark(metadata: Any, schema: pa.Schema) -> bool:
+    groups = [metadata.row_group(0)] if metadata.num_row_groups else []
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    brotli = any(column.compression == "BROTLI" for column in columns)
+    permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
+    return brotli or permuted or "halffloat" in str(schema.types)
 
 
 def _read_by_tasks(
@@ -383,12 +388,12 @@ def _read_by_tasks(
         fields += [found for found in folder_fields(files) if found.name not in there.names]
     names = [found.name for found in fields]
     task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]))
-    lacking = {lost.name: str(lost.type) for lost in there if lost.name not in names}
+    lost = [column for column in there if column.name not in names]
+    lacking = {column.name: no_type(column.name, str(column.type)) for column in lost}
     return FileFrame(_frame_by(spark, task, fields), task, lacking)
 
 
 def _is_exact(spark: Any) -> bool:
-    """Whether ``a`` and ``A`` are two columns to a session."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -442,15 +447,10 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
         column = unwrapped(column)
         return column if column.type == wanted.type else column.cast(wanted.type)
     except pa.ArrowInvalid as error:
-        raise DataError(
-            f"{path}: column {wanted.name!r} holds a value that Spark's type does not",
-            expected=f"values of {wanted.type}", received=str(error)[:200],
-            hint="write the column in a type that Spark has",
-        ) from error  # fmt: skip
+        raise no_type(wanted.name, f"{str(error)[:200]}, in {path}", value=True) from error
 
 
 def _table_of(path: str) -> TableFormat | None:
-    """The format of the table at a path; None: it is none, or this process cannot look."""
     try:
         return table_format(path_for_workers(path))
     except ResourceError:

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
+from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
-from sparkdl.spark.forms.shipped import PLACE, numbered, places_in, plain_table, ship_table
+from sparkdl.spark.forms.shipped import (
+    PLACE,
+    ReadColumn,
+    numbered,
+    places_in,
+    plain_columns,
+    ship_table,
+)
 from sparkdl.spark.forms.sources import Columns, Source
-from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
 
 if TYPE_CHECKING:
@@ -34,6 +43,11 @@ class FrameForm(Form):
     words: ClassVar[str] = "a DataFrame"
     has_columns: ClassVar[bool] = True
 
+    lacking: Mapping[str, DataError] = {}
+    """The errors of columns that the frame lacks, as Spark has no type for them."""
+    refused: Mapping[str, DataError] = {}
+    """The errors of those that it lacks for a value that Spark's type does not hold."""
+
     def __init__(self, data: Any, origin: Any = None) -> None:
         super().__init__(data)
         self._origin = origin
@@ -42,15 +56,22 @@ class FrameForm(Form):
         require_running(self.data.sparkSession)
         return self.data
 
+    def numbered(self, spark: Any = None) -> Any:
+        return self.frame(spark)
+
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.numbered()
+        frame: Any = self.numbered()
         schema, places = frame.schema, places_in(frame)
         if places:
             schema = type(schema)([field for field in schema.fields if field.name != PLACE])
-        spec = make_spec(
-            schema, signature, columns.features, columns.label, columns.sample_weight,
-            columns.decoder, pad=columns.pad,
-        )  # fmt: skip
+        try:
+            spec = make_spec(
+                schema, signature, columns.features, columns.label, columns.sample_weight,
+                columns.decoder, pad=columns.pad,
+            )  # fmt: skip
+        except DataError as error:
+            lost = {repr(name): why for name, why in {**self.lacking, **self.refused}.items()}
+            raise lost.get(error.received, error) from None
         makes = signature.preprocessing
         if signature.needs_labels and not spec.labels and not (makes and makes.example(spec, 2).y):
             raise DataError(
@@ -59,9 +80,25 @@ class FrameForm(Form):
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
+        if columns.group is not None:
+            field_of(schema, columns.group, "group")
+            group = ColumnSpec((f"{GROUP}{columns.group}",), (), "int64", "scalars")
+            spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*places, *selection(schema, spec, names)), spec, origin)
+
+    def tell_of_lost_columns(self) -> None:
+        """Warns of columns that the frame lacks.
+
+        Raises:
+            DataError: It lacks one for a value that Spark's type does not hold.
+        """
+        self.frame()
+        for error in self.refused.values():
+            raise error
+        if lost := ", ".join(f"{name!r} ({e.received})" for name, e in self.lacking.items()):
+            warn_user(f"Spark has no type for columns, which are left out: {lost}")
 
     def has_column(self, name: str) -> bool:
         return name in self.frame().schema.names or not looks_like_files(name)
@@ -100,14 +137,21 @@ class StreamForm(FrameForm):
 class TableForm(FrameForm):
     """A DataFrame of pandas or polars, or an Arrow table: shipped to Spark when it is needed."""
 
-    KINDS: ClassVar[Mapping[tuple[str, str], Callable[[Any], pa.Table]]] = {
-        ("pandas", "DataFrame"): lambda data: pa.Table.from_pandas(data, preserve_index=False),
-        ("polars", "DataFrame"): lambda data: pa.table(data.to_arrow()),
-        ("polars", "LazyFrame"): lambda data: pa.table(data.collect().to_arrow()),
-        ("pyarrow", "Table"): lambda data: data,
-        ("pyarrow", "RecordBatch"): lambda data: pa.Table.from_batches([data]),
+    KINDS: ClassVar[Mapping[tuple[str, str], Callable[[Any], Iterable[tuple[str, ReadColumn]]]]] = {
+        ("pandas", "DataFrame"): lambda data: (
+            (str(name), partial(pa.array, column, from_pandas=True))
+            for name, column in data.items()
+        ),
+        **dict.fromkeys(
+            [("polars", "DataFrame"), ("polars", "LazyFrame")],
+            lambda data: ((column.name, column.to_arrow) for column in data.lazy().collect()),
+        ),
+        **dict.fromkeys(
+            [("pyarrow", "Table"), ("pyarrow", "RecordBatch")],
+            lambda data: ((f.name, partial(data.column, i)) for i, f in enumerate(data.schema)),
+        ),
     }
-    """Package and class -> what makes an Arrow table of it."""
+    """Package and class -> its columns, each with what makes an Arrow column of it."""
 
     def frame(self, spark: Any = None) -> Any:
         return self._shipped.drop(PLACE)
@@ -121,16 +165,9 @@ class TableForm(FrameForm):
 
     @cached_property
     def _shipped(self) -> Any:
-        spark, (package, name) = session_of(), kind_of(self.data)
-        try:
-            table = plain_table(self.KINDS[package, name](self.data))
-            return ship_table(spark, numbered(table))
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise DataError(
-                f"Spark cannot take this {package} {name}",
-                expected="columns of numbers, strings, or arrays of numbers of one depth",
-                received=f"{type(error).__name__}: {str(error)[:300]}",
-            ) from error
+        columns = self.KINDS[kind_of(self.data)](self.data)
+        table, self.lacking, self.refused = plain_columns(columns)
+        return ship_table(session_of(), numbered(table))
 
 
 class PathForm(FrameForm):
@@ -141,25 +178,16 @@ class PathForm(FrameForm):
             spark = session_of() if spark is None else spark
             require_running(spark)
             self._read: FileFrame = frame_of_files(spark, self.data)
+            self.lacking = self._read.lacking
         return self._read.frame
 
     def open(self, signature: Signature, columns: Columns) -> Source:
-        self.frame()
-        try:
-            source = super().open(signature, columns)
-        except DataError as error:
-            raise self._read.with_type(error) from None
+        source = super().open(signature, columns)
         narrow, names = self._read.of(source.spec.columns), wire_names(len(source.spec.columns))
         return replace(source, frame=narrow.select(*selection(narrow.schema, source.spec, names)))
 
     def has_column(self, name: str) -> bool:
         return name in self.frame().schema.names
-
-    def warn_of_lost_columns(self) -> None:
-        """Warns of columns that the frame of the files has not."""
-        self.frame()
-        if lost := ", ".join(f"{name!r} ({kind})" for name, kind in self._read.lacking.items()):
-            warn_user(f"{self.data}: Spark has no type for columns, which are left out: {lost}")
 
     def files(self, role: int) -> FileSet:
         """The files, for workers that read them by themselves.

@@ -10,7 +10,8 @@ import contextlib
 import gc
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,15 @@ import pyarrow.parquet as pq
 
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain
-from sparkdl.errors import ResourceError
+from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
+from sparkdl.spark.forms.fields import no_type
 from sparkdl.spark.session.running import is_connect, is_local
-from sparkdl.spark.session.versions import frame_of_table, spark_schema_of
+from sparkdl.spark.session.versions import frame_of_table, spark_fields_of, spark_schema_of
+
+ReadColumn = Callable[[], pa.Array | pa.ChunkedArray]
+"""Makes a column of Arrow's."""
 
 PLACE = "__sparkdl_place"
 """A column of rows that the driver has, by which they are dealt: the number of each row."""
@@ -40,16 +45,8 @@ _GROUP_BYTES = 16 << 20
 _lock = threading.Lock()
 _shipped_bytes = 0
 """Bytes that were shipped since this module collected garbage last."""
-
-
-class _Folders(threading.local):
-    """Folders of the tables that the call of this thread has written; None outside of a call."""
-
-    def __init__(self) -> None:
-        self.of_call: list[TemporaryFolder] | None = None
-
-
-_folders = _Folders()
+_folders: ContextVar[list[TemporaryFolder] | None] = ContextVar("folders", default=None)
+"""Folders of the tables that the call of this thread has written; None outside of a call."""
 
 
 def ship_table(spark: Any, table: pa.Table) -> Any:
@@ -95,17 +92,17 @@ def removes_tables() -> Iterator[None]:
 
     For calls that leave nobody with a frame of the rows.
     """
-    outer, _folders.of_call = _folders.of_call, []
+    folders: list[TemporaryFolder] = []
+    outer = _folders.set(folders)
     try:
         yield
     finally:
-        inner, _folders.of_call = _folders.of_call, outer
-        for folder in inner or ():
+        _folders.reset(outer)
+        for folder in folders:
             folder.close()
 
 
 def _give_back(new_bytes: int) -> None:
-    """Collects garbage if the JVM may hold much of it."""
     global _shipped_bytes
     with _lock:
         full = _shipped_bytes > 0 and _shipped_bytes + new_bytes > _LIMIT_BYTES
@@ -115,7 +112,6 @@ def _give_back(new_bytes: int) -> None:
 
 
 def _jvm_memory(spark: Any) -> int:
-    """Bytes that the driver's JVM may take for its objects."""
     with interrupts.held():
         return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())
 
@@ -138,10 +134,11 @@ def _fits_files(schema: pa.Schema) -> bool:
 def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
     """The table as a Parquet file of this machine, and a frame that reads it."""
     folder = TemporaryFolder()
-    if _folders.of_call is None:
+    of_call = _folders.get()
+    if of_call is None:
         atexit.register(folder.close)
     else:
-        _folders.of_call.append(folder)
+        of_call.append(folder)
     rows = max(1, _GROUP_BYTES * table.num_rows // size)
     names = table.column_names  # files cannot have all that a frame can: 'a' beside 'A'
     table = table.rename_columns([f"c{number}" for number in range(len(names))])
@@ -163,14 +160,35 @@ def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
     return reader.parquet(f"file://{folder.path}/rows.parquet").toDF(*names)
 
 
-def plain_table(table: pa.Table) -> pa.Table:
-    """A table in the types that Spark knows.
+def plain_columns(
+    columns: Iterable[tuple[str, ReadColumn]],
+) -> tuple[pa.Table, dict[str, DataError], dict[str, DataError]]:
+    """A table of the columns that Spark can have, in its types.
 
-    Raises:
-        pa.ArrowInvalid: These cannot hold a value.
+    Args:
+        columns: Each with a call that makes it.
+
+    Returns:
+        The table, the errors of columns without a type in Spark, and the errors of columns with a
+        value that Spark's type does not hold.
     """
-    columns = [plain(column.combine_chunks()) for column in table.columns]
-    return pa.Table.from_arrays(columns, names=table.column_names)
+    found: list[pa.Array] = []
+    names: list[str] = []
+    lacking, refused = dict[str, DataError](), dict[str, DataError]()
+    for name, read in columns:
+        given = None
+        try:
+            given = read()
+            if spark_fields_of(pa.schema([(name, given.type)])):
+                found.append(plain(given))
+                names.append(name)
+            else:
+                lacking[name] = no_type(name, str(given.type))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            lost = lacking if given is None else refused
+            received = f"{type(error).__name__}: {str(error)[:200]}"
+            lost[name] = no_type(name, received, value=given is not None)
+    return pa.Table.from_arrays(found, names=names), lacking, refused
 
 
 def numbered(table: pa.Table) -> pa.Table:

@@ -303,9 +303,8 @@ def _too_few_slots(num_workers: int, received: str) -> ResourceError:
         f"{num_workers} workers must run at the same time, and Spark has no room for them",
         expected=f"at least {num_workers} slots (cores of all executors / spark.task.cpus, "
         "and GPUs where tasks ask for them)",
-        received=received,
-        hint="fewer workers (num_workers, np), or more or larger executors",
-    )
+        received=received, hint="fewer workers (num_workers, np), or more or larger executors",
+    )  # fmt: skip
 
 
 def _executors(spark: Any) -> int:

@@ -15,6 +15,7 @@ from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
 from sparkdl.spark.session.running import (
@@ -97,7 +98,7 @@ class SparkLauncher:
         description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
         profile: What each task asks of its executor; None for the application's settings.
-        rows: Spark's broadcast of rows that are the ranks' input instead; None for the frame's.
+        rows: Rows of a broadcast that the ranks take instead, or besides; None for the frame's.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class SparkLauncher:
         description: str,
         noun: str,
         profile: ResourceProfile | None = None,
-        rows: Any = None,
+        rows: SharedRows | None = None,
     ) -> None:
         self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
         self._rows = rows

@@ -150,11 +150,9 @@ def arrow_schema_of(schema: StructType) -> pa.Schema:
 
 def arrow_type_of(kind: DataType) -> pa.DataType:
     """The same for one type."""
-    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql import types as T
 
-    if spark_version() >= (4, 1):
-        return to_arrow_type(kind, timezone="UTC")
-    return to_arrow_type(kind)
+    return arrow_schema_of(T.StructType().add("value", kind)).field(0).type
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:
@@ -189,9 +187,7 @@ def arrow_fields_of(schema: StructType) -> pa.Schema:
 
 def spark_type_of(kind: pa.DataType) -> DataType:
     """The same for one type."""
-    from pyspark.sql.pandas.types import from_arrow_type
-
-    return from_arrow_type(plain_type(kind), prefer_timestamp_ntz=True)
+    return spark_schema_of(pa.schema([("value", kind)]))[0].dataType
 
 
 def metadata_place(spark: Any) -> Any:

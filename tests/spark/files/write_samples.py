@@ -89,6 +89,8 @@ def write_datasets(folder: str) -> None:
         features=features,
     )
     rows.save_to_disk(f"{folder}/datasets", num_shards=2)
+    # what map writes beside the rows that it reads
+    datasets.load_from_disk(f"{folder}/datasets").map(lambda row: {"id": row["id"] + 100})
 
 
 def write_delta(folder: str) -> None:

@@ -37,7 +37,7 @@ def test_unsigned_integers_are_lost_alike() -> None:
 
 
 def read(values: Any, dtype: str, kind: Any = None) -> Any:
-    batch = pa.record_batch({"ids": pa.array(values, kind)})
+    batch = pa.RecordBatch.from_pydict({"ids": pa.array(values, kind)})
     return decode(batch, DataSpec({"x": ColumnSpec(("ids",), (), dtype, "scalars")})).x["x"]
 
 
@@ -57,6 +57,25 @@ def test_decimals_keep_the_digits_of_an_integer_input() -> None:
         read([decimal.Decimal("1.50")], "int64", kind)
     assert "1.50" in str(raised.value)
     assert read([decimal.Decimal("1.50")], "float32", kind).tolist() == [1.5]
+
+
+def test_whole_decimals_lose_no_digit_either() -> None:
+    """Spark's Parquet reader makes them of ``uint64``."""
+    kind = pa.decimal128(20, 0)
+    big = [decimal.Decimal(2**63), decimal.Decimal(2**64 - 2**41)]
+    assert read(big, "float32", kind).tolist() == [2**63, 2**64 - 2**41]
+    for odd in (2**24 + 1, 2**64 - 1):
+        with pytest.raises(DataError, match="column 'ids', row 1") as raised:
+            read([decimal.Decimal(1), decimal.Decimal(odd)], "float32", kind)
+        assert str(odd) in str(raised.value)
+
+
+def test_one_of_several_columns_loses_no_digit_either() -> None:
+    batch = pa.RecordBatch.from_pydict({"a": pa.array([1.0, 2.0]), "ids": pa.array([1, 2**24 + 1])})
+    spec = DataSpec({"x": ColumnSpec(("a", "ids"), (2,), "float32", "scalars")})
+    with pytest.raises(DataError, match=r"column 'ids', row 1 .*float32"):
+        decode(batch, spec)
+    assert decode(batch.slice(0, 1), spec).x["x"].tolist() == [[1, 1]]
 
 
 def test_arrays_of_a_dtype_that_numpy_lacks_are_read_as_float32() -> None:

@@ -25,7 +25,12 @@ def tensors(order: list[int] | None) -> Any:
 
 
 COLUMNS: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
-    "uint64": (pa.array([2**40 + 1, 3], pa.uint64()), pa.int64(), [2**40 + 1, 3]),
+    "uint64": (pa.array([2**40 + 1, 3], pa.uint64()), pa.decimal128(20), [2**40 + 1, 3]),
+    "large uint64": (pa.array([2**64 - 1, 3], pa.uint64()), pa.decimal128(20), [2**64 - 1, 3]),
+    "list of uint64": (
+        pa.array([[2**40 + 1], [3]], pa.list_(pa.uint64())), pa.list_(pa.decimal128(20)),
+        [[2**40 + 1], [3]],
+    ),
     "half": (pa.array(np.array([0.5, 2], np.float16)), pa.float32(), [0.5, 2.0]),
     "runs": (pc.run_end_encode(pa.array([5, 5, 7])), pa.int64(), [5, 5, 7]),
     "dictionary": (pa.array(["a", "b", "a"]).dictionary_encode(), pa.string(), ["a", "b", "a"]),
@@ -95,6 +100,18 @@ def test_a_type_holds_others_without_a_loss(
     assert holds(wanted, found) is answer
 
 
+@pytest.mark.parametrize("order", [[2, 0, 1], [1, 2, 0], [2, 1, 0]])
+def test_a_tensors_axes_are_those_of_the_format(order: list[int]) -> None:
+    """pyarrow 26 shows rings of axes wrongly, and 15 shows no permuted tensors."""
+    numbers = np.arange(72, dtype=np.float32).reshape(3, 24)
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 3, 4), permutation=order)
+    rows = pa.array([*numbers.tolist(), None], pa.list_(pa.float32(), 24))
+    tensors = pa.ExtensionArray.from_storage(kind, rows)
+    wanted = [row.reshape(2, 3, 4).transpose(order).ravel().tolist() for row in numbers]
+    assert plain(tensors).to_pylist() == [*wanted, None]
+    assert plain(tensors[1:3]).to_pylist() == wanted[1:]
+
+
 def test_columns_of_files_are_found_by_sparks_rule_of_capitals() -> None:
     there = pa.schema([("A", pa.int32()), ("b", pa.string()), ("B", pa.string())])
     found = FileColumns(["a", "b"], pa.schema([("a", pa.int64())]), exact=False)
@@ -106,9 +123,15 @@ def test_columns_of_files_are_found_by_sparks_rule_of_capitals() -> None:
         FileColumns(["A"], pa.schema([("A", pa.int16())])).found_in("f", there)
 
 
-def test_a_number_that_does_not_fit_is_an_error() -> None:
-    with pytest.raises(pa.ArrowInvalid, match="not in range"):
-        plain(pa.array([2**63], pa.uint64()))
+def test_a_value_that_does_not_fit_is_an_error() -> None:
+    with pytest.raises(pa.ArrowInvalid, match="would lose data"):
+        plain(pa.array([1], pa.timestamp("ns")))
+
+
+def test_integers_without_a_sign_are_64_bits_wide_where_these_hold_them() -> None:
+    assert plain(COLUMNS["uint64"][0]).type == pa.int64()
+    assert plain(COLUMNS["list of uint64"][0]).type == pa.list_(pa.int64())
+    assert plain(COLUMNS["large uint64"][0]).type == pa.decimal128(20)
 
 
 @pytest.mark.parametrize("name", ["tensor", "permuted tensor", "large list", "list view", "half"])

@@ -94,10 +94,28 @@ def test_partitions_of_two_kinds_are_refused(tmp_path: Path, other: str) -> None
     assert len(recursive) == 3
 
 
+def test_partitions_of_several_folders_are_refused(tmp_path: Path) -> None:
+    """As by Spark, to which each folder of a pattern is a table of its own."""
+    made(tmp_path, "k=1/j=1/a", "k=2/j=1/b")
+    assert found(tmp_path, "k=1") == ["k=1/j=1/a"]
+    assert found(tmp_path, "k=[12]/j=1") == ["k=1/j=1/a", "k=2/j=1/b"]
+    with pytest.raises(DataError, match="each of its own"):
+        found(tmp_path, "k={1,2}")
+
+
 def test_descriptions_beside_the_rows_are_none_of_them(tmp_path: Path) -> None:
-    """Hugging Face and TFDS write them; a file of another name may well hold rows."""
-    made(tmp_path, "data-0.arrow", "state.json", "dataset_info.json")
+    """Hugging Face and TFDS write them; a file of another name may well hold rows.
+
+    What ``map`` of a data set that was loaded writes beside it would double the rows.
+    """
+    made(
+        tmp_path, "data-0.arrow", "state.json", "dataset_info.json", "cache-3f_00000_of_00002.arrow"
+    )
     assert found(tmp_path) == ["data-0.arrow"]
+    made(tmp_path / "tfds", "d-train.tfrecord-0", "features.json", "label.labels.txt")
+    assert found(tmp_path / "tfds") == ["d-train.tfrecord-0"]
+    made(tmp_path / "own", "cache-1.arrow", "a.txt")
+    assert found(tmp_path / "own") == ["a.txt", "cache-1.arrow"]
     made(tmp_path / "rows", "a.json", "b.json")
     assert found(tmp_path / "rows") == ["a.json", "b.json"]
 

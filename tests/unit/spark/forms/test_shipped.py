@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparkdl.errors import ResourceError
+from sparkdl.errors import DataError, ResourceError
 from sparkdl.spark.forms import shipped
-from sparkdl.spark.forms.shipped import ship_table
+from sparkdl.spark.forms.shipped import plain_columns, ship_table
 
 
 class Frame:
@@ -81,3 +81,22 @@ def test_columns_that_parquet_has_otherwise_stay_out_of_files() -> None:
     assert not any(
         map(fits, [pa.null(), pa.duration("us"), pa.timestamp("us"), pa.list_(pa.null())])
     )
+
+
+def test_one_column_that_spark_cannot_have_is_not_the_end_of_the_others() -> None:
+    def fails() -> pa.Array:
+        return pa.array([1, "a"])
+
+    odd = pa.array([1], pa.timestamp("ns"))
+    months = pa.array([(1, 2, 3)], pa.month_day_nano_interval())
+    columns = {"x": pa.array([1], pa.uint8()), "odd": odd, "months": months}
+    table, lacking, refused = plain_columns(
+        [*((name, lambda name=name: columns[name]) for name in columns), ("mixed", fails)]
+    )
+    assert table.schema == pa.schema([("x", pa.int16())])
+    assert sorted(lacking) == ["mixed", "months"]
+    assert "month_day_nano" in lacking["months"].received
+    assert "ArrowInvalid" in lacking["mixed"].received
+    assert list(refused) == ["odd"]
+    assert isinstance(refused["odd"], DataError)
+    assert "'odd' holds a value" in refused["odd"].what
