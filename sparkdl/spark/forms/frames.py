@@ -105,7 +105,8 @@ class FrameForm(Form):
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
 
-        origin, weight = self.numbered(), columns.sample_weight
+        origin: Any = self.numbered()
+        weight = columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
         frame, copies = origin, dict[str, str]()
         for name in names:
