@@ -285,7 +285,6 @@ def partition_keys(count: int) -> list[int]:
 
     That is Murmur3 (x86, 32 bits) with the seed 42.
     """
-
     keys = np.arange(64 * count, dtype=np.uint32)
     h = keys * np.uint32(0xCC9E2D51)
     h = (h << 15 | h >> 17) * np.uint32(0x1B873593) ^ np.uint32(42)
