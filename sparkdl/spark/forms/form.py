@@ -56,7 +56,7 @@ class Form(ABC):
         """
         return None
 
-    def numbered(self, spark: Any = None) -> Any:
+    def numbered(self, spark: object = None) -> Any:
         """:meth:`frame`, with a column ``PLACE`` beside those of rows that the driver has."""
         return self.frame(spark)
 

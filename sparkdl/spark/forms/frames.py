@@ -55,7 +55,7 @@ class FrameForm(Form):
         require_running(self.data.sparkSession)
         return self.data
 
-    def numbered(self, spark: Any = None) -> Any:
+    def numbered(self, spark: object = None) -> Any:
         return self.frame(spark)
 
     def open(self, signature: Signature, columns: Columns) -> Source:
