@@ -165,7 +165,7 @@ PROMISES = {
     ),
     "memory-executor": Promise(
         "Rows that no executor has memory for: an error that says so, after Spark's four tries",
-        error=r"Java memory was full", within_s=60.0,
+        error=r"Java memory was full", within_s=120.0,
     ),
     "readonly-tmp": Promise(
         "The right model where nobody can write to `TMPDIR`, `/tmp` and `/var/tmp`"

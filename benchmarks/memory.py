@@ -1,7 +1,7 @@
 """Memory of four workers of one executor that predict with a large model, summed (PSS).
 
     python benchmarks/memory.py [--mib 400] [--backends tensorflow jax torch] [--trees DIR ...]
-                                [--udf] [--idle]
+                                [--udf] [--idle] [--fit]
 
 Four task slots of one executor predict with a network of ``--mib`` MiB of weights over eight
 partitions, twice; while the second goes on the proportional set sizes (``Pss`` of
@@ -9,7 +9,8 @@ partitions, twice; while the second goes on the proportional set sizes (``Pss`` 
 are summed, ten times a second, and the median is printed, with the most of the whole run. "idle" is
 the same with a model of one layer of 8 units: interpreter, Spark and framework. ``--trees``:
 folders of other builds, whose ``sparkdl`` is measured in the same run. ``--udf``:
-``pyspark.ml.functions.predict_batch_udf`` around the same model, saved as a file.
+``pyspark.ml.functions.predict_batch_udf`` around the same model, saved as a file. ``--fit``: the
+same of a fit in ``synchronous``, whose layers have adapters (LoRA) beside their frozen weights.
 """
 
 from __future__ import annotations
@@ -62,7 +63,22 @@ def pss_mib() -> float:
     return total
 
 
-def measure(mib: int, use_udf: bool) -> None:
+def fit(model: Any, frame: Any) -> None:
+    """Trains adapters of all layers."""
+    import keras
+
+    from sparkdl import SparkModel
+
+    for layer in model.layers:
+        layer.enable_lora(4)
+    tuned = keras.Sequential([model, keras.layers.Dense(1)])
+    tuned.build((None, 1))
+    tuned.compile("adam", "mse")
+    spark_model = SparkModel(tuned, "synchronous", num_workers=SLOTS, batch_size=32)
+    spark_model.fit(frame, features="x", label="x", epochs=10, verbose=0)
+
+
+def measure(mib: int, use_udf: bool, trains: bool) -> None:
     """Prints the median and the most."""
     import keras
     import numpy as np
@@ -98,9 +114,10 @@ def measure(mib: int, use_udf: bool) -> None:
 
             udf = predict_batch_udf(make, return_type=ArrayType(FloatType()), batch_size=32)
             scored = frame.select(F.size(udf("x")))
-        else:
+        elif not trains:
             scored = sparkdl.predict(model, frame, features="x").select(F.size("prediction"))
-        scored.write.format("noop").mode("overwrite").save()
+        if not trains:
+            scored.write.format("noop").mode("overwrite").save()
         seen: list[float] = []
         done = threading.Event()
 
@@ -110,7 +127,9 @@ def measure(mib: int, use_udf: bool) -> None:
 
         thread = threading.Thread(target=sample)
         thread.start()
-        for _ in range(2):
+        if trains:
+            fit(model, frame)
+        for _ in range(0 if trains else 2):
             scored.write.format("noop").mode("overwrite").save()
         done.set()
         thread.join()
@@ -126,14 +145,16 @@ def main() -> None:
     parser.add_argument("--udf", action="store_true")
     parser.add_argument("--idle", action="store_true")
     parser.add_argument("--one", action="store_true")
+    parser.add_argument("--fit", action="store_true")
     given = parser.parse_args()
     if given.one:
-        measure(given.mib, given.udf)
+        measure(given.mib, given.udf, given.fit)
         return
     here = os.path.dirname(HERE)
-    ways = [("sparkdl", here, [str(given.mib)])]
+    fits = ["--fit"] if given.fit else []
+    ways = [("sparkdl", here, [str(given.mib), *fits])]
     ways += [("idle", here, ["0"])] if given.idle else []
-    ways += [(os.path.basename(tree), tree, [str(given.mib)]) for tree in given.trees]
+    ways += [(os.path.basename(tree), tree, [str(given.mib), *fits]) for tree in given.trees]
     ways += [("batch udf", here, [str(given.mib), "--udf"])] if given.udf else []
     print("| backend | build | MiB while predicting | MiB at most |\n|---|---|---|---|", flush=True)
     for backend in given.backends:

@@ -88,7 +88,7 @@ LIMITS_OF_FIT = ("memory_budget_mb", "start_timeout_s", "worker_timeout_s", "max
 LIMITS_OF_RUN = ("memory_budget_mb", "start_timeout_s", "collective_timeout_s", "stall_timeout_s")
 
 
-def parse_frequency(frequency: Any) -> str | int:
+def parse_frequency(frequency: object) -> str | int:
     """``'auto'``, ``'batch'``, ``'epoch'`` or a number of batches >= 1."""
     if is_number(frequency):
         return require_int("frequency", frequency, 1)
@@ -135,7 +135,7 @@ def check_resources(resources: Any) -> dict[str, float]:
     )
 
 
-def _argument_of(mode: Any) -> str:
+def _argument_of(mode: object) -> str:
     """A hint for a ``mode`` that is a communicator or a transport."""
     if not isinstance(mode, str) or mode == "auto":
         return ""
@@ -347,7 +347,7 @@ def columns_from_file(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     return columns
 
 
-def _names_columns(value: Any) -> bool:
+def _names_columns(value: object) -> bool:
     """Whether a value of a file is a column's name, several, or a name -> either."""
     if isinstance(value, dict):
         return all(isinstance(v, (str, list)) and _names_columns(v) for v in value.values())

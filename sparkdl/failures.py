@@ -193,7 +193,7 @@ def carried(function: _Function) -> _Function:
     """
 
     @functools.wraps(function)
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         try:
             return function(*args)
         except (SparkDLError, NotFiniteError) as error:

@@ -4,8 +4,6 @@
 worker; where the codec loses something, it adds that to the next vector (error feedback).
 """
 
-from typing import Any
-
 from sparkdl.codecs.codec import Codec, Compression, Compressor, ErrorFeedback, Memoryless, Sections
 from sparkdl.codecs.quantized import BF16, FP16, Dithering, Int4, Int8, OneBit, Raw
 from sparkdl.codecs.sparse import DGC, DGCCompressor, RandomK, TopK
@@ -52,7 +50,7 @@ def codec_names() -> list[str]:
     return CODECS.names()
 
 
-def make_codec(codec: object = None, **options: Any) -> Codec:
+def make_codec(codec: object = None, **options: object) -> Codec:
     """The codec that ``codec`` and ``options`` stand for.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ _SAMPLE = 16_384
 _SMALL = 65_536
 
 
-def check_ratio(codec: str, ratio: Any, k: Any) -> None:
+def check_ratio(codec: str, ratio: object, k: object) -> None:
     """Raises ConfigError unless ``0 < ratio <= 1`` and ``k`` is None or a whole number from 1."""
     require_share(codec, "ratio", ratio)
     require_whole(codec, "k", k, 1, or_none=True)

@@ -40,7 +40,7 @@ class AllReduceExchange:
 
 
 def choose_all_reduce_exchange(
-    config: FitConfig, rule: Any, compression: Any, optimizer: Any
+    config: FitConfig, rule: object, compression: object, optimizer: object
 ) -> AllReduceExchange:
     """The exchange for what the user asked.
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.codecs.quantized import to_summable
+from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors
 from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
@@ -28,6 +29,9 @@ from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray, Layout
 
 _ALIGNMENT = 64
+_BESIDE_SLICES_BYTES = 256 << 10
+"""Bytes of the dense gradients of all ranks up to which they travel with the slices: one exchange
+in place of two, each of which waits for the other ranks."""
 
 
 class AllReduceGradientSynchronizer(StepSynchronizer):
@@ -45,7 +49,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
     sent in this order on all ranks: a step ends with its last part, so no other order ends it
     sooner. A part that fails ends the step on all ranks before anything is applied. Gradients of
     embeddings that travel as slices are gathered beside it, in float32 and in the order of the
-    ranks.
+    ranks; a small dense rest travels with them.
 
     Args:
         communicator: Connected; used by this synchronizer alone while it trains.
@@ -198,6 +202,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
                 looked[...] = 0
         if part == 0:
             self._whole[-2], self._whole[-1] = float(self._sent_rows > 0), float(self.stop_wanted)
+        if self._beside_slices:
+            return
         if len(self.parts) == 1 and self.wire is None:
             with self._clock.within("exchange", any_thread=True):
                 self.communicator.all_reduce(target, "weighted", weight=self._sent_rows, out=target)
@@ -209,6 +215,12 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             sent, "weighted", weight=self._sent_rows, out=sent
         )
         self._handles.append((place, sent, handle))
+
+    @property
+    def _beside_slices(self) -> bool:
+        """Whether what is dense travels in :meth:`finish`, with the slices."""
+        small = self._whole.nbytes * self.communicator.size <= _BESIDE_SLICES_BYTES
+        return bool(self._sliced) and small and len(self.parts) == 1 and self.wire is None
 
     def finish(self) -> bool:
         """Waits for all parts: ``buffer`` then holds the mean over all ranks."""
@@ -236,10 +248,16 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
                 self._sent_rows = 0
         if not self._sent_rows:
             self.slices = [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
-        mine = pack(np.array([self._sent_rows], np.float64).view(np.uint8), self.slices)
+        rows = np.array([self._sent_rows], np.float64).view(np.uint8)
+        dense = self._whole.view(np.uint8) if self._beside_slices else rows[:0]
+        mine = pack(np.concatenate([rows, dense]), self.slices)
         with self._clock.within("exchange", any_thread=True):
             gathered = [unpack(data) for data in self.communicator.all_gather(mine)]
-        parts = [(float(head.view(np.float64)[0]), slices) for head, slices in gathered]
+        weights = [float(head[: rows.size].view(np.float64)[0]) for head, _ in gathered]
+        if dense.size:
+            each = [head[rows.size :].view(np.float32) for head, _ in gathered]
+            reduce_in_order(each, reduction_factors("weighted", weights), np.add, self._whole)
+        parts = [(weight, slices) for weight, (_, slices) in zip(weights, gathered, strict=True)]
         self.slices = join_slices(parts) or self.slices
 
     def agree_on_stop(self, value: float) -> None:

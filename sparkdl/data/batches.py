@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from sparkdl.data.columns import Batch, DataSpec
 from sparkdl.data.ragged import Array, IndexArray
@@ -16,6 +17,8 @@ from sparkdl.data.rows import Rows
 from sparkdl.data.storage import Storage
 from sparkdl.errors import ConfigError
 from sparkdl.training.learning import BatchStack
+
+Random = np.random.Generator
 
 
 class ClassWeights:
@@ -56,7 +59,6 @@ class EpochPlan:
     """How an epoch falls into batches: every row once, a smaller last batch where need be.
 
     Args:
-        num_rows: Rows in an epoch.
         batch_size: Rows in a full batch.
 
     >>> plan = EpochPlan(num_rows=10, batch_size=4)
@@ -112,6 +114,31 @@ class EpochPlan:
             yield self.full_batches, 1
 
 
+def grouped(groups: npt.NDArray[Any], batch_size: int, random: Random | None) -> list[IndexArray]:
+    """The rows of batches in which all rows of a group are together, in their order.
+
+    A batch gets the next groups as long as they fit; a larger group is a batch of its own.
+
+    Args:
+        batch_size: Rows of a batch, at most, unless one group has more.
+        random: Draws the order of the groups; None: that of their first rows.
+
+    >>> [rows.tolist() for rows in grouped(np.array([7, 3, 7, 3, 5]), 3, None)]
+    [[0, 2], [1, 3, 4]]
+    """
+    _, first, number = np.unique(groups, return_index=True, return_inverse=True)
+    ranks = np.argsort(first) if random is None else random.permutation(len(first))
+    number = np.argsort(ranks)[number]
+    ends, start, end = [0][:0], 0, 0
+    for size in np.bincount(number).tolist():
+        if start < end and end + size - start > batch_size:
+            ends.append(end)
+            start = end
+        end += size
+    batches = np.split(np.argsort(number, kind="stable"), ends)
+    return batches if len(groups) else []
+
+
 class Batches:
     """Batches of some rows, in a new random order each epoch.
 
@@ -127,10 +154,8 @@ class Batches:
     Iterators of one object may run at the same time; each has its own thread.
 
     Args:
-        rows: The rows.
         batch_size: Rows in a full batch.
         shuffle: Whether to permute; otherwise the rows come in their order, without a copy.
-        seed: Seed of the run.
         rank: Number of the worker; workers get different orders.
         prefetch: Stacks to gather ahead in a background thread; 0 gathers without a thread.
         steps: Batches in an epoch; None for all rows. Without ``repeat`` at most this number, the
@@ -166,6 +191,14 @@ class Batches:
         if steps is not None:
             num_rows = steps * batch_size if self.repeats else min(num_rows, steps * batch_size)
         self.plan = EpochPlan(num_rows, batch_size)
+        self.num_rows, self._grouped = num_rows, list[IndexArray]()
+        groups = rows.groups()
+        if groups is not None:  # a batch is the unit, whatever rows it has
+            random = _generator(seed, (rank, 0, 0)) if shuffle else None
+            self._grouped, self.repeats = grouped(groups, batch_size, random), False
+            count = len(self._grouped) if steps is None else min(steps, len(self._grouped))
+            self.num_rows = sum(map(len, self._grouped[:count]))
+            self.plan = EpochPlan(count, 1)
 
     @property
     def batch_size(self) -> int:
@@ -185,7 +218,8 @@ class Batches:
     @property
     def stackable(self) -> bool:
         """Whether all full batches have the same shape; padded ones have not, others may not."""
-        return self._prepare is None and not self.rows.spec.is_padded
+        spec = self.rows.spec
+        return self._prepare is None and not spec.is_padded and spec.group is None
 
     @property
     def batch_bytes(self) -> int:
@@ -222,6 +256,11 @@ class Batches:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _order(self, epoch: int) -> _Order | None:
+        if self._grouped:
+            order = np.arange(len(self._grouped))
+            if self.shuffle:
+                order = _generator(self.seed, (self.rank, epoch)).permutation(order)
+            return _BatchOrder(self._grouped, order)
         if self.repeats:
             return _Passes(self._order_of_pass, len(self.rows), epoch * self.plan.num_rows)
         plain = not self.shuffle and self._begin is None
@@ -250,6 +289,7 @@ class Batches:
         stack = BatchStack(
             _stack(batch.x, count), _stack(batch.y, count),
             None if weights is None else _stack(weights, count), count, batch.num_rows,
+            grouped=bool(self._grouped),
         )  # fmt: skip
         return stack if self._prepare is None else self._prepare(stack)
 
@@ -272,20 +312,26 @@ class _Order(Protocol):
 
 
 class _OwnOrder:
-    """The rows in their order."""
-
     def indices(self, start: int, stop: int) -> IndexArray:
         return np.arange(start, stop, dtype=np.int64)
 
 
 class _GivenOrder:
-    """The rows in an order that is known."""
-
     def __init__(self, order: IndexArray) -> None:
         self._order = order
 
     def indices(self, start: int, stop: int) -> IndexArray:
         return self._order[start:stop]
+
+
+class _BatchOrder:
+    """Batches whose rows are known, by their numbers in an order; asked for by place there."""
+
+    def __init__(self, batches: list[IndexArray], order: IndexArray) -> None:
+        self._batches, self._order = batches, order
+
+    def indices(self, start: int, stop: int) -> IndexArray:
+        return np.concatenate([self._batches[number] for number in self._order[start:stop]])
 
 
 class _Passes:
@@ -321,7 +367,6 @@ class _FullOrder:
 
     Args:
         rows: How many there are, or their numbers in the order that is permuted.
-        seed, key: Of the draw.
     """
 
     def __init__(self, rows: int | IndexArray, seed: int, key: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -60,6 +60,13 @@ ColumnKind = Literal["array", "scalars", "binary", "image", "decoded", "text", "
 COLUMN_KINDS: tuple[str, ...] = get_args(ColumnKind)
 
 
+class ColumnEncoder(Protocol):
+    """Makes numbers of the texts of a batch, such as a ``StringLookup``; can be pickled."""
+
+    def encode(self, texts: Array, spec: ColumnSpec) -> Array:
+        """``(rows, *spec.value_shape)`` of ``(rows,)`` bytes objects; DataError if that fails."""
+
+
 @dataclass(frozen=True)
 class ColumnSpec:
     """One model input, label or sample weight: where it comes from and what it must look like.
@@ -81,6 +88,7 @@ class ColumnSpec:
             of ``shape`` is then ``C``. Stored as integers, widened batch by batch.
         classes: ``C`` demands integer labels in ``[0, C)`` and leaves them integers.
         ignored: Beside ``classes``: one more label, which the loss leaves out; None for none.
+        encoder: For kind ``'text'``: makes what the model gets of the texts, batch by batch.
         bounds: The least and the greatest value that a label may have; None for any.
         is_weight: The values are sample weights, which are not below 0; DataSpec sets it.
         source_dtype: For kind ``'binary'``: the dtype of the raw bytes if it is not ``dtype``.
@@ -106,6 +114,7 @@ class ColumnSpec:
     is_weight: bool = field(default=False, compare=False)
     padding: Padding | None = None
     ignored: int | None = None
+    encoder: ColumnEncoder | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.columns, str):
@@ -121,7 +130,7 @@ class ColumnSpec:
                 "one column, or several of kind 'scalars'",
                 f"{len(self.columns)} columns of kind {self.kind!r}",
             )
-        if self.kind != "text":
+        if self.kind != "text" or self.encoder is not None:
             for dtype in (self.dtype, self.source_dtype):
                 _check_dtype(dtype, self)
         elif self.shape not in ((), (1,)):
@@ -195,6 +204,8 @@ class ColumnSpec:
 
     def finish(self, stored: Stored) -> Array:
         """Turns stored rows into what the model gets; the same object where nothing changes."""
+        if isinstance(stored, Ragged) and self.encoder is not None:
+            stored = self.encoder.encode(stored.texts(), self)
         if isinstance(stored, Ragged):
             if self.padding is None:
                 return stored.texts().reshape(len(stored), *(d or 0 for d in self.shape))
@@ -257,6 +268,7 @@ class DataSpec:
         sample_weight: Output name -> its columns, or one spec that serves all outputs.
         role_column: An integer column that is 0 in rows to train on and 1 in rows to validate on;
             -1, which is refused, where the user's column has null.
+        group: Numbers of groups of rows: those of one lie together in a batch.
 
     Equal specs (an autoencoder's input and label, one weight for all outputs) are read, stored
     and gathered once.
@@ -266,6 +278,7 @@ class DataSpec:
     labels: Mapping[str, ColumnSpec] = field(default_factory=dict)
     sample_weight: _Weights = None
     role_column: str | None = None
+    group: ColumnSpec | None = None
 
     def __post_init__(self) -> None:
         if not self.features:
@@ -294,7 +307,9 @@ class DataSpec:
     def entries(self) -> tuple[ColumnSpec, ...]:
         """Every distinct spec once, in a fixed order; storage has one array for each."""
         found: dict[ColumnSpec, ColumnSpec] = {}
-        for spec in (*self.features.values(), *self.labels.values(), *self.weights.values()):
+        group = () if self.group is None else (self.group,)
+        used = (*self.features.values(), *self.labels.values(), *self.weights.values(), *group)
+        for spec in used:
             known = found.get(spec, spec)
             if known is not spec:  # an input that is a label, too: one that is a weight
                 spec = replace(
@@ -323,7 +338,12 @@ class DataSpec:
     @property
     def is_padded(self) -> bool:
         """Whether batches have arrays of different length."""
-        return any(entry.padding is not None for entry in self.entries)
+        return any(e.padding is not None or (e.encoder and None in e.shape) for e in self.entries)
+
+    @property
+    def encodes(self) -> bool:
+        """Whether Keras' layers make numbers of texts, so that the framework must be up before."""
+        return any(entry.encoder is not None for entry in self.entries)
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -67,11 +67,9 @@ class ValuePlace:
             )
         raise self.error(
             "the model takes no nulls" + (" inside an array" if per_row is not None else ""),
-            row=first // max(per_row or 1, 1),
-            expected="no nulls",
-            received=f"{array.null_count} nulls in this batch of rows",
-            hint=hint,
-        )
+            row=first // max(per_row or 1, 1), expected="no nulls",
+            received=f"{array.null_count} nulls in this batch of rows", hint=hint,
+        )  # fmt: skip
 
 
 def is_text(kind: Any) -> bool:
@@ -94,7 +92,6 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
 
     Args:
         array: See :meth:`ValuePlace.check_nulls`, as for the other arguments.
-        place: Where it stands.
         per_row: See there.
     """
     place.check_nulls(array, per_row)
@@ -168,7 +165,6 @@ def shape_error(
 
 
 def _one_hot_hint(shape: Sequence[int | None], spec: ColumnSpec) -> str:
-    """The hint about one-hot vectors where the loss wants class numbers."""
     if spec.classes is None or spec.classes < 2 or tuple(shape)[-1:] != (spec.classes,):
         return ""
     return (
@@ -214,11 +210,9 @@ def cast(values: Array, target: np.dtype[Any], place: ValuePlace, row: int | Non
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise place.error(
             f"a value that {target} cannot hold",
-            row=int(index[0]) if row is None and index else row,
-            expected=expected,
-            received=str(values[index]),
-            hint=hint,
-        )
+            row=int(index[0]) if row is None and index else row, expected=expected,
+            received=str(values[index]), hint=hint,
+        )  # fmt: skip
     return made
 
 
@@ -280,12 +274,11 @@ def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
             return values
     index = np.unravel_index(int(np.argmax(bad)), bad.shape)
     raise place.error(
-        "a label out of range",
-        row=int(index[0]),
+        "a label out of range", row=int(index[0]),
         expected=f"integers from 0 to {classes - 1}: the model has {classes} classes",
         received=str(values[index]),
         hint="labels start at 0; the model's last layer needs one unit per class",
-    )
+    )  # fmt: skip
 
 
 def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace) -> None:
@@ -305,12 +298,10 @@ def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace)
             f"sparse_categorical_crossentropy, and {hint}"
         )
     raise place.error(
-        "a label that the loss does not take",
-        row=int(index[0]),
+        "a label that the loss does not take", row=int(index[0]),
         expected=f"numbers {limits}, for which the model's loss has a meaning",
-        received=str(values[index]),
-        hint=hint,
-    )
+        received=str(values[index]), hint=hint,
+    )  # fmt: skip
 
 
 def _check_weights(values: Array, place: ValuePlace) -> None:
@@ -319,9 +310,7 @@ def _check_weights(values: Array, place: ValuePlace) -> None:
     if bad.any():
         index = np.unravel_index(int(np.argmax(bad)), bad.shape)
         raise place.error(
-            "a sample weight below 0",
-            row=int(index[0]),
-            expected="numbers of at least 0, as for class_weight",
-            received=str(values[index]),
+            "a sample weight below 0", row=int(index[0]),
+            expected="numbers of at least 0, as for class_weight", received=str(values[index]),
             hint="a weight of 0 leaves a row out",
-        )
+        )  # fmt: skip

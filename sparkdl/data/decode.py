@@ -88,12 +88,10 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
     if bad.any():
         row = int(np.argmax(bad))
         raise error(
-            "an image whose size is not the model's",
-            row,
-            f"shape {(height, width, wanted)}",
+            "an image whose size is not the model's", row, f"shape {(height, width, wanted)}",
             f"shape {(int(heights[row]), int(widths[row]), int(channels[row]))}"
             f" in {lengths[row]} bytes",
-        )
+        )  # fmt: skip
     if (channels == channels[0]).all():
         return _to_rgb(_pixels(fields["data"], height, width, int(channels[0])), wanted)
     out = np.empty((rows, height, width, wanted), np.uint8)
@@ -134,7 +132,6 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
 
     Args:
         batch: Rows with at least the columns that ``spec`` names.
-        spec: What to read.
         first_row: Number of the batch's first row in its partition, for error messages.
 
     Raises:
@@ -278,10 +275,9 @@ def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
     spec = place.spec
     if not is_any_list(array.type):
         raise place.error(
-            "a column that holds no arrays",
-            expected=f"arrays of shape {spec.shape}",
+            "a column that holds no arrays", expected=f"arrays of shape {spec.shape}",
             received=f"Arrow type {array.type}",
-        )
+        )  # fmt: skip
     if pa.types.is_fixed_size_list(array.type):
         lengths = np.full(len(array), array.type.list_size, np.int64)
     else:
@@ -304,12 +300,11 @@ def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
         if odd.any():
             row = int(np.argmax(odd != 0))
             raise replace(place, lengths=None).error(
-                "an array whose length does not fit the shape",
-                row=row,
+                "an array whose length does not fit the shape", row=row,
                 expected=f"a multiple of {size} values, for positions of shape "
                 f"{spec.position_shape}",
                 received=f"{lengths[row]}",
-            )
+            )  # fmt: skip
         lengths = lengths // size
         place = replace(place, lengths=lengths)
     elif math.prod(dims[1:]) != size:
@@ -328,18 +323,16 @@ def _common_width(array: Any, place: ValuePlace, per_row: int) -> int:
         size = math.prod(d or 0 for d in place.spec.value_shape)
         common, index = _odd_one(widths, size // max(per_row, 1))
         raise place.error(
-            "arrays of unequal length",
-            row=index // max(per_row, 1),
+            "arrays of unequal length", row=index // max(per_row, 1),
             expected=f"shape {place.spec.value_shape}; other rows have length {common}",
             received=f"length {widths[index]}",
             hint="pad=0 (of SparkModel, predict, the stages) pads rows for a model with "
             "keras.Input((None,)); else cut them to one length, or drop the odd rows",
-        )
+        )  # fmt: skip
     return int(widths[0])
 
 
 def _odd_one(widths: Array, wanted: int) -> tuple[int, int]:
-    """The width expected (``wanted`` if it occurs), and the first index with another."""
     common = wanted if (widths == wanted).any() else int(widths[0])
     return common, int(np.argmax(widths != common))
 
@@ -357,9 +350,8 @@ def _decode_bytes(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
             "bytes whose length does not fit the shape",
             expected=f"{'' if exact else 'a multiple of '}{unit} bytes: shape "
             f"{spec.value_shape} of {dtype.name}",
-            received=f"{width} bytes",
-            hint="encoded images (JPEG, PNG) need a decoder",
-        )
+            received=f"{width} bytes", hint="encoded images (JPEG, PNG) need a decoder",
+        )  # fmt: skip
     values = np.frombuffer(data, dtype).reshape(rows, width // dtype.itemsize)
     return values if values.flags.aligned else values.copy()
 
@@ -387,12 +379,10 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         wanted = math.prod(d or 0 for d in place.spec.value_shape) * itemsize
         common, index = _odd_one(widths, wanted)
         raise place.error(
-            "bytes of unequal length",
-            row=index,
+            "bytes of unequal length", row=index,
             expected=f"shape {place.spec.value_shape}; other rows have {common} bytes",
-            received=f"{widths[index]} bytes",
-            hint="encoded images (JPEG, PNG) need a decoder",
-        )
+            received=f"{widths[index]} bytes", hint="encoded images (JPEG, PNG) need a decoder",
+        )  # fmt: skip
     start, stop = int(offsets[0]), int(offsets[-1])
     return _part(data, start, stop - start), int(widths[0])
 
@@ -444,11 +434,10 @@ def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]
             ) from error
         if result.dtype.kind not in "biufc":
             raise place.error(
-                "the decoder gave no numbers",
-                row=row,
+                "the decoder gave no numbers", row=row,
                 expected=f"an array of shape {spec.value_shape} and dtype {spec.dtype}",
                 received=f"{type(result).__name__} of dtype {result.dtype}",
-            )
+            )  # fmt: skip
         if not matches(result.shape, spec.value_shape):
             raise shape_error(result.shape, place, row, "the decoder gave another shape")
         yield result
@@ -477,11 +466,10 @@ def decode_vectors(array: Any, place: ValuePlace) -> Array:
     if (widths != widths[0]).any():
         index = int(np.argmax(widths != widths[0]))
         raise place.error(
-            "vectors of unequal length",
-            row=index,
+            "vectors of unequal length", row=index,
             expected=f"shape {place.spec.value_shape}; the rows before have length {widths[0]}",
             received=f"length {widths[index]}",
-        )
+        )  # fmt: skip
     width = int(widths[0])
     numbers = numbers_of(values.flatten(), place)
     if dense.all():
@@ -493,10 +481,9 @@ def decode_vectors(array: Any, place: ValuePlace) -> Array:
     unequal = (~dense & (counts != lengths)).any() or (dense & (counts != 0)).any()
     if unequal or (len(indices) and (indices.min() < 0 or indices.max() >= width)):
         raise place.error(
-            "a malformed sparse vector",
-            expected=f"as many indices as values, all in [0, {width})",
+            "a malformed sparse vector", expected=f"as many indices as values, all in [0, {width})",
             received="indices that do not fit",
-        )
+        )  # fmt: skip
     positions[sparse] = indices
     wanted = place.spec.value_dtype
     out = np.zeros((len(array), width), wanted if wanted.kind == "f" else np.float64)

@@ -97,7 +97,6 @@ def _view(array: pa.Array) -> npt.NDArray[Any] | None:
 
 
 def _one_length(array: pa.Array) -> int | None:
-    """The length of all lists of a column; None if they differ, or there is none."""
     sizes = array.value_lengths().to_numpy()
     return int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else None
 
@@ -146,7 +145,6 @@ class _MappedBatches(Sequence[pa.RecordBatch]):
     """Record batches of a mapped file; pages of those that were given before leave this process.
 
     Args:
-        mapped: The file.
         ends: Where each batch ends in it; the first begins at 0, with what Arrow needs besides.
     """
 
@@ -364,7 +362,6 @@ class Feed(RowFeed):
         joined: Rows of the rank that has most, if this feed shall give as many batches as the feed
             of that rank; None: it need not.
         shuffle: Whether each epoch permutes the record batches, and the rows within each.
-        seed: Seed of the order.
     """
 
     def __init__(

@@ -22,13 +22,12 @@ def decode_valid(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> t
 
     Args:
         batch: Rows with at least the columns that ``spec`` names.
-        spec: What to read.
         first_row: Number of the batch's first row in its partition, for error messages.
 
     Returns:
         The valid rows, and for each row of ``batch`` whether it is among them. Invalid are rows
         with a null in a column of ``spec`` (or inside an array or struct there), and those whose
-        value ``ColumnSpec.decoder`` raises on or makes an array of another shape of.
+        value ``ColumnSpec.decoder`` or its encoder raises on or makes an array of another shape of.
 
     Raises:
         DataError: All else that does not fit: a type, a width.
@@ -38,7 +37,7 @@ def decode_valid(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> t
     try:
         return decode(rows, spec, first_row), valid
     except DataError:
-        if not any(entry.kind == "decoded" for entry in spec.entries):
+        if not any(entry.kind == "decoded" or entry.encoder for entry in spec.entries):
             raise
     valid[valid] = [_decodes(rows.slice(row, 1), spec) for row in range(rows.num_rows)]
     return decode(batch.filter(pa.array(valid)), spec, first_row), valid
@@ -75,7 +74,6 @@ def _has_null(array: Any, inside: bool) -> Mask:
 
 
 def _null_free(array: Any) -> bool:
-    """Whether nested lists have no null at any depth."""
     while is_any_list(array.type) and not array.null_count:
         array = array.flatten()
     return not array.null_count

@@ -212,7 +212,6 @@ class _Collector:
         self._write([column.finish() for column in columns])
 
     def _write(self, columns: Sequence[Stored]) -> None:
-        """To disk; of ragged rows the positions into a file of their own."""
         for number, rows in enumerate(columns):
             if isinstance(rows, Ragged):
                 self._ragged[number].append(rows)

@@ -190,7 +190,6 @@ def _signed(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_usual(kind: pa.DataType) -> bool:
-    """Whether NumPy sees the values of lists of this type as they lie there."""
     if is_any_list(kind):
         return "_view" not in str(kind) and _is_usual(kind.value_type)
     wrapped = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)

@@ -26,7 +26,6 @@ def content_order(columns: Sequence[Stored], num_rows: int) -> IndexArray:
 
     Args:
         columns: All columns of the rows, in memory.
-        num_rows: How many rows there are.
 
     >>> forward = np.array([[3.0], [1.0], [2.0]])
     >>> backward = forward[::-1].copy()
@@ -50,7 +49,6 @@ def content_order(columns: Sequence[Stored], num_rows: int) -> IndexArray:
 
 
 def _tied(keys: Keys, order: IndexArray) -> IndexArray:
-    """Places in the order whose rows have equal keys."""
     same = np.zeros(len(order) + 1, np.bool_)  # whether the row at a place equals the one before
     for start in range(1, len(order), _CHUNK_WORDS):
         stop = min(start + _CHUNK_WORDS, len(order))
@@ -152,7 +150,6 @@ class Rows:
     Arrays from ``take`` are new.
 
     Args:
-        spec: The columns.
         storage: One column per ``spec.entries``, in that order.
         name: What the rows are, for error messages: ``'training'`` or ``'validation'``.
         order: Their numbers in an order that does not depend on how they came; None: not known.
@@ -222,6 +219,15 @@ class Rows:
         storage = self.storage
         arrays = [e.finish(storage.slice(i, start, stop)) for i, e in enumerate(self._entries)]
         return self.spec.assemble(arrays, stop - start)
+
+    def groups(self) -> AnyArray | None:
+        """The number of each row's group; None without groups."""
+        group = self.spec.group
+        if group is None:
+            return None
+        stored = self.storage.slice(self._entries.index(group), 0, self.num_rows)
+        assert not isinstance(stored, Ragged)
+        return stored
 
     def sample(self, spec: ColumnSpec, most_rows: int, most_values: int) -> AnyArray | None:
         """Stored values of a column in some rows, evenly spread over all.

@@ -274,14 +274,12 @@ class _Reading(Generic[T]):
         return None
 
     def _grow(self, now: float, asked: float) -> None:
-        """Starts more readers if they are of use."""
         waited_s = now - asked + sum(waited for waited, _ in self._recent)
         passed_s = now - self._given + sum(passed for _, passed in self._recent)
         share, first = waited_s / passed_s, not self._recent
         self.start(self._spent.useful_readers(share, self._free_processors, first=first))
 
     def _free_processors(self) -> float:
-        """Processors without work since the last look; 0 where that is not known."""
         load = self._meter.look()
         return 0.0 if load is None else (1 - load.cpu_percent / 100) * (os.cpu_count() or 1)
 

@@ -368,7 +368,6 @@ class SpillWriter:
         )  # fmt: skip
 
     def _span(self, starts: Array, size: int) -> tuple[int, int]:
-        """A block's page-aligned start and its length in bytes, as madvise wants them."""
         first = int(starts[0]) // mmap.PAGESIZE * mmap.PAGESIZE
         last = int(starts[-1]) + self._widths[-1] * self.block_rows
         return first, min(last, size) - first

@@ -174,7 +174,7 @@ def java_version(timeout_s: float = 30.0) -> str | None:
 @lists_its_arguments
 @interrupts.heard()
 def doctor(
-    spark: Any = None,
+    spark: object = None,
     *,
     mode: str = "asynchronous",
     num_workers: int | None = None,

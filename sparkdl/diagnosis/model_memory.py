@@ -12,6 +12,7 @@ from sparkdl.config import FitConfig
 from sparkdl.diagnosis.executors import Facts
 from sparkdl.diagnosis.host_checks import FRAMEWORK_BYTES, hosts_of, room_of, size_text
 from sparkdl.diagnosis.report import Check, Status
+from sparkdl.learner.prediction.shared_weights import LEAST_BYTES
 from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.learner.state.optimizer_state import slots_of
 from sparkdl.learner.state.served_rows import ModelTables
@@ -47,6 +48,11 @@ class MemoryNeeds:
         """Those of a worker: weights, gradients and slots, and the buffers that travel."""
         buffers = 1 if not self.servers else 3
         return FRAMEWORK_BYTES + self.weights * (2 + self.slots + buffers)
+
+    def predicting(self, workers: int) -> int:
+        """Those of the workers of one executor that predict: large weights lie there once."""
+        copies = 1 if self.weights >= LEAST_BYTES else workers
+        return workers * FRAMEWORK_BYTES + copies * self.weights
 
     @property
     def server(self) -> int:
@@ -88,6 +94,7 @@ def check_model(
         if needs.servers and beside
         else ""
     )
+    said += f"; to predict, {size_text(needs.predicting(4))} for four workers of an executor"
     short = []
     if own is not None and own < at_driver:
         short.append(f"{size_text(own)} at the driver")

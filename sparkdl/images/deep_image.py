@@ -86,7 +86,7 @@ class SavedImageStage(Params, SavedStage):
         self._model = None if found is None else found[0]
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     """Whether JSON gives the same value back."""
     try:
         return bool(json.loads(json.dumps(value)) == value)
@@ -94,7 +94,7 @@ def is_json(value: Any) -> bool:
         return False
 
 
-def _archive_of(model: Any) -> ModelArchive | None:
+def _archive_of(model: object) -> ModelArchive | None:
     """A stage's model as it goes into the file; a path is read, so that the file has it all."""
     if model is None:
         return None
@@ -398,7 +398,7 @@ class DeepImageFeaturizer(_DeepImage):
             raise UnknownNameError("scaleHint", given["scaleHint"], SCALE_HINTS)
         self._take(given)
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=True)
         reader = self._reader(source, str(self.getOrDefault(self.scaleHint)))
@@ -454,7 +454,7 @@ class DeepImagePredictor(_DeepImage):
         self._labels = given.pop("labels", None)
         self._take(given)
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=False)
         reader = self._reader(source, "SCALE_AREA_AVERAGING")

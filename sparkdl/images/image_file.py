@@ -123,7 +123,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
         super()._begin()
         self._opened: tuple[str, ModelSource] | None = None
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         path = self.getModelFile()
         with making_models, interrupts.held():  # copies in other threads share the model
@@ -225,7 +225,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
         self._objects = None
 
     @interrupts.heard()
-    def _fit(self, dataset: Any) -> KerasImageFileTransformer:
+    def _fit(self, dataset: object) -> KerasImageFileTransformer:
         with making_models, interrupts.held():
             model = self._compiled()
         spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
@@ -267,10 +267,10 @@ class LoadedByUser:
 @lists_its_arguments
 def registerKerasImageUDF(
     udf_name: str,
-    keras_model_or_file_path: Any,
+    keras_model_or_file_path: object,
     preprocessor: Callable[[Any], Any] | None = None,
     *,
-    spark: Any = None,
+    spark: object = None,
 ) -> Callable[..., Any]:
     """Makes an image model a function of SQL over Spark's image column; a name is replaced.
 

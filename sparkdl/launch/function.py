@@ -243,7 +243,7 @@ def _load_call(content: bytes, rank: int) -> tuple[Callable[..., Any], tuple[Any
     return function, args, kwargs
 
 
-def _dump_result(result: Any, rank: int) -> bytes:
+def _dump_result(result: object, rank: int) -> bytes:
     try:
         # by name where that goes: the driver has the user's modules, and shall get its own classes
         content: bytes = cloudpickle.dumps(result)

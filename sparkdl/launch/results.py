@@ -172,7 +172,7 @@ class Capture:
             splitter.end()
 
 
-def _is_text(stream: Any) -> bool:
+def _is_text(stream: object) -> bool:
     return hasattr(stream, "reconfigure") and hasattr(stream, "line_buffering")
 
 

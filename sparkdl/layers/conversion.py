@@ -19,7 +19,7 @@ MOST_PLAIN_BYTES = 4 << 30
 """Bytes of the embeddings of a plain model at most."""
 
 
-def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -> Any:
+def serve_embeddings(model: keras.Model, larger_than_mb: float = 2.0, **settings: Any) -> Any:
     """A copy of a model whose large embeddings lie in tables.
 
     Args:
@@ -39,7 +39,7 @@ def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -
     """
     _require_cloneable(model)
 
-    def replaced(layer: Any) -> Any:
+    def replaced(layer: keras.layers.Layer) -> Any:
         large = type(layer) is keras.layers.Embedding and _megabytes(layer) > larger_than_mb
         if not large:
             return layer.__class__.from_config(layer.get_config())
@@ -57,7 +57,7 @@ def serve_embeddings(model: Any, larger_than_mb: float = 2.0, **settings: Any) -
     return _cloned(model, replaced)
 
 
-def to_plain_model(model: Any, ids: int | None = None) -> Any:
+def to_plain_model(model: keras.Model, ids: int | None = None) -> Any:
     """A copy of a model whose rows and classes in tables have become layers of Keras'.
 
     Layers in segments (:func:`recompute_segments`) are the model's own again.
@@ -95,7 +95,7 @@ def to_plain_model(model: Any, ids: int | None = None) -> Any:
         )  # fmt: skip
     made: list[tuple[Any, Any]] = []
 
-    def replaced(layer: Any) -> Any:
+    def replaced(layer: keras.layers.Layer) -> Any:
         if isinstance(layer, ShardedClassifier):
             return _plain_classifier(layer)
         if not isinstance(layer, ServedEmbedding):
@@ -133,7 +133,7 @@ def _plain_classifier(layer: ShardedClassifier) -> Any:
     return plain
 
 
-def _cloned(model: Any, replaced: Callable[[Any], Any]) -> Any:
+def _cloned(model: keras.Model, replaced: Callable[[Any], Any]) -> Any:
     copy = keras.models.clone_model(model, clone_function=replaced)
     kept: list[tuple[Any, Any]] = []
     for layer, former in zip(copy.layers, model.layers, strict=True):
@@ -165,7 +165,7 @@ def _exclude_from_decay(former: Any, optimizer: Any, kept: list[tuple[Any, Any]]
         optimizer.exclude_from_weight_decay(variables or None, names)
 
 
-def _require_cloneable(model: Any) -> None:
+def _require_cloneable(model: keras.Model) -> None:
     kinds = (keras.Sequential, keras.src.models.Functional)
     if not isinstance(model, kinds) or not model.built:
         raise ModelError(
@@ -175,11 +175,11 @@ def _require_cloneable(model: Any) -> None:
         )  # fmt: skip
 
 
-def _megabytes(layer: Any) -> float:
+def _megabytes(layer: keras.layers.Layer) -> float:
     return 4e-6 * float(layer.input_dim * layer.output_dim)
 
 
-def _require_plain_rows(layer: Any) -> None:
+def _require_plain_rows(layer: keras.layers.Layer) -> None:
     has = {
         "mask_zero": layer.mask_zero,
         "embeddings_regularizer": layer.embeddings_regularizer,

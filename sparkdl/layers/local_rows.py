@@ -46,7 +46,7 @@ class LocalRows:
         self._classes: dict[str, tuple[RowStore, ClassPart]] = {}
         self._measured: dict[str, Measured] = {}
 
-    def serve(self, layer: TableLayer, model: Any) -> None:
+    def serve(self, layer: TableLayer, model: object) -> None:
         """Keeps the table of ``layer``, called within ``model`` (None: by itself)."""
         self._layers.setdefault(layer.table_name, layer)
         if isinstance(model, keras.Model):
@@ -206,7 +206,7 @@ class LocalRows:
         return _number(getattr(optimizer, "inner_optimizer", optimizer).learning_rate)
 
 
-def _number(variable: Any) -> float:
+def _number(variable: object) -> float:
     return float(keras.ops.convert_to_numpy(variable))
 
 

@@ -116,7 +116,7 @@ class ServedEmbedding(TableLayer):
         )  # fmt: skip
         return TableSpec(self.table, store.settings, rate)
 
-    def rows(self, ids: Any) -> FloatArray:
+    def rows(self, ids: object) -> FloatArray:
         """The rows of some ids; start values where an id has none, zeros for the padding.
 
         Args:
@@ -134,7 +134,7 @@ class ServedEmbedding(TableLayer):
             found[wanted == self.pad_id] = 0
         return found
 
-    def load(self, ids: Any, rows: Any) -> None:
+    def load(self, ids: object, rows: object) -> None:
         """Sets rows, for a warm start: a fit goes on from them, with or without Spark.
 
         Args:

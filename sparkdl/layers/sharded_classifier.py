@@ -177,7 +177,7 @@ class ShardedClassifier(TableLayer):
         store = RowStore(self.dim, rule, start, name=self.table, seed=self.seed)
         return TableSpec(self.table, store.settings, rate, self.classes)
 
-    def centers(self, classes: Any) -> FloatArray:
+    def centers(self, classes: object) -> FloatArray:
         """The centers of some classes; start values of those without a step.
 
         Args:
@@ -194,7 +194,7 @@ class ShardedClassifier(TableLayer):
     def start_rows(self, ids: IdArray) -> FloatArray:
         return RowStart(self.table, self.dim, self.initializer, self.seed).rows(ids)
 
-    def top_classes(self, features: Any, k: int = 5) -> tuple[IdArray, FloatArray]:
+    def top_classes(self, features: object, k: int = 5) -> tuple[IdArray, FloatArray]:
         """The nearest classes of each row.
 
         Args:
@@ -242,7 +242,7 @@ class ShardedClassifier(TableLayer):
         _called.layers[self.table] = weakref.ref(self)
         return ops.cast(features, "float32")
 
-    def losses_of(self, labels: Any, features: Any) -> Any:
+    def losses_of(self, labels: object, features: object) -> Any:
         """The loss of each row; see :class:`ClassLoss`."""
         anchor = ops.convert_to_tensor(self._anchor)
         labels = ops.reshape(labels, (-1,))
@@ -299,7 +299,7 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         self.table, self.num_classes = table, num_classes
 
-    def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def __call__(self, y_true: object, y_pred: object, sample_weight: object = None) -> Any:
         """The reduced loss. Labels stay integers: as floats they would be other classes."""
         per_row = self.call(y_true, y_pred)
         return keras_losses.reduce_weighted_values(
@@ -332,7 +332,7 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
         super().__init__(name=name, dtype=dtype)
         self.table = table
 
-    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+    def update_state(self, y_true: object, y_pred: object, sample_weight: object = None) -> Any:
         """Takes the rows whose loss was computed last."""
         layer = _called.find(self.table)
         return super().update_state(after(lambda: layer.hits, y_pred), sample_weight)

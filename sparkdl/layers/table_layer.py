@@ -148,7 +148,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     # -- Keras -------------------------------------------------------------------------------------
 
-    def build(self, input_shape: Any) -> None:
+    def build(self, input_shape: object) -> None:
         """Makes the variable that stands for the rows where the framework differentiates."""
         self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", autocast=False)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
@@ -14,7 +14,11 @@ from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.prediction.shared_weights import SharedWeights, shared_weights
+from sparkdl.learner.prediction.shared_weights import (
+    SharedWeights,
+    frozen_weights,
+    shared_weights,
+)
 from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:
@@ -25,12 +29,31 @@ Key = tuple[str, str]
 """``ModelArchive.key``, and ``DataSpec.form`` of the batches that the steps were compiled for."""
 
 
-@dataclass(frozen=True)
-class _KeptLearner:
+@dataclass
+class _Shares:
+    """Something whose large weights lie in a file that processes of an executor share."""
+
+    shared: SharedWeights | None = field(default=None, kw_only=True)
+
+    def close(self) -> None:
+        """Leaves the file."""
+        if self.shared is not None:
+            self.shared.close()
+            self.shared = None
+
+
+@dataclass
+class _KeptLearner(_Shares):
     """A learner, and what code of the user's may have changed of its model since it was made."""
 
     learner: KerasLearner
     own: OwnAttributes
+
+    def share(self, model: Any) -> None:
+        """Lets frozen weights lie where those of other processes do, and leaves the former file."""
+        former, self.shared = self.shared, shared_weights(frozen_weights(model))
+        if former is not None:
+            former.close()
 
 
 _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
@@ -38,7 +61,7 @@ _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
 
 
 @dataclass
-class _KeptPredictor:
+class _KeptPredictor(_Shares):
     """A predictor, what it predicts with, and how many use it now."""
 
     key: str
@@ -50,14 +73,6 @@ class _KeptPredictor:
     changes: bool = False
     """Whether to predict changes it: seeds go on, or code of the user's own sets attributes."""
     users: int = 0
-    shared: SharedWeights | None = None
-    """This process' part in the file of the weights, where they are large."""
-
-    def close(self) -> None:
-        """Leaves the file of the weights."""
-        if self.shared is not None:
-            self.shared.close()
-            self.shared = None
 
 
 _predictors: OrderedDict[str, _KeptPredictor] = OrderedDict()
@@ -72,7 +87,6 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
     worker process runs one task at a time.
 
     Args:
-        archive: The model.
         form: Form of the batches, see :attr:`sparkdl.data.columns.DataSpec.form`: metrics, and what
             tracing finds out about the loss, depend on it.
     """
@@ -81,15 +95,17 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
         model = decode_model(archive)
         own = OwnAttributes.of(model)
         kept = _KeptLearner(make_learner(model), own)
+        kept.share(model)
     else:
         model = kept.learner.model
         kept.own.give_back(model)
         restore_state(model, archive)
+        kept.share(model)
         model.reset_metrics()
         kept.learner.reload()
     _kept[archive.key, form] = kept
     while len(_kept) > _CAPACITY:
-        _kept.popitem(last=False)
+        _kept.popitem(last=False)[1].close()
     return kept.learner
 
 
@@ -113,7 +129,9 @@ def is_kept(archive: ModelArchive, form: str = "") -> bool:
 
 def forget_learner(archive: ModelArchive, form: str = "") -> None:
     """Drops a learner whose state cannot be trusted, as its fit ended in an exception."""
-    _kept.pop((archive.key, form), None)
+    kept = _kept.pop((archive.key, form), None)
+    if kept is not None:
+        kept.close()
 
 
 @contextlib.contextmanager
@@ -148,7 +166,7 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
     model = decode_model(wanted.archive, compiled=False)
-    shared = shared_weights(model, digest)
+    shared = shared_weights(model.weights, digest)
     if wanted.generation is not None:
         writer = TextGenerator(model, wanted.generation)
         return _KeptPredictor(key, digest, None, writer, None, shared=shared)
@@ -158,7 +176,6 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
-    """An idle predictor of equal architecture with the new weights; None: there is none."""
     for digest, kept in _predictors.items():
         if kept.key == wanted.archive.key and kept.own is not None and not kept.users:
             del _predictors[digest]
@@ -173,7 +190,7 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
     kept.own.give_back(kept.model)
     restore_state(kept.model, wanted.archive)
     kept.digest = wanted.digest
-    former, kept.shared = kept.shared, shared_weights(kept.model, kept.digest)
+    former, kept.shared = kept.shared, shared_weights(kept.model.weights, kept.digest)
     if former is not None:  # left last, as the file may be the same one
         former.close()
     kept.predictor.reload()

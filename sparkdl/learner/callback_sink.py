@@ -217,7 +217,6 @@ class CallbackSink:
             )
 
     def _names(self, numbers: Iterable[int]) -> str:
-        """Variables of the model, without those of metrics."""
         metrics = {id(variable) for variable in self._model.metrics_variables}
         every = [self._model.variables[number] for number in sorted(numbers)]
         paths = [variable.path for variable in every if id(variable) not in metrics]

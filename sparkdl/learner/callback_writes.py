@@ -173,7 +173,6 @@ def _seed_states(model: Any) -> list[Any]:
 
 
 def _places(model: Any) -> dict[int, int]:
-    """id of a variable that the workers exchange -> where it begins in their flat buffer."""
     places, offset = {}, 0
     for variable in [*trained_variables(model), *averaged_variables(model)]:
         places[id(variable)] = offset

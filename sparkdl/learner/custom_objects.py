@@ -92,7 +92,6 @@ def comes_with_keras(target: Any) -> bool:
 
 
 def _is_nameless(target: Any) -> bool:
-    """Whether it is a lambda, or a function that was defined inside of another one."""
     return isinstance(target, FunctionType) and "<" in target.__qualname__
 
 
@@ -132,7 +131,6 @@ def own_compile_settings(model: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _compiled(model: Any) -> list[Any]:
-    """The compile settings that may hold classes and functions."""
     return [getattr(model, "optimizer", None), *compile_settings(model).values()]
 
 
@@ -159,6 +157,5 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _is_saved_object(thing: Any) -> bool:
-    """Whether it is an object of the user's own that Keras saves, such as a constraint."""
     kind = type(thing)
     return hasattr(kind, "get_config") and not comes_with_keras(kind)

@@ -15,7 +15,7 @@ from sparkdl.learner.steps.keras_learner import require_compiled
 from sparkdl.progress.events import Json
 
 
-def describe_model(model: Any) -> dict[str, Json]:
+def describe_model(model: keras.Model) -> dict[str, Json]:
     """Parameters, layers, loss and the optimizer's settings (``optimizer_learning_rate``, ...).
 
     Only numbers, texts and truth values; a learning-rate schedule is named by its class.
@@ -43,7 +43,7 @@ _STATE = frozenset({
 """Parts of a configuration that say nothing of what a model with given weights computes."""
 
 
-def config_difference(content: bytes, model: Any) -> tuple[str, str, str] | None:
+def config_difference(content: bytes, model: keras.Model) -> tuple[str, str, str] | None:
     """Finds what a saved model computes otherwise than a model with the same weights would.
 
     Names, initializers, seeds and dtypes do not count, nor a setting that one of the two Keras'
@@ -60,7 +60,7 @@ def config_difference(content: bytes, model: Any) -> tuple[str, str, str] | None
     return _difference(json.loads(content), json.loads(own), "the model")
 
 
-def optimizer_classes(content: bytes, model: Any) -> tuple[str, str] | None:
+def optimizer_classes(content: bytes, model: keras.Model) -> tuple[str, str] | None:
     """The class of a saved model's optimizer and that of a model's; None if one is not known."""
     settings = (json.loads(content).get("compile_config") or {}).get("optimizer")
     own = keras.saving.serialize_keras_object(model.optimizer)
@@ -124,7 +124,6 @@ class ModelDescription:
     """A model in plain values.
 
     Args:
-        name: Name of the model.
         inputs: Input -> what a column for it holds.
         outputs: Output -> its values per row.
         labels: Output -> what a label column for it holds.
@@ -158,7 +157,7 @@ class ModelDescription:
         return "\n".join(lines)
 
 
-def describe(model: Any) -> ModelDescription:
+def describe(model: keras.Model) -> ModelDescription:
     """Describes a compiled model.
 
     Args:

@@ -7,6 +7,7 @@ thread that gathers the batches, as Keras' own ``fit`` of such a model does with
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +16,86 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.columns import ColumnSpec, DataSpec
+from sparkdl.data.conform import conform, empty_rows
 from sparkdl.errors import DataError, ResourceError
+from sparkdl.process import payload
 from sparkdl.training.learning import Arrays, BatchStack
 
 ROW = "features"
 """The name of a row that is one value."""
 SEGMENT = "segment "
 """Stands before the number of a text, where a row is several texts in an order."""
-_EXAMPLE = "a good text"
+EXAMPLE = "a good text"
 _FREE_DIMENSION = 8
+
+
+@dataclass(frozen=True)
+class LayerEncoder:
+    """A layer of Keras that takes texts, before a model; an encoder of columns.
+
+    It travels by value, and is made again where it is first used, when Keras is up there.
+
+    Args:
+        layer: ``StringLookup``, ``TextVectorization``, ``Hashing`` or one of the user's own.
+    """
+
+    layer: Any
+
+    @classmethod
+    def of(cls, decoder: object) -> LayerEncoder | None:
+        """The encoder of what a user gave as a decoder; None for a function of one value."""
+        keras = sys.modules.get("keras")
+        return cls(decoder) if keras is not None and isinstance(decoder, keras.Layer) else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"layer": self.layer if isinstance(self.layer, bytes) else payload.dump(self.layer)}
+
+    def encode(self, texts: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
+        """See :class:`sparkdl.data.columns.ColumnEncoder`; not thread-safe."""
+        plain = replace(spec, kind="array", encoder=None)
+        return conform(self.made(texts, spec.label), plain) if len(texts) else empty_rows(plain)
+
+    def kind(self, label: str) -> tuple[bool, int]:
+        """Whether it makes whole numbers, and of how many dimensions, the rows included."""
+        try:
+            symbol = _keras().KerasTensor((None,), "string")
+            made = self.layer.compute_output_spec(symbol)
+        except Exception:  # a layer of the user's own
+            made = self.made(np.array([EXAMPLE], object), label)
+        return "int" in str(made.dtype), len(made.shape)
+
+    def made(self, texts: npt.NDArray[Any], label: str) -> npt.NDArray[Any]:
+        """What the layer makes of texts of the column ``label``.
+
+        Raises:
+            DataError: The layer raises, or does not make a value for each row.
+            ResourceError: TensorFlow is missing.
+        """
+        what = f"column {label}: the layer before the model cannot take these texts"
+        expected = "texts of which it makes an array of numbers with a row for each"
+        try:
+            if isinstance(self.layer, bytes):
+                object.__setattr__(self, "layer", payload.load(self.layer))
+            found = _array(self.layer(np.array(_texts(texts), object)))
+        except ImportError as error:
+            raise _missing(f"the layer before the model, for column {label},", error) from error
+        except Exception as error:
+            received = f"{type(error).__name__}: {_cause(error)[:300]}"
+            raise DataError(what, expected=expected, received=received) from error
+        if found.shape[:1] != texts.shape[:1] or found.dtype.kind not in "biuf":
+            received = f"{found.dtype} of shape {found.shape} for {len(texts)} rows"
+            raise DataError(what, expected=expected, received=received)
+        return found
+
+
+def _missing(who: str, error: ImportError) -> ResourceError:
+    return ResourceError(
+        f"{who} needs a package that is not installed here",
+        expected="TensorFlow, and for keras-hub's tokenizers tensorflow-text, on the driver and on "
+        "the workers: they take texts with TensorFlow, whatever backend the model runs on",
+        received=f"{type(error).__name__}: {str(error)[:300]}",
+        hint="pip install tensorflow; for keras-hub 'sparkdl-keras[hub]' tensorflow-text",
+    )
 
 
 def preprocessor_of(model: Any) -> Any:
@@ -40,7 +112,6 @@ class Preprocessing:
         model: Has a ``preprocess_samples``, as ``keras_hub.models.Task``; None where this came with
             a signature from another process.
         inputs: Names of the model's inputs, in its order.
-        outputs: Names of its outputs.
     """
 
     model: Any
@@ -86,13 +157,7 @@ class Preprocessing:
             weights = _batched(weight) or None
             made = self.stack(BatchStack(_batched(x), _batched(y), weights, 1, num_rows))
         except ImportError as error:
-            raise ResourceError(
-                f"the preprocessor of model {self.model.name!r} needs a package",
-                expected="the packages of keras-hub's tokenizers, on the driver and on the workers",
-                received=f"{type(error).__name__}: {str(error)[:300]}",
-                hint="pip install 'sparkdl-keras[hub]' tensorflow-text; they tokenize with "
-                "TensorFlow, whatever backend the model runs on",
-            ) from error
+            raise _missing(f"the preprocessor of model {self.model.name!r}", error) from error
         except Exception as error:
             raise DataError(
                 what,
@@ -101,7 +166,7 @@ class Preprocessing:
                 received=f"{columns}; {type(error).__name__}: {_cause(error)[:300]}",
                 hint="try model.preprocessor on one value; a dict of columns for a dict",
             ) from error
-        if len(self.inputs) > 1 and set(made.x) != set(self.inputs):
+        if len(self.inputs) > 1 and set(made.x) != set(self.inputs):  # more than these are dropped
             raise DataError(
                 what, expected=f"rows of which its preprocessor makes {sorted(self.inputs)}",
                 received=f"{columns}, of which it makes {sorted(made.x)}",
@@ -111,22 +176,19 @@ class Preprocessing:
     def _prepare(
         self, x: Arrays, y: Arrays | None, weight: Arrays | None
     ) -> tuple[Arrays | None, Arrays | None, Arrays | None]:
-        import keras
-
         rows = {name: _texts(a) if a.dtype == object else a for name, a in x.items()}
         labels, weights = (
             next(iter(p.values())) if p is not None and len(self.outputs) == 1 else p
             for p in (y, weight)
         )
         made = self.model.preprocess_samples(_as_given(rows), y=labels, sample_weight=weights)
-        found = keras.utils.unpack_x_y_sample_weight(made)
+        found = _keras().utils.unpack_x_y_sample_weight(made)
         names = (self.inputs, self.outputs, self.outputs)
         prepared = [_named(part, its) for part, its in zip(found, names, strict=True)]
         return prepared[0], prepared[1], prepared[2]
 
 
 def _cause(error: Exception) -> str:
-    """A layer's error without the frame that Keras puts around it."""
     text, _, _ = re.sub("\x1b\\[[0-9]*m", "", str(error)).partition("Arguments received")
     return " ".join(text.rpartition("call().")[2].split())
 
@@ -136,7 +198,6 @@ def _texts(array: npt.NDArray[Any]) -> list[str]:
 
 
 def _as_given(arrays: Mapping[str, Any]) -> Any:
-    """What a user would give to Keras for one array, for texts in an order, or for several."""
     if all(name.startswith(SEGMENT) for name in arrays):
         return tuple(arrays.values())
     return next(iter(arrays.values())) if set(arrays) == {ROW} else dict(arrays)
@@ -146,18 +207,23 @@ def _named(made: Any, names: tuple[str, ...]) -> Arrays | None:
     """Arrays of NumPy by name."""
     if made is None:
         return None
-    if isinstance(made, Mapping):
-        return {str(name): _array(value) for name, value in made.items()}
+    if isinstance(made, Mapping):  # what is no input is left out, as in Keras
+        kept = names if set(names) <= made.keys() else made
+        return {str(name): _array(made[name]) for name in kept}
     if isinstance(made, (list, tuple)) and len(made) == len(names):
         return {name: _array(value) for name, value in zip(names, made, strict=True)}
     return {names[0] if names else "output": _array(made)}
 
 
 def _array(value: Any) -> npt.NDArray[Any]:
+    ops = _keras().ops
+    return np.asarray(ops.convert_to_numpy(value) if ops.is_tensor(value) else value)
+
+
+def _keras() -> Any:
     import keras
 
-    of_backend = keras.ops.is_tensor(value)
-    return np.asarray(keras.ops.convert_to_numpy(value) if of_backend else value)
+    return keras
 
 
 def _batched(arrays: Arrays) -> Arrays:
@@ -165,7 +231,7 @@ def _batched(arrays: Arrays) -> Arrays:
 
 
 def _made_up(spec: ColumnSpec, num_rows: int) -> npt.NDArray[Any]:
-    if spec.kind == "text":
-        return np.array([_EXAMPLE] * num_rows, object)
+    if spec.kind == "text" and spec.encoder is None:
+        return np.array([EXAMPLE] * num_rows, object)
     shape = (num_rows, *(_FREE_DIMENSION if d is None else d for d in spec.shape))
     return np.zeros(shape, spec.dtype)

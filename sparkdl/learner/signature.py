@@ -166,6 +166,7 @@ def model_signature(model: Any) -> Signature:
         )
     else:
         inputs, outputs, whole = _subclassed(model)
+    _refuse_texts(model, inputs)
     kinds = _label_kinds(model, list(outputs))
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
@@ -188,6 +189,22 @@ def model_signature(model: Any) -> Signature:
     row = TensorSpec(ROW, (None,) * 3 if images else None, AS_GIVEN)
     prepares = Preprocessing(model, tuple(inputs), tuple(outputs))
     return replace(signature, inputs={ROW: row}, named_inputs=False, preprocessing=prepares)
+
+
+def _refuse_texts(model: Any, inputs: Mapping[str, TensorSpec]) -> None:
+    """Refuses a model with inputs of text where the backend has no tensors of text."""
+    import keras
+
+    backend = keras.backend.backend()
+    texts = [name for name, spec in inputs.items() if spec.dtype == "string"]
+    if texts and backend != "tensorflow":
+        raise ModelError(
+            f"model {model.name!r} takes texts, of which {backend} has no tensors",
+            expected="inputs of numbers, and the layers that take texts before the model",
+            received=f"inputs of texts: {texts}",
+            hint="the layers behind them as a model, and decoder={'input': the layer of texts}; "
+            "or KERAS_BACKEND=tensorflow",
+        )
 
 
 def has_own(model: Any, *methods: str) -> bool:
@@ -263,17 +280,22 @@ def _subclassed(
             return _specs(spec, [f"output_{i}" for i in range(len(spec))])
         return None if spec is None else _specs([spec], ["output"])
 
-    every = (floats,) * len(flat), ("int64",) * len(flat)
-    tried = product((floats, "int64"), repeat=len(flat)) if len(flat) < 4 else every
+    every = (floats,) * len(flat), ("int64",) * len(flat), ("string",) * len(flat)
+    kinds = ("string", floats, "int64")[not _has_texts(model) :]
+    tried = product(kinds, repeat=len(flat)) if len(flat) < 4 else every
     dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
     found, inputs = outputs_of(*dtypes), {}
     for i, (name, shape) in enumerate(flat.items()):
-        free = (
-            not found or outputs_of(*every[1]) or outputs_of(*dtypes[:i], "int64", *dtypes[i + 1 :])
-        )
+        whole = *dtypes[:i], "int64", *dtypes[i + 1 :]
+        free = dtypes[i] != "string" and (not found or outputs_of(*every[1]) or outputs_of(*whole))
         inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
-    whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
-    return inputs, found or unknown, {name: spec.dtype for name, spec in (whole or {}).items()}
+    of_whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
+    return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
+
+
+def _has_texts(model: Any) -> bool:
+    layers = {kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__}
+    return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
 
 
 def traced(call: Callable[[Any], Any], given: Any) -> Any:
@@ -338,7 +360,6 @@ def ignored_class(loss: Any) -> int | None:
 
 
 def _options(loss: Any) -> dict[str, Any]:
-    """The options that a loss of Keras hands to its function."""
     function = getattr(loss, "fn", loss)
     options = dict(getattr(loss, "_fn_kwargs", {}))
     while hasattr(function, "func"):  # functools.partial
@@ -371,7 +392,6 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
 
 
 def _class_count(loss: Any) -> int | None:
-    """The number of classes that a loss of this library tells."""
     count = getattr(loss, "num_classes", None)
     of_ours = type(loss).__module__.startswith("sparkdl.")
     return count if of_ours and isinstance(count, int) else None

@@ -78,7 +78,6 @@ def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
 
 
 def _names(model: Any, side: str) -> list[str]:
-    """The names of a model's inputs or outputs; empty for a subclassed model."""
     names = getattr(model, f"{side}_names", None)
     if names:
         return [str(n) for n in names]

@@ -184,12 +184,12 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         added = [F.col(f"scores.{name}") for name in wire_names(len(kinds))]
         return scored.select(*names, *added).toDF(*schema.names)
 
-    def predictRaw(self, value: Any) -> DenseVector:
+    def predictRaw(self, value: object) -> DenseVector:
         """``[-m, m]`` for the features of one row."""
         margin = self._margin(value)
         return DenseVector([-margin, margin])
 
-    def predictProbability(self, value: Any) -> DenseVector:
+    def predictProbability(self, value: object) -> DenseVector:
         """The probabilities of classes 0 and 1 for the features of one row."""
         found = float(probabilities(np.array([self._margin(value)]))[0])
         return DenseVector([1 - found, found])
@@ -198,7 +198,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         """The class of one row."""
         return float(self.predictProbability(value)[1] > self._cut())
 
-    def _margin(self, value: Any) -> float:
+    def _margin(self, value: object) -> float:
         if isinstance(value, SparseVector):
             indices, values = value.indices, value.values
         else:

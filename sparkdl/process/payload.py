@@ -43,7 +43,7 @@ _registry = threading.RLock()
 """cloudpickle's list of modules that go by value belongs to the process."""
 
 
-def dump(thing: Any) -> bytes:
+def dump(thing: object) -> bytes:
     """Pickles ``thing``; every class, function and module in it that is not installed by value.
 
     Installed is what the standard library, ``site-packages``, a folder of ``pip install --target``,
@@ -56,7 +56,7 @@ def dump(thing: Any) -> bytes:
     return dump_with_packages(thing)[0]
 
 
-def dump_with_packages(thing: Any) -> tuple[bytes, dict[str, str]]:
+def dump_with_packages(thing: object) -> tuple[bytes, dict[str, str]]:
     """The bytes of :func:`dump`, and the packages that they go by the name of, with versions."""
     try:
         return _dump(thing, modules_by_value=True)
@@ -98,7 +98,7 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _dump(thing: Any, *, modules_by_value: bool) -> tuple[bytes, dict[str, str]]:
+def _dump(thing: object, *, modules_by_value: bool) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
     with _registry:
         pickler = _Pickler(file, modules_by_value)
@@ -120,7 +120,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._registered: list[ModuleType] = []
         self.packages: set[str] = set()
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         if isinstance(obj, ModuleType):
             if self._modules_by_value:
                 self._register(obj.__name__)
@@ -130,7 +130,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._register(obj.__module__)
         return super().reducer_override(obj)
 
-    def _register(self, name: Any) -> None:
+    def _register(self, name: object) -> None:
         if not isinstance(name, str) or name in self._seen:
             return
         self._seen.add(name)

@@ -110,7 +110,7 @@ class _Batcher:
         self._waiting: list[_WaitingCall] = []
         self._threads = 0
 
-    def submit(self, owner: object, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, owner: object, *args: object, **kwargs: object) -> Future[Any]:
         """A call; ``owner`` lives as long as a thread works for it."""
         call = _WaitingCall(args, kwargs)
         with self._changed:
@@ -236,7 +236,7 @@ class Cacher:
             raise AttributeError(name)
         return lambda *args, **kwargs: self._call(name, args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the node itself."""
         return self._call("__call__", args, kwargs)
 

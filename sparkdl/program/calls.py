@@ -181,7 +181,7 @@ class CallClient:
 
         return call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the object itself."""
         return self._wait_for("__call__", args, kwargs)
 
@@ -191,7 +191,7 @@ class CallClient:
             self._address, self._token, *limits, self._certificate, self._wait_for_ready,
         )  # fmt: skip
 
-    def _wait_for(self, name: str, args: Any, kwargs: Any) -> Any:
+    def _wait_for(self, name: str, args: object, kwargs: object) -> Any:
         begun = time.monotonic()
         call = self._start(name, args, kwargs)
         if self._timeout_s is None:
@@ -203,7 +203,7 @@ class CallClient:
                 raise self._overtime(call) from self._unreached
             return call.future.result()  # it ended just now, or raised a TimeoutError of its own
 
-    def _start_later(self, name: str, args: Any, kwargs: Any) -> Future[Any]:
+    def _start_later(self, name: str, args: object, kwargs: object) -> Future[Any]:
         """Begins a call without waiting for anything, not even for the connection."""
         call = self._start(name, args, kwargs)
         if self._deadlines is not None and not call.future.done():
@@ -212,7 +212,7 @@ class CallClient:
                 self._deadlines.take_out(call.number)
         return call.future
 
-    def _start(self, name: str, args: Any, kwargs: Any) -> _Call:
+    def _start(self, name: str, args: object, kwargs: object) -> _Call:
         pieces = pieces_of((name, args, kwargs))
         reach_s = self._connect_s if self._wait_for_ready else 0.0
         call = _Call(next(self._numbers), name, Future(), pieces, time.monotonic() + reach_s)
@@ -396,7 +396,7 @@ class _Futures:
             raise AttributeError(name)
         return lambda *args, **kwargs: self._client._start_later(name, args, kwargs)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Future[Any]:
+    def __call__(self, *args: object, **kwargs: object) -> Future[Any]:
         """Calls the object itself."""
         return self._client._start_later("__call__", args, kwargs)
 

@@ -276,7 +276,7 @@ def launch(
     launch_type: LaunchType = "processes",
     *,
     launcher: Launcher | None = None,
-    spark: Any = None,
+    spark: object = None,
     network: Network | None = None,
 ) -> LaunchedProgram:
     """Starts all nodes of a program.

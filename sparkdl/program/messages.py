@@ -197,7 +197,7 @@ class MessageConnection:
             raise
         return cls(connection, certificate, name, is_server=False)
 
-    def send(self, call: int, kind: MessageKind, thing: Any) -> None:
+    def send(self, call: int, kind: MessageKind, thing: object) -> None:
         """Sends an object.
 
         Raises:
@@ -249,7 +249,7 @@ class MessageConnection:
         self._socket.close()
 
 
-def pieces_of(thing: Any) -> list[memoryview]:
+def pieces_of(thing: object) -> list[memoryview]:
     """An object as a message carries it: its pickle, and the memory of the arrays in it.
 
     Raises:

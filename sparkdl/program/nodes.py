@@ -138,7 +138,7 @@ class CourierNode:
         self.threads = require_int("threads", threads, 1)
         self.wait_for_ready = require_flag("wait_for_ready", wait_for_ready)
 
-    def configure(self, *args: Any, **kwargs: Any) -> None:
+    def configure(self, *args: object, **kwargs: object) -> None:
         """Sets the arguments later, for nodes that hold handles of each other."""
         self._args, self._kwargs = args, kwargs
 
@@ -273,7 +273,7 @@ class Program:
         return Handle(len(self.placed) - 1, group, node.client_timeout_s, node.wait_for_ready)
 
 
-def replaced(thing: Any, replace: Callable[[Handle], Any]) -> Any:
+def replaced(thing: object, replace: Callable[[Handle], Any]) -> Any:
     """``thing`` with every handle in its lists, tuples and dicts replaced."""
     if isinstance(thing, Handle):
         return replace(thing)

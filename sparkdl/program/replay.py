@@ -94,7 +94,7 @@ class ReplayBuffer:
         with self._changed:
             return self._size()
 
-    def insert(self, item: Any, priority: float = 1.0, timeout_s: float | None = 60.0) -> int:
+    def insert(self, item: object, priority: float = 1.0, timeout_s: float | None = 60.0) -> int:
         """Puts an item in; returns its key.
 
         Raises:

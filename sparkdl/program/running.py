@@ -392,5 +392,5 @@ class _Late:
 
         return call
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.__getattr__("__call__")(*args, **kwargs)

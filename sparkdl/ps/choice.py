@@ -56,7 +56,7 @@ class ServerExchange:
 
 
 def choose_server_exchange(
-    config: FitConfig, rule: Any, compression: Any, optimizer: Any
+    config: FitConfig, rule: object, compression: object, optimizer: object
 ) -> ServerExchange:
     """The exchange for what the user asked.
 
@@ -98,7 +98,7 @@ def _require_splitting(rule: Rule) -> None:
         )
 
 
-def _require_plain_gradients(rule: Rule, optimizer: Any) -> None:
+def _require_plain_gradients(rule: Rule, optimizer: object) -> None:
     """The server's optimizer takes the gradients as they are; in mixed precision they are scaled,
     and only the model's own optimizer knows by how much."""
     if hasattr(optimizer, "inner_optimizer"):
@@ -110,7 +110,7 @@ def _require_plain_gradients(rule: Rule, optimizer: Any) -> None:
         )
 
 
-def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
+def choose_rule(mode: str, frequency: str | int, rule: object) -> tuple[Rule, int]:
     """The rule and the window (batches per exchange) for what the user asked.
 
     Raises:
@@ -155,7 +155,7 @@ def choose_rule(mode: str, frequency: str | int, rule: Any) -> tuple[Rule, int]:
 
 
 def choose_codec(
-    compression: Any, rule: Rule, window: int, transport: str, optimizer: Any
+    compression: object, rule: Rule, window: int, transport: str, optimizer: object
 ) -> Codec | None:
     """The codec that ``compression`` stands for, if it goes with the rest; None for none.
 

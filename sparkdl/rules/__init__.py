@@ -6,7 +6,6 @@ where those of several workers are added.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from sparkdl.rules.bsp import BSP, SSP, Averaging, Ensemble, SingleWorker
 from sparkdl.rules.compensated import DCASGD, DynSGD, Experimental, GapAware, StalenessAware
@@ -89,7 +88,7 @@ def rule_names() -> list[str]:
     return RULES.names()
 
 
-def make_rule(rule: object, **options: Any) -> Rule:
+def make_rule(rule: object, **options: object) -> Rule:
     """The rule that ``rule`` and ``options`` stand for.
 
     Args:

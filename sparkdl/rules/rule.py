@@ -198,7 +198,7 @@ class Rule:
         return bare_options(self)
 
 
-def require_payload(rule: str, value: Any) -> None:
+def require_payload(rule: str, value: object) -> None:
     """Raises ConfigError unless ``value`` is ``'delta'`` or ``'gradient'``."""
     require_one_of(rule, "payload", value, ("delta", "gradient"))
 
@@ -264,7 +264,7 @@ class AdaptedRule(Rule):
         return f"AdaptedRule({self.inner!r})"
 
 
-def adapt(inner: Any) -> AdaptedRule:
+def adapt(inner: object) -> AdaptedRule:
     """A rule around ``inner``; picklable if ``inner`` is.
 
     Each gets a class of its own, so that a server can see from the class, as it does for every

@@ -25,7 +25,7 @@ PortSpec = int | str | tuple[int, int]
 Encrypt = Literal["auto"] | bool
 
 
-def check_address(name: str, address: Any) -> str:
+def check_address(name: str, address: object) -> str:
     """Returns an address that is a text; raises ConfigError."""
     if not isinstance(address, str) or not address.strip():
         raise ConfigError(
@@ -36,7 +36,7 @@ def check_address(name: str, address: Any) -> str:
     return address
 
 
-def check_worker_bind(name: str, bind: Any) -> str:
+def check_worker_bind(name: str, bind: object) -> str:
     """Returns an address or a network; raises ConfigError."""
     try:
         ipaddress.ip_network(check_address(name, bind), strict=False)
@@ -51,7 +51,7 @@ def check_worker_bind(name: str, bind: Any) -> str:
     return str(bind)
 
 
-def check_encrypt(encrypt: Any) -> Encrypt:
+def check_encrypt(encrypt: object) -> Encrypt:
     """Returns ``encrypt`` if it is ``'auto'``, True or False; raises ConfigError."""
     if encrypt != "auto" and not isinstance(encrypt, bool):
         raise ConfigError(

@@ -56,7 +56,7 @@ def bare_options(thing: object) -> dict[str, Any]:
     return {name: bare(value) for name, value in vars(thing).items()}
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: object) -> bool:
     """Whether it is a real number, NumPy's too; True and False are none."""
     value = bare(value)
     return isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -104,7 +104,7 @@ def require_seconds(name: str, value: Any) -> float:
     return seconds
 
 
-def require_flag(name: str, value: Any) -> bool:
+def require_flag(name: str, value: object) -> bool:
     """``value`` as a bool if it is True or False, NumPy's too; raises ConfigError."""
     flag = bare(value)
     if not isinstance(flag, bool):
@@ -114,7 +114,7 @@ def require_flag(name: str, value: Any) -> bool:
     return flag
 
 
-def require_path(name: str, value: Any, hint: str = "") -> str:
+def require_path(name: str, value: object, hint: str = "") -> str:
     """``value`` as a text if it is a path or URI, also a ``pathlib`` one; raises ConfigError."""
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
@@ -155,7 +155,7 @@ def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") ->
 
 
 def require(
-    ok: bool, owner: str, option: str, expected: str, received: Any, hint: str = ""
+    ok: bool, owner: str, option: str, expected: str, received: object, hint: str = ""
 ) -> None:
     """Raises ConfigError unless an option of a rule, a codec, an optimizer or a searcher is ``ok``.
 
@@ -308,7 +308,7 @@ def whole(least: int, most: int | None = None) -> ValueKind:
 def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> ValueKind:
     """A few names; ``hint`` says what a wrong one may have been meant for."""
 
-    def check(name: str, value: Any) -> str:
+    def check(name: str, value: object) -> str:
         return require_name(name, value, names, "" if hint is None else hint(value))
 
     return ValueKind(check, choices=names)
@@ -345,7 +345,7 @@ FLAG = ValueKind(require_flag)
 PATH = ValueKind(require_path)
 
 
-def require_instance(name: str, value: Any, cls: type[S]) -> S:
+def require_instance(name: str, value: object, cls: type[S]) -> S:
     """Returns settings that are an object of ``cls``; raises ConfigError."""
     if isinstance(value, cls):
         return value

@@ -24,12 +24,12 @@ from sparkdl.spark.session.versions import arrow_type_of, whole_batches
 @lists_its_arguments
 def inference(
     fn: Callable[..., Iterator[Any]],
-    data: Any,
-    schema: Any,
+    data: object,
+    schema: object,
     args: Sequence[Any] = (),
     *,
     batch_size: int = 1024,
-    spark: Any = None,
+    spark: object = None,
 ) -> Any:
     """The rows of a DataFrame with the results of a function in further columns.
 

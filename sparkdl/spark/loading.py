@@ -20,7 +20,7 @@ def load_spark_model(
     path: str,
     custom_objects: dict[str, Any] | None = None,
     safe_mode: bool = True,
-    **overrides: Any,
+    **overrides: object,
 ) -> SparkModel:
     """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
 
@@ -54,7 +54,7 @@ def load_as(
     path: str,
     custom_objects: dict[str, Any] | None = None,
     safe_mode: bool = True,
-    **overrides: Any,
+    **overrides: object,
 ) -> M:
     """A model file as a ``SparkModel``, or a subclass that takes its arguments by name.
 

@@ -19,7 +19,7 @@ from sparkdl.spark.spark_model import SparkModel
 Array = npt.NDArray[Any]
 
 
-def to_simple_rdd(sc: Any, features: Array, labels: Array) -> Any:
+def to_simple_rdd(sc: object, features: Array, labels: Array) -> Any:
     """NumPy arrays as an RDD of pairs ``(x, y)``, one per row.
 
     Args:
@@ -36,7 +36,7 @@ def to_simple_rdd(sc: Any, features: Array, labels: Array) -> Any:
     return context.parallelize(list(zip(features, labels, strict=True)))
 
 
-def to_labeled_point(sc: Any, features: Array, labels: Array, categorical: bool = False) -> Any:
+def to_labeled_point(sc: object, features: Array, labels: Array, categorical: bool = False) -> Any:
     """NumPy arrays as an RDD of ``LabeledPoint``.
 
     Args:
@@ -222,7 +222,7 @@ def check_classes(model: Any, nb_classes: int) -> None:
             )
 
 
-def _context_of(sc: Any) -> Any:
+def _context_of(sc: object) -> Any:
     """A SparkContext, also from a classic session.
 
     Raises:

@@ -301,7 +301,7 @@ class ModelInference(ModelSettings):
         columns = self._columns_of(features, label, sample_weight)
         with removes_tables():
             form = form_of(data)
-            arrays = form.arrays(signature)
+            arrays = form.arrays(signature, columns)
             if arrays is not None:
                 state = evaluate_arrays(self.model, arrays, signature, batch_size=batch_size)
             else:

@@ -12,6 +12,7 @@ from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.preprocessing import LayerEncoder
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
@@ -142,7 +143,10 @@ def predict_data(
         )
     signature = source.signature
     if isinstance(form, ArraysForm):
-        x = form.data if signature.preprocessing else input_arrays(form.data, signature.inputs)
+        given = inputs.decoder
+        encoder = LayerEncoder.of(given.get("features") if isinstance(given, Mapping) else given)
+        data = form.data if encoder is None else encoder.made(np.ravel(form.data), "features")
+        x = data if signature.preprocessing else input_arrays(data, signature.inputs)
         return _predict_arrays(source, x, batch_size)
     if debug_limits()[1] is not None:
         raise ConfigError(

@@ -83,7 +83,7 @@ class SharedData(Form):
         return self._form.open(signature, columns)
 
     def source(
-        self, validation: Any, signature: Signature, columns: Columns, *,
+        self, validation: object, signature: Signature, columns: Columns, *,
         split: float, seed: int, limit_bytes: int,
     ) -> Source:  # fmt: skip
         """The rows of a fit; see :func:`open_fit_source`.
@@ -91,7 +91,6 @@ class SharedData(Form):
         Args:
             validation: As for all fits that share rows: the same object.
             signature: The model's.
-            columns: Which columns mean what.
             split: Share of the rows to validate on.
             seed: Seed of the choice of these rows.
             limit_bytes: Larger data are not shared.

@@ -74,7 +74,8 @@ class SparkModel(ModelInference):
             for float32. ``'allreduce'`` takes the first two. See docs/rules.md.
         use_gpu: ``'auto'`` (the GPUs that Spark gives to a task), True (fail without) or False.
         decoder: Makes the model's input from a binary or image value: a function, or input
-            name -> function.
+            name -> function. Of strings a layer of Keras that takes them (``TextVectorization``,
+            ``StringLookup``, ``Hashing``); also of labels: ``{'label': StringLookup(...)}``.
         repartition: Spread the rows over the workers; False takes the partitions as they are.
         seed: Seed of the row order and the validation split.
         on_nan: What happens to a worker's update with NaN or infinity: ``'raise'`` (one error that
@@ -204,7 +205,9 @@ class SparkModel(ModelInference):
                 rows to train on); ``steps_per_epoch`` and ``validation_steps``: batches of each
                 worker (each epoch goes on in the rows where the one before ended, and always
                 evaluates the same validation rows); ``check_data=True`` (refuse NaN and
-                infinity). Others of Keras' ``fit`` are refused with a hint.
+                infinity); ``group='query'``, a column (of arrays: an array, or an input's name)
+                whose rows of one value stay together in a batch, for losses that compare rows.
+                Others of Keras' ``fit`` are refused with a hint.
 
         Returns:
             A Keras ``History``: ``history.history['loss']`` has one value per epoch, weighted by
@@ -223,7 +226,8 @@ class SparkModel(ModelInference):
         require_descriptors("fit", TRAINING_DESCRIPTORS)
         with self._trained.one_at_a_time("fit"), removes_tables():
             form = form_of(data)
-            columns = Columns(features, label, sample_weight, self.decoder, self.pad)
+            group = keras_fit_arguments.pop("group", None)
+            columns = Columns(features, label, sample_weight, self.decoder, self.pad, group)
             keras_learner.require_compiled(self.model)
             refuse_labels_apart("fit", "epochs", epochs)
             self._require_first_of_ensemble(checkpoint_dir)

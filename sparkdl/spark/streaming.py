@@ -47,7 +47,7 @@ class BatchTrainer:
         self.error: BaseException | None = None
         self._first = True
 
-    def __call__(self, frame: Any, batch_id: int) -> None:
+    def __call__(self, frame: object, batch_id: int) -> None:
         try:
             self._train(frame, batch_id)
         except BaseException as error:

@@ -10,7 +10,6 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.files import storage
@@ -160,7 +159,7 @@ def _absolute(folder: str) -> str:
     return folder if here is None else os.path.abspath(here)
 
 
-def _told(config: Any, change: Callable[[str], str]) -> None:
+def _told(config: object, change: Callable[[str], str]) -> None:
     """Calls ``change`` with each reference of a model's configuration, and puts in what it says."""
     if isinstance(config, list):
         for value in config:

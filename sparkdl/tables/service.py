@@ -150,7 +150,7 @@ class ServesRows(Protocol):
     def table_spec(self, optimizer: object) -> TableSpec:
         """The table as it is trained with the model's ``optimizer``."""
 
-    def require_trainable_in(self, model: Any) -> None:
+    def require_trainable_in(self, model: object) -> None:
         """Raises ModelError if the ``keras.Model`` is compiled with what the layer cannot have."""
 
     def give_rows(self, store: RowStore, rank: int, num_ranks: int) -> None:

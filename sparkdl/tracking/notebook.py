@@ -77,7 +77,7 @@ class _Picture(ABC):
         """The size of the figure, in inches."""
 
     @abstractmethod
-    def _fill(self, figure: Any) -> None:
+    def _fill(self, figure: object) -> None:
         """Draws into an empty figure."""
 
 

@@ -41,6 +41,7 @@ class BatchStack:
         sample_weight: Output name -> array, or None.
         following: Waits for the stack after this one, where there is one; raises
             ``concurrent.futures.CancelledError`` if nobody reads it any more.
+        grouped: Whether the rows of a batch were chosen to be compared with each other.
     """
 
     x: Arrays
@@ -49,6 +50,7 @@ class BatchStack:
     num_batches: int
     num_rows: int
     following: Callable[[], BatchStack] | None = field(default=None, compare=False, repr=False)
+    grouped: bool = False
 
     def part(self, first: int, count: int = 1) -> BatchStack:
         """The batches ``first`` to ``first + count`` as a stack, without a copy."""

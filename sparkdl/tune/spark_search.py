@@ -174,8 +174,8 @@ def _maximizes(metric: str, recipe: Recipe, seed: int, caught: tuple[type[Except
 @removes_tables()
 def search(
     build: Build | TrainingStage,
-    data: Any,
-    validation_data: Any = None,
+    data: object,
+    validation_data: object = None,
     metric: str = "val_loss",
     mode: str = "auto",
     searcher: Searcher | None = None,
@@ -193,7 +193,7 @@ def search(
     keep_best: int | None = None,
     keep_epoch: str = "last",
     catch: type[Exception] | Sequence[type[Exception]] = (Exception,),
-    **fit_arguments: Any,
+    **fit_arguments: object,
 ) -> Study:
     """Finds the hyper-parameters with the best metric.
 
@@ -351,7 +351,7 @@ def search(
     return study
 
 
-def _check_kinds(metric: Any, searcher: Any, timeout_s: Any, settings: Any) -> None:
+def _check_kinds(metric: object, searcher: object, timeout_s: object, settings: object) -> None:
     """Refuses arguments that are not of their kind, before there is a folder.
 
     Raises:
@@ -437,7 +437,7 @@ def _ended(study: Study, error: str = "") -> SearchEnded:
     return SearchEnded(study.best_trial.number, study.best_value, error)
 
 
-def _at_once(asked: int | str, slots_per_trial: int, spark: Any) -> int:
+def _at_once(asked: int | str, slots_per_trial: int, spark: object) -> int:
     if asked != "auto":
         return require_int("max_concurrent", asked, 1)
     slots = capacity.count_slots(spark) or capacity.default_parallelism(spark)

@@ -388,7 +388,7 @@ class HyperParameters:
 class HyperModel(Protocol):
     """An object that builds a model, as ``keras_tuner.HyperModel`` does."""
 
-    def build(self, hp: Any, /) -> keras.Model:
+    def build(self, hp: object, /) -> keras.Model:
         """A compiled model for the values of a trial."""
 
 

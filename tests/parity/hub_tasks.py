@@ -97,6 +97,49 @@ def image_classifier() -> Any:
     return model
 
 
+class Embedder(hub.models.TextEmbedder):
+    """The middle of a text's words as its vector, whose sum of squares is 1."""
+
+    def __init__(self, backbone: Any, preprocessor: Any = None, **settings: Any) -> None:
+        self.backbone, self.preprocessor = backbone, preprocessor
+        inputs = backbone.input
+        words = backbone(inputs)["sequence_output"]
+        mask = keras.ops.expand_dims(keras.ops.cast(inputs["padding_mask"], words.dtype), -1)
+        middle = keras.ops.sum(words * mask, 1) / keras.ops.sum(mask, 1)
+        super().__init__(inputs, keras.ops.normalize(middle, axis=-1), **settings)
+
+
+def embedder() -> Any:
+    """Texts as vectors, trained towards given ones."""
+    preprocessor = hub.models.BertTextClassifierPreprocessor(
+        hub.models.BertTokenizer(vocabulary=VOCABULARY), sequence_length=LENGTH
+    )
+    model = Embedder(_bert(), preprocessor)
+    model.compile(keras.optimizers.Adam(1e-2), keras.losses.CosineSimilarity())
+    return model
+
+
+def translator() -> Any:
+    """A model like BART that writes a text of another one."""
+    letters = sorted(set(WORDS.replace(" ", "")))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokens = [*special, *letters, "Ġ", *("Ġ" + letter for letter in letters)]
+    tokenizer = hub.models.BartTokenizer(
+        vocabulary={token: number for number, token in enumerate(tokens)},
+        merges=[f"Ġ {letter}" for letter in letters],
+    )
+    backbone = hub.models.BartBackbone(
+        vocabulary_size=len(tokens), num_layers=1, num_heads=2, hidden_dim=8, intermediate_dim=16,
+        dropout=0.0, max_sequence_length=24,
+    )  # fmt: skip
+    preprocessor = hub.models.BartSeq2SeqLMPreprocessor(
+        tokenizer, encoder_sequence_length=24, decoder_sequence_length=16
+    )
+    model = hub.models.BartSeq2SeqLM(backbone, preprocessor=preprocessor)
+    model.compile(keras.optimizers.Adam(1e-2), _loss(), weighted_metrics=["accuracy"])
+    return model
+
+
 def head_on_backbone() -> Any:
     """A functional model on the inputs of a backbone, which is one of its layers, too."""
     backbone = _bert()
@@ -162,6 +205,10 @@ def rows_of(name: str, count: int) -> tuple[Any, ...]:
         return ({n: random.integers(0, 20, count).astype("int32") for n in ("user", "item")},)
     if name == "images":
         return random.uniform(0, 255, (count, 9, 9, 3)).astype("float32"), labels
+    if name == "translator":
+        return ({"encoder_text": np.array(sentences), "decoder_text": np.array(sentences[::-1])},)
+    if name == "embedder":
+        return np.array(sentences), random.normal(size=(count, 8)).astype("float32")
     return (np.array(sentences), labels) if name == "classifier" else (np.array(sentences),)
 
 
@@ -172,6 +219,8 @@ TASKS = {
     "lora": lambda: causal_model(lora=4),
     "lora in bfloat16": lambda: causal_model(lora=4, dtype="mixed_bfloat16"),
     "images": image_classifier,
+    "embedder": embedder,
+    "translator": translator,
     "head on a backbone": head_on_backbone,
     "ranking": ranking,
     "retrieval": retrieval,

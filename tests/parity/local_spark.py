@@ -40,7 +40,7 @@ from sparkdl.spark.forms.arrays import by_name
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import ROLE, Source
-from sparkdl.spark.forms.wire import wire_names
+from sparkdl.spark.forms.wire import GROUP, wire_names
 from sparkdl.spark.session.versions import spark_schema_of
 from sparkdl.transport.address import Endpoint, Listeners
 from sparkdl.transport.server import Server
@@ -173,7 +173,8 @@ class LocalFrame:
         """Columns: names, and pairs of a name and the one that it gets."""
         pairs = [(c, c) if isinstance(c, str) else c for c in columns]
         names, aliases = zip(*pairs, strict=True)
-        return replace(self, table=self.table.select(names).rename_columns(list(aliases)))
+        columns = [self.table[name.removeprefix(GROUP)] for name in names]
+        return replace(self, table=pa.table(columns, names=list(aliases)))
 
     def toDF(self, *names: str) -> LocalFrame:
         return replace(self, table=self.table.rename_columns(list(names)))

@@ -14,12 +14,17 @@ import pyarrow as pa
 import pytest
 import tensorflow as tf
 from keras import layers
+from pyspark.sql import functions as F
 from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.layers import recompute_segments
+from sparkdl.learner.signature import model_signature
+from sparkdl.spark.forms import shared_rows, sources
+from sparkdl.spark.forms.opening import open_fit_source
+from sparkdl.spark.forms.sources import ROLE, Columns
 
 CLASS_WEIGHT = {0: 0.2, 3: 5.0}
 
@@ -46,6 +51,27 @@ def test_class_weights_are_those_of_keras(digits_df: Any, digits: Any, mode: str
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-5)
     for name in ("loss", "val_loss"):  # validation rows are not weighed
         np.testing.assert_allclose(history.history[name], known.history[name], rtol=1e-4)
+
+
+@pytest.mark.parametrize("most_bytes", [32 << 20, 1000])
+def test_few_rows_to_validate_on_do_not_move_cached_rows(
+    digits_df: Any, digits: Any, monkeypatch: Any, most_bytes: int
+) -> None:
+    shuffled: list[int] = []
+    known = sources.dealt
+    monkeypatch.setattr(shared_rows, "HELD_OUT_BYTES", most_bytes)
+    monkeypatch.setattr(
+        sources, "dealt", lambda frame, n, **k: (shuffled.append(n), known(frame, n, **k))[1]
+    )
+    held_out = digits_df.where("id % 3 = 0").repartition(3).cache()
+    spark_model = full_batch("allreduce", 64)
+    history = spark_model.fit(digits_df, epochs=1, validation_data=held_out, verbose=0)
+    held_out.unpersist()
+    assert shuffled == ([] if most_bytes > 1000 else [2])
+    assert sum(spark_model.summary.rank_rows.values()) == len(digits[0])
+    found = spark_model.evaluate(digits_df.where("id % 3 = 0"))
+    for name, value in found.items():
+        assert history.history[f"val_{name}"][-1] == pytest.approx(value, rel=1e-4)
 
 
 def test_segments_that_are_recomputed_train_as_the_model(digits_df: Any, digits: Any) -> None:
@@ -413,3 +439,26 @@ def test_another_vocabulary_is_another_model(spark: Any) -> None:
         spark_model.fit((words, labels), verbose=0)
         known = model.evaluate(tf.constant([[text] for text in words]), np.array(labels), verbose=0)
         assert spark_model.evaluate((words, labels))["loss"] == pytest.approx(known[0], rel=1e-4)
+
+
+def test_rows_of_a_group_go_to_one_worker_and_have_one_role(spark: Any) -> None:
+    model = keras.Sequential([keras.Input((1,)), layers.Dense(1)])
+    model.compile("sgd", "mse")
+    frame = spark.createDataFrame(
+        [(float(i), float(i), f"q{i % 7}") for i in range(56)], "x double, y double, query string"
+    ).repartition(3)
+    columns = Columns(["x"], "y", group="query")
+    source = open_fit_source(frame, None, model_signature(model), columns, split=0.4, seed=3)
+    place = F.spark_partition_id().alias("place")
+    found: dict[int, set[tuple[int, int]]] = {}
+    for row in source.spread(2).select(place, "*").collect():
+        found.setdefault(int(row["c0"]) % 7, set()).add((row["place"], row[ROLE]))
+    assert {len(places) for places in found.values()} == {1}
+    assert {role for places in found.values() for _, role in places} == {0, 1}
+    spark_model = SparkModel(model, num_workers=2, batch_size=8)
+    history = spark_model.fit(frame, features=["x"], label="y", group="query", verbose=0)
+    assert np.isfinite(history.history["loss"][0])
+    with pytest.raises(DataError, match="group"):
+        spark_model.fit(frame, features=["x"], label="y", group="other", verbose=0)
+    with pytest.raises(ConfigError, match="which rows stay together"):
+        spark_model.fit((np.ones((4, 1)), np.ones(4)), group="other", verbose=0)

@@ -58,6 +58,8 @@ from sparkdl.wire.tls import Certificate
 
 _SMALL_BYTES = 16 << 10
 _CAPACITY = 128 << 10
+_IN_MEMORY = 8
+"""Times as large are these on one host, where a record costs a copy, and a wait for others more."""
 _ZEROS = (0,) * MAX_DIMENSIONS
 
 
@@ -102,9 +104,10 @@ class BuiltinCommunicator(Communicator):
         self._watch = Watch(rank, connect_timeout_s)
         self._made: dict[tuple[int, ...], int] = {}
         # one record of each rank must fit, host by host, into one record of the leaders
-        capacity = max(_CAPACITY, 512 * len(members))
+        times = 1 if places.num_rings else _IN_MEMORY
+        capacity = max(_CAPACITY * times, 512 * len(members))
         each = capacity // len(members) - LENGTH.size - HEADER_BYTES
-        self._small_bytes = min(_SMALL_BYTES, each)
+        self._small_bytes = min(_SMALL_BYTES * times, each)
         self._paths = connect_paths(
             listener, places, members, world, token, label, capacity, self._watch, certificate
         )
@@ -125,15 +128,10 @@ class BuiltinCommunicator(Communicator):
         if factors is None:
             target.fill(0)
         elif small:
-            self._reduce_small(records, target, op, factors)
+            parts = [payload_of(text, target.dtype, target.size) for text in records]
+            reduce_in_order(parts, factors, reduction_ufunc(op), target)
         else:
             self._reduce_large(source, target, op, factors[self.rank])
-
-    def _reduce_small(
-        self, records: list[bytes], target: Array, op: str, factors: list[float]
-    ) -> None:
-        parts = [payload_of(text, target.dtype, target.size) for text in records]
-        reduce_in_order(parts, factors, reduction_ufunc(op), target)
 
     def _reduce_large(self, source: Array, target: Array, op: str, factor: float) -> None:
         ufunc = reduction_ufunc(op)

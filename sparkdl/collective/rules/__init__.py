@@ -33,8 +33,6 @@ What only moves a center by the mean change is a rule of :mod:`sparkdl.rules` in
 with a server too; without one it is a class of both: ``class Mine(TheRule, RoundRule)``.
 """
 
-from typing import Any
-
 from sparkdl.collective.rules.exchange_rule import (
     Exchange,
     ExchangeRule,
@@ -112,7 +110,7 @@ def rule_names() -> list[str]:
     return EXCHANGE_RULES.names()
 
 
-def make_rule(rule: object = "mean", **options: Any) -> ExchangeRule:
+def make_rule(rule: object = "mean", **options: object) -> ExchangeRule:
     """The rule that ``rule`` and ``options`` stand for.
 
     Args:

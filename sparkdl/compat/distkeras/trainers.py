@@ -25,7 +25,7 @@ from sparkdl.spark.ml.parts import archive_of
 
 
 def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
-    def get(self: Any) -> Any:
+    def get(self: object) -> Any:
         return getattr(self, attribute)
 
     get.__doc__ = doc
@@ -33,7 +33,7 @@ def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
 
 
 def _setter(attribute: str, doc: str) -> Callable[[Any, Any], None]:
-    def set_to(self: Any, value: Any) -> None:
+    def set_to(self: object, value: object) -> None:
         setattr(self, attribute, value)
 
     set_to.__doc__ = doc
@@ -77,7 +77,7 @@ class Trainer:
         """The model, as :func:`serialize_keras_model` returns it."""
         return serialize_keras_model(decode_model(self._archive, own_code=True))
 
-    def set_model(self, model: Any) -> None:
+    def set_model(self, model: object) -> None:
         self._archive = archive_of(model)
 
     def set_max_prefetch(self, max_mini_batches: int) -> None:
@@ -111,7 +111,7 @@ class Trainer:
         """The trainer as bytes."""
         return payload.dump(self)
 
-    def train(self, dataframe: Any, shuffle: bool = False) -> Any:
+    def train(self, dataframe: object, shuffle: bool = False) -> Any:
         """Trains a copy of the model.
 
         Args:
@@ -133,7 +133,7 @@ class Trainer:
         """Arguments of SparkModel: the mode, the rule, the window, the workers."""
         raise NotImplementedError
 
-    def _fit(self, dataframe: Any) -> sparkdl.SparkModel:
+    def _fit(self, dataframe: object) -> sparkdl.SparkModel:
         with making_models:
             model = decode_model(self._archive, own_code=True)
         optimizer = own_optimizer(self.worker_optimizer)
@@ -224,7 +224,7 @@ class EnsembleTrainer(SingleTrainer):
     def _settings(self) -> dict[str, Any]:
         return {"mode": "asynchronous", "rule": "ensemble", "num_workers": self.num_ensembles}
 
-    def train(self, dataframe: Any, shuffle: bool = False) -> list[dict[str, Any]]:
+    def train(self, dataframe: object, shuffle: bool = False) -> list[dict[str, Any]]:
         """Trains the models; see :meth:`Trainer.train`.
 
         Returns:

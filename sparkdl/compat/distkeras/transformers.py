@@ -19,7 +19,7 @@ from sparkdl.spark.session.frames import require_frame
 class Transformer:
     """Adds a column to a DataFrame."""
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: object) -> Any:
         """The DataFrame with the new column."""
         raise NotImplementedError
 
@@ -257,7 +257,7 @@ class Evaluator:
     def __init__(self, label_col: str = "label", prediction_col: str = "prediction") -> None:
         self.label_column, self.prediction_column = label_col, prediction_col
 
-    def evaluate(self, dataframe: Any) -> float:
+    def evaluate(self, dataframe: object) -> float:
         """How good the predictions are."""
         raise NotImplementedError
 

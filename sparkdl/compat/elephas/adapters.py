@@ -73,7 +73,7 @@ class LossModelTypeMapper:
         **dict.fromkeys(_CLASSIFICATION, ModelType.CLASSIFICATION),
     }
 
-    def get_model_type(self, loss: Any) -> ModelType | None:
+    def get_model_type(self, loss: object) -> ModelType | None:
         """The kind of prediction of a model with this loss; None for a loss that is not in the
         list.
         """
@@ -123,14 +123,14 @@ def to_data_frame(sc: Any, features: Array, labels: Array, categorical: bool = F
 
 
 def from_data_frame(
-    df: Any, categorical: bool = False, nb_classes: int | None = None
+    df: object, categorical: bool = False, nb_classes: int | None = None
 ) -> tuple[Array, Array]:
     """A DataFrame as arrays; see :func:`sparkdl.mllib.from_labeled_point`."""
     return from_labeled_point(_labeled_points(df, "features", "label"), categorical, nb_classes)
 
 
 def df_to_simple_rdd(
-    df: Any,
+    df: object,
     categorical: bool = False,
     nb_classes: int | None = None,
     features_col: str = "features",

@@ -215,7 +215,7 @@ def _model_of(result: TrialResult) -> Any:
     return model
 
 
-def _session_of(sc: Any) -> Any:
+def _session_of(sc: object) -> Any:
     from pyspark.sql import SparkSession
 
     return sc if hasattr(sc, "createDataFrame") else SparkSession.builder.getOrCreate()

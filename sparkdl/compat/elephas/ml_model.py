@@ -97,20 +97,20 @@ E = TypeVar("E", bound="ElephasEstimator")
 T = TypeVar("T", bound="ElephasTransformer")
 
 
-def _share(value: Any) -> float:
+def _share(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
         raise TypeError("a share of the rows, 0 <= share < 1")
     return float(value)
 
 
-def _name_or_number(value: Any) -> str | int:
+def _name_or_number(value: object) -> str | int:
     value = getattr(value, "value", value)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         raise TypeError("'epoch', 'batch', 'auto', or batches between two exchanges")
     return value
 
 
-def _mode(value: Any) -> str:
+def _mode(value: object) -> str:
     return text(getattr(value, "value", value))
 
 
@@ -174,7 +174,7 @@ class _ElephasStage(Stage):
         self._custom_objects = {}
         self._setDefault(outputCol="prediction")
 
-    def set_params(self: S, **arguments: Any) -> S:
+    def set_params(self: S, **arguments: object) -> S:
         for name in self.PARTS:
             if name in arguments:
                 getattr(self, f"set_{name}")(arguments.pop(name))
@@ -182,7 +182,7 @@ class _ElephasStage(Stage):
 
     setParams = set_params
 
-    def set_custom_objects(self: S, objects: Any) -> S:
+    def set_custom_objects(self: S, objects: object) -> S:
         """Sets name -> class or function that the model uses."""
         self._custom_objects = require_objects(objects)
         return self
@@ -394,7 +394,7 @@ class ElephasTransformer(
         return [OutputColumn(column, output, "values", "float64")
                 for output, column in names.items()]  # fmt: skip
 
-    def _transform(self, df: Any) -> Any:
+    def _transform(self, df: object) -> Any:
         rows = self.getOrDefault("inference_batch_size")
         self._setDefault(inferenceBatchSize=rows or 256)
         return super()._transform(df)

@@ -52,7 +52,7 @@ class _Names(sparkdl.SparkModel):
         return self.model
 
     @master_network.setter
-    def master_network(self, network: Any) -> None:
+    def master_network(self, network: object) -> None:
         self._trained = TrainedModel(network)
 
     @property
@@ -138,7 +138,7 @@ class _Names(sparkdl.SparkModel):
         return {**super()._file_settings(), CLASS_NAME: type(self).__name__}
 
 
-def by_input(x: Any, inputs: Mapping[str, TensorSpec]) -> Any:
+def by_input(x: object, inputs: Mapping[str, TensorSpec]) -> Any:
     """One array for a model with several inputs as a list of an array for each; others as they are.
 
     Elephas' rows of such a model are ``([input, input], label)``, and an array of them is
@@ -236,7 +236,7 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
     return cls(model, custom_objects=custom_objects, **{**config, **overrides})
 
 
-def _class_named(name: Any) -> type[_Model]:
+def _class_named(name: object) -> type[_Model]:
     """The class of a saved model; :class:`SparkModel` for a name that is none of Elephas'."""
     kinds: dict[str, type[_Model]] = {
         cls.__name__: cls for cls in (SparkModel, AsynchronousSparkModel, SparkMLlibModel)

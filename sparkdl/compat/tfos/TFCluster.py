@@ -196,7 +196,7 @@ class TFCluster:
                 received="InputMode.TENSORFLOW",
             )
 
-    def shutdown(self, ssc: Any = None, grace_secs: float = 0, timeout: float = 259200) -> None:
+    def shutdown(self, ssc: object = None, grace_secs: float = 0, timeout: float = 259200) -> None:
         """Waits until the function has ended on all nodes; the SparkContext goes on.
 
         Args:
@@ -242,9 +242,9 @@ class TFCluster:
 
 
 def run(
-    sc: Any,
+    sc: object,
     map_fun: MapFunction,
-    tf_args: Any,
+    tf_args: object,
     num_executors: int,
     num_ps: int = 0,
     tensorboard: bool = False,
@@ -308,7 +308,7 @@ def run(
     )  # fmt: skip
 
 
-def _check_rdd(rdd: Any) -> None:
+def _check_rdd(rdd: object) -> None:
     if hasattr(rdd, "foreachRDD"):
         raise _no_dstreams()
     if not hasattr(rdd, "mapPartitions"):

@@ -58,7 +58,7 @@ class TFManager:
         """The value that was set; None if none was. ``'state'`` is ``'running'`` at first."""
         return self._values.get(key)
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: object) -> None:
         self._values[key] = value
 
     def get_queue(self, qname: str) -> queue.Queue[Any] | None:
@@ -152,7 +152,7 @@ def start(authkey: bytes, queues: Sequence[str], mode: str = "local") -> TFManag
     return TFManager(queues)
 
 
-def connect(address: Any, authkey: bytes) -> TFManager:
+def connect(address: object, authkey: bytes) -> TFManager:
     """Refused: nobody connects to a manager.
 
     Raises:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO
 
 from sparkdl.collective.current import current
 from sparkdl.errors import ResourceError
@@ -68,7 +68,7 @@ class BoardUrl:
         return self._url
 
     @contextmanager
-    def requested(self, spark: Any, log_dir: str | None) -> Iterator[BoardRequest]:
+    def requested(self, spark: object, log_dir: str | None) -> Iterator[BoardRequest]:
         """The request for the chief; within, the chief can tell the URL."""
         token, network = os.urandom(32), Network()
         certificate = certificate_of(spark, network, pickles=True)

@@ -24,12 +24,12 @@ loadedDF: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """DataFrames that :func:`loadTFRecords` made, and where from."""
 
 
-def isLoadedDF(df: Any) -> bool:
+def isLoadedDF(df: object) -> bool:
     """Whether a DataFrame was made by :func:`loadTFRecords` and nothing was done to it since."""
     return df in loadedDF
 
 
-def saveAsTFRecords(df: Any, output_dir: str) -> None:
+def saveAsTFRecords(df: object, output_dir: str) -> None:
     """Writes a DataFrame as TFRecord files of Examples.
 
     Args:
@@ -42,7 +42,7 @@ def saveAsTFRecords(df: Any, output_dir: str) -> None:
     write_tfrecords(df, output_dir)
 
 
-def loadTFRecords(sc: Any, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
+def loadTFRecords(sc: object, input_dir: str, binary_features: Sequence[str] = ()) -> Any:
     """TFRecord files of Examples as a DataFrame.
 
     Integers become ``bigint``, floats ``double``, bytes ``string``, or ``binary`` for those in

@@ -163,7 +163,7 @@ class ClusterFacts:
 
 
 def call_node(
-    map_fun: MapFunction, tf_args: Any, facts: ClusterFacts, board: BoardRequest | None = None
+    map_fun: MapFunction, tf_args: object, facts: ClusterFacts, board: BoardRequest | None = None
 ) -> None:
     """Calls the function on a node that is not fed."""
     _call_rank(map_fun, tf_args, facts, TFManager(queues=()), board)
@@ -172,7 +172,7 @@ def call_node(
 def call_fed_node(
     rows: FedRows,
     map_fun: MapFunction,
-    tf_args: Any,
+    tf_args: object,
     facts: ClusterFacts,
     board: BoardRequest | None = None,
 ) -> None:
@@ -182,7 +182,7 @@ def call_fed_node(
 
 def _call_rank(
     map_fun: MapFunction,
-    tf_args: Any,
+    tf_args: object,
     facts: ClusterFacts,
     mgr: TFManager,
     board: BoardRequest | None,
@@ -215,7 +215,7 @@ def infer_elements(
 
 
 @contextmanager
-def _arguments(tf_args: Any) -> Iterator[None]:
+def _arguments(tf_args: object) -> Iterator[None]:
     """``sys.argv`` is the function's argument meanwhile, if that is a list: absl reads it there."""
     before = sys.argv
     if isinstance(tf_args, list):

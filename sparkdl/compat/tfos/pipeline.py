@@ -52,7 +52,7 @@ class TFTypeConverters:
     """TensorFlowOnSpark's converter of Params."""
 
     @staticmethod
-    def toDict(value: Any) -> dict[Any, Any]:
+    def toDict(value: object) -> dict[Any, Any]:
         """A dict as it is.
 
         Raises:
@@ -63,7 +63,7 @@ class TFTypeConverters:
         return value
 
 
-def _mapping(value: Any) -> dict[str, str]:
+def _mapping(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(
         isinstance(name, str) for pair in value.items() for name in pair
     ):
@@ -74,7 +74,7 @@ def _mapping(value: Any) -> dict[str, str]:
 class _Mixed(Stage):
     """A class with the Params of all of its bases."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         every = {s.name: s for base in cls.__mro__[::-1] for s in vars(base).get("SPECS", ())}
         cls.SPECS = tuple(every.values())
@@ -97,7 +97,7 @@ class TFParams(_Mixed):
 
 
 def _mixin(
-    name: str, title: str, doc: str, convert: Callable[[Any], Any], default: Any,
+    name: str, title: str, doc: str, convert: Callable[[Any], Any], default: object,
     optional: bool = False,
 ) -> Any:  # fmt: skip
     """A class with one Param, whose getter and setter are named by ``title``."""
@@ -217,7 +217,7 @@ class TFModel(
         super().__init__()
         self.args = tf_args
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         merged = self.merge_args_params()
         path = merged.export_dir or merged.model_dir

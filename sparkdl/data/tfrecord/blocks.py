@@ -55,7 +55,6 @@ class Block:
     """Records in one piece of memory.
 
     Args:
-        buffer: The memory.
         starts: Where each record begins in it.
         first: Number of the first record in the file.
         offset: Where ``buffer[0]`` stands in the file (once it is decompressed).

@@ -52,12 +52,12 @@ class HostClasses(Protocol):
         """Takes the gradient by the losses; returns that by the features."""
 
 
-def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
+def lookup(rows: HostRows, ids: object, anchor: object, width: int) -> Any:
     """The rows of ``ids`` as a float32 tensor of shape ``(*ids.shape, width)``."""
     return _of_backend().lookup(rows, ids, anchor, width)
 
 
-def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+def losses(classes: HostClasses, features: object, labels: object, anchor: object) -> Any:
     """The loss of each row as a float32 tensor of shape ``(rows,)``.
 
     Args:
@@ -69,7 +69,7 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
     return _of_backend().losses(classes, features, labels, anchor)
 
 
-def after(function: Callable[[], FloatArray], like: Any) -> Any:
+def after(function: Callable[[], FloatArray], like: object) -> Any:
     """The result of ``function``, called after the calls that the program has before this one.
 
     Args:

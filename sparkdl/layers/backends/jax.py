@@ -27,14 +27,14 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
         return io_callback(carried(pull), shape, ids, ordered=True)
 
-    def push(ids: Any, gradients: Any) -> Any:
+    def push(ids: object, gradients: object) -> Any:
         return rows.push(np.asarray(ids), np.asarray(gradients, np.float32))
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
-    def rows_of(ids: Any, anchor: Any) -> Any:
+    def rows_of(ids: object, anchor: object) -> Any:
         return fetch(ids, False)
 
-    def forward(ids: Any, anchor: Any) -> Any:
+    def forward(ids: object, anchor: object) -> Any:
         return fetch(ids, True), ids
 
     def backward(ids: Any, upstream: Any) -> Any:
@@ -56,14 +56,14 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
 
         return io_callback(carried(measure), per_row, features, labels, ordered=True)
 
-    def learn(upstream: Any) -> Any:
+    def learn(upstream: object) -> Any:
         return classes.learn(np.asarray(upstream, np.float32))
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
-    def losses_of(features: Any, labels: Any, anchor: Any) -> Any:
+    def losses_of(features: object, labels: object, anchor: object) -> Any:
         return ask(features, labels, False)
 
-    def forward(features: Any, labels: Any, anchor: Any) -> Any:
+    def forward(features: object, labels: object, anchor: object) -> Any:
         return ask(features, labels, True), None
 
     def backward(kept: None, upstream: Any) -> Any:

@@ -81,11 +81,11 @@ def recompute(
     held: list[Any] = []
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def forget(*tensors: Any) -> tuple[list[Any], Any]:
+    def forget(*tensors: object) -> tuple[list[Any], Any]:
         results, leaving = function(*tensors)
         held[:] = leaving
 
-        def backward(*upstream: Any) -> list[Any]:
+        def backward(*upstream: object) -> list[Any]:
             floats = [n for n, result in enumerate(results) if result.dtype.is_floating]
             gradients = [upstream[number] for number in floats]
             with tf.GradientTape() as tape, tf.control_dependencies(gradients):

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import threading
+import warnings
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,6 @@ class ModelArchive:
     """A model as the driver sends it to the workers.
 
     Args:
-        content: The ``.keras`` archive.
         objects: cloudpickle of the custom objects by registered name.
         backend: The Keras backend it was made with: ``tensorflow``, ``jax`` or ``torch``.
         key: A digest of all that steps are compiled from: architecture, compile settings, and the
@@ -60,6 +60,7 @@ class ModelArchive:
         packages: Installed package -> its version, of those that ``objects`` names.
         named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
+        fresh: Whether the file lacks the state of the optimizer, which is as it is made.
     """
 
     content: bytes
@@ -70,6 +71,7 @@ class ModelArchive:
     packages: dict[str, str] = field(default_factory=dict, compare=False)
     named: frozenset[str] = frozenset()
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
+    fresh: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "here": None}
@@ -135,20 +137,28 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
         functions_in_configs,
         named_functions,
     )
-    from sparkdl.learner.state.optimizer_state import forget_lost_variables
+    from sparkdl.learner.state.optimizer_state import (
+        fills_itself,
+        forget_lost_variables,
+        without_state,
+    )
 
     if optimizer is not None:
         forget_lost_variables(model)
+    fresh = fills_itself(optimizer)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
         given = compile_settings(model)
-        with making_models, named_functions(model) as functions, _present_settings(model, given):
+        with (
+            making_models, named_functions(model) as functions, _present_settings(model, given),
+            without_state(optimizer if fresh else None),
+        ):  # fmt: skip
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise _cannot_travel(model, error) from error
-    archive = archive_of_bytes(content, objects)
+    archive = replace(archive_of_bytes(content, objects), fresh=fresh)
 
     def load(with_values: bool) -> Any:
         if not with_values and not has_own(model, "compile_from_config"):
@@ -156,7 +166,8 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
                 return _without_values(json.loads(read_config(content)), objects)
         with _model_file(content) as path:
             try:
-                return load_model_file(path, objects, compiled=optimizer is not None)
+                with _without_warnings(fresh):
+                    return load_model_file(path, objects, compiled=optimizer is not None)
             except Exception as error:  # in which Keras quotes the whole configuration
                 raise _cannot_travel(model, error, functions_in_configs(model)) from None
 
@@ -229,11 +240,21 @@ def _present_settings(model: Any, settings: dict[str, Any]) -> Iterator[None]:
         compiled.config = given
 
 
+@contextlib.contextmanager
+def _without_warnings(fresh: bool) -> Iterator[None]:
+    """Within, Keras does not warn of an optimizer that is not in a file, if it is ``fresh``."""
+    if not fresh:
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
+        yield
+
+
 def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
     """The archive of a model that is a ``.keras`` file already.
 
     Args:
-        content: The file.
         objects: Name -> class or function that does not come with Keras, all that the model uses.
 
     Raises:
@@ -268,7 +289,6 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
     """Rebuilds the model: architecture, weights, compile settings and optimizer state.
 
     Args:
-        archive: The model.
         compiled: False leaves compile settings and optimizer state out.
         own_code: Whether it is for the user, whose own classes it gets where the archive was made.
 
@@ -281,7 +301,7 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
     objects = archive.own_code() if own_code else archive.code()
     beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
     try:
-        with _model_file(archive.content) as path:
+        with _model_file(archive.content) as path, _without_warnings(archive.fresh):
             if beside is None:
                 return load_model_file(path, objects, compiled=compiled)
             with beside.settings.globals.set():
@@ -407,8 +427,12 @@ def _has_own_from_config(cls: type) -> bool:
 
 def restore_state(model: Any, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
-    with making_models, _model_file(archive.content) as path:
+    from sparkdl.learner.state.optimizer_state import empty_slots
+
+    with making_models, _model_file(archive.content) as path, _without_warnings(archive.fresh):
         model.load_weights(path)
+    if archive.fresh:
+        empty_slots(model.optimizer)
     if archive.beside:
         from sparkdl.learner.archives.unsaved_settings import BesideFile
 
@@ -447,7 +471,6 @@ def model_from_bytes(
         content: A ``.keras`` file, or an HDF5 file if ``path`` ends in ``.h5`` or ``.hdf5``.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from the file.
-        path: Where the bytes are from, for the message.
         compiled: False leaves compile settings and optimizer state out.
 
     Raises:
@@ -499,7 +522,6 @@ def _why_not_loaded(error: Exception) -> str:
 
 
 def _missing_object(error: Exception) -> str | None:
-    """The class or function that Keras did not find when it loaded a model."""
     found = (re.search(pattern, str(error)) for pattern in _MISSING)
     missing = next((match for match in found if match), None)
     return None if missing is None else f"{missing[1]} {missing[2]!r}"
@@ -519,7 +541,6 @@ def load_state(model: Any, content: bytes, path: str) -> None:
 
     Args:
         model: The model that was saved, or an equal one.
-        content: The file.
         path: Where the bytes are from, for the message.
 
     Raises:
@@ -558,7 +579,6 @@ def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
 
 @contextlib.contextmanager
 def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
-    """A temporary model file with the given content, as Keras reads only files."""
     with TemporaryFolder() as folder:
         path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:

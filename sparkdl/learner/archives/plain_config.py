@@ -65,7 +65,6 @@ def names_of_data(config: dict[str, Any]) -> set[str]:
 
 
 def _names_at(ends: Any) -> Iterator[str]:
-    """The keys and layers in a structure whose leaves are ``[layer, node, tensor]``."""
     if isinstance(ends, list) and len(ends) == 3 and isinstance(ends[0], str):
         yield ends[0]
     elif isinstance(ends, (dict, list)):
@@ -101,6 +100,5 @@ def _rename(value: Any, names: dict[str, str], is_reference: bool) -> Any:
 
 
 def _snake_case(name: str) -> str:
-    """As Keras makes a layer's name from its class: ``InputLayer`` to ``input_layer``."""
     name = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", re.sub(r"\W+", "", name))
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()

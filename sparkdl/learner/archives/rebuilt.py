@@ -1,8 +1,9 @@
 """Whether a worker's model will be the driver's: the archive is loaded once here, and compared.
 
-What differs is either carried beside the file (values of variables, settings, plain attributes) or
-refused before a job starts. What was found out is kept by the model's architecture and settings, so
-that only the first fit of a model loads it.
+Both must have the same variables, and compute the same of one batch. What else differs is carried
+beside the file (values of variables, settings, plain attributes), or refused before a job starts.
+What was found out is kept by the model's architecture and settings, so that only the first fit of a
+model loads it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import keras
@@ -30,15 +32,18 @@ from sparkdl.learner.archives.unsaved_settings import (
     UnsavedSettings,
     attributes_of,
     compared_parts,
+    give_attributes,
     parts_of,
 )
 from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
-from sparkdl.learner.custom_objects import find_custom_objects
+from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
+from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
     untrusted_values,
     values_of,
     variables_by_name,
 )
+from sparkdl.learner.structure import arrange_inputs
 
 LARGE_BYTES = 32 << 20
 """The values of a model with more are not compared: that needs the memory and the time of a second
@@ -53,12 +58,13 @@ class _Rebuilt:
     """The facts about the model that is loaded from an archive.
 
     Args:
-        parts: What can be compared of it.
         lossy: Names of the variables whose values the file did not bring back.
+        places: See :func:`_places`.
     """
 
     parts: tuple[ComparedPart, ...]
     lossy: frozenset[str]
+    places: tuple[int | None, ...]
 
 
 _known: OrderedDict[str, _Rebuilt] = OrderedDict()
@@ -87,24 +93,51 @@ def compared_with_rebuilt(
     known = _known.pop(key, None)
     if known is None:
         with _nothing_drawn(), settings.globals.set():
-            with_values = _size_bytes(model) <= LARGE_BYTES
-            made = load(with_values)
-            adapted, reordered = settings.give_adapters(made), settings.put_in_order(made)
-            _require_same_structure(model, made)
-            lossy = frozenset[str]()
-            if reordered:  # what a file numbers by their order goes to another variable
-                lossy = frozenset(variables_by_name(model))
-            elif with_values:
-                settings.apply(made, custom_objects)
-                lossy = _lossy(model, made)
-            elif adapted:  # the optimizer that was loaded has none of their variables
-                lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
-            known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy)
+            known = _compared(model, settings, load, custom_objects)
     _known[key] = known
     while len(_known) > _CAPACITY:
         _known.popitem(last=False)
-    settings = replace(settings, attributes=_differences(model, known.parts))
+    settings = settings.placed(known.places)
+    settings = replace(settings, attributes=_differences(model, known))
     return settings, untrusted_values(model, known.lossy)
+
+
+def _compared(
+    model: Any, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
+) -> _Rebuilt:
+    """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
+    with_values = _size_bytes(model) <= LARGE_BYTES
+    made = load(with_values)
+    kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
+    if kinds != others and not with_values:
+        with_values, made = True, load(True)
+    places = _places(kinds, others)
+    settings = settings.placed(places)
+    adapted, reordered = settings.give_adapters(made), settings.put_in_order(made)
+    _require_same_variables(model, made)
+    lossy = frozenset[str]()
+    if reordered:  # what a file numbers by their order goes to another variable
+        lossy = frozenset(variables_by_name(model))
+    elif with_values:
+        settings.apply(made, custom_objects)
+        lossy = _lossy(model, made)
+    elif adapted:  # the optimizer that was loaded has none of their variables
+        lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
+    known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy, places)
+    if with_values:
+        give_attributes(made, _differences(model, known))
+        _require_same_outputs(model, made, kinds, others)
+    return known
+
+
+def _places(kinds: list[str], others: list[str]) -> tuple[int | None, ...]:
+    """For each part of the loaded model its number in the driver's; None: that has no such."""
+    if kinds == others:
+        return tuple(range(len(kinds)))
+    found: dict[int, int] = {}
+    for block in SequenceMatcher(None, others, kinds, False).get_matching_blocks():
+        found |= {block.a + i: block.b + i for i in range(block.size)}
+    return tuple(found.get(number) for number in range(len(others)))
 
 
 def _size_bytes(model: Any) -> int:
@@ -112,7 +145,6 @@ def _size_bytes(model: Any) -> int:
 
 
 def _lossy(model: Any, copy: Any) -> frozenset[str]:
-    """The names of the variables that have other values in the copy."""
     mine, its = variables_by_name(model), variables_by_name(copy)
     names = [name for name in mine if name in its]
     pairs = zip(
@@ -127,28 +159,106 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other)
 
 
-def _require_same_structure(model: Any, copy: Any) -> None:
-    """Refuses a model whose loaded copy has other layers or variables."""
-    mine, its = ([_kind(p) for p in parts_of(m)] for m in (model, copy))
+def _require_same_variables(model: Any, copy: Any) -> None:
+    """Refuses a model whose loaded copy has other variables."""
+    mine, its = (_shapes(m.variables) for m in (model, copy))
     if mine != its:
-        place = next(i for i in range(len(mine) + 1) if mine[i : i + 1] != its[i : i + 1])
-        there, here = (_name(kinds[place : place + 1]) for kinds in (its, mine))
-        raise _refusal(
-            model, "the same layers", f"{there} in place of {here}, layer {place}",
-            "layers that were added after the model was made belong into its constructor, or "
-            "into get_config and from_config",
-        )  # fmt: skip
-    mine_variables, its_variables = (_shapes(m.variables) for m in (model, copy))
-    if mine_variables != its_variables:
+        paths = [v.path for v in model.variables]
         wrong = next(
-            (f"{b} in place of {a}" for a, b in zip(mine_variables, its_variables, strict=False)
+            (f"{b} in place of {path}, {a}" for path, a, b in zip(paths, mine, its, strict=False)
              if a != b),
-            f"{len(its_variables)} variables in place of {len(mine_variables)}",
+            f"{len(its)} variables in place of {len(mine)}",
         )  # fmt: skip
         raise _refusal(
             model, "the same variables in the same order", wrong,
-            "build(self, input_shape) makes all variables of a layer, in one order",
+            "build(self, input_shape) makes all variables of a layer, in one order; layers that "
+            "were added after the model was made belong into its constructor, or into get_config "
+            "and from_config",
         )  # fmt: skip
+
+
+def _require_same_outputs(model: Any, copy: Any, kinds: list[str], others: list[str]) -> None:
+    """Refuses a model whose loaded copy computes something else of the same values.
+
+    Layers of Keras' own compute the same where there are as many of each kind in the same order.
+    """
+    parts = parts_of(model)
+    if kinds == others and all(comes_with_keras(type(part)) for part in parts):
+        return
+    served = any(kind.startswith("sparkdl.") for kind in kinds)  # a lookup makes rows
+    wanted, batch = None, None if served else _batch_for(model)
+    kept = [(vars(p), dict(vars(p))) for p in parts if not comes_with_keras(type(p))]
+    with contextlib.suppress(Exception):  # code that wants other values: nothing can be told
+        wanted = None if batch is None else _outputs(model, model, batch)
+    different = "" if kinds == others else _odd_part(kinds, others)
+    if wanted is not None:
+        try:
+            different = _odd_output(wanted, _outputs(copy, model, batch))
+        except Exception as error:
+            different = f"{type(error).__name__}: {error}"[:300]
+        if different and _odd_output(wanted, _outputs(model, model, batch)):
+            different = ""  # the model draws numbers of its own
+    for attributes, before in kept:
+        attributes.clear()
+        attributes.update(before)
+    if different:
+        if kinds != others:
+            different += f"; {_odd_part(kinds, others)}"
+        raise _refusal(
+            model, "the same outputs of one batch", different,
+            "layers that were added after the model was made, and what they are told, belong into "
+            "its constructor, or into get_config and from_config",
+        )  # fmt: skip
+
+
+def _batch_for(model: Any) -> Any:
+    """Two rows of the model's own shapes; None where these are not known."""
+    random = np.random.default_rng(0)
+
+    def made(shape: Sequence[int | None], dtype: str) -> np.ndarray:
+        sizes = (2, *(size or 8 for size in shape))
+        if dtype == "string":
+            return np.full(sizes, "a good text", object)
+        whole = dtype == "bool" or "int" in dtype
+        values = random.integers(0, 2, sizes) if whole else random.random(sizes)
+        return values.astype(dtype if whole else "float32")
+
+    struct = getattr(model, "_inputs_struct", None)
+    if struct is not None:
+        return keras.tree.map_structure(lambda t: made(t.shape[1:], t.dtype), struct)
+    specs = model_signature(model).inputs.items()
+    if any(spec.shape is None for _, spec in specs):
+        return None
+    return arrange_inputs(model, {n: made(s.shape or (), s.dtype) for n, s in specs})
+
+
+def _outputs(model: Any, values: Any, batch: Any) -> list[np.ndarray]:
+    """The outputs of a model for a batch, with the values that another one has."""
+    pairs = zip(model.variables, values.variables, strict=True)
+    with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
+        made = model(keras.tree.map_structure(keras.ops.convert_to_tensor, batch), training=False)
+    tensors = [keras.ops.cast(tensor, "float32") for tensor in keras.tree.flatten(made)]
+    return [keras.ops.convert_to_numpy(tensor) for tensor in tensors]
+
+
+def _odd_output(wanted: list[np.ndarray], found: list[np.ndarray]) -> str:
+    """The first output that differs, in words; empty where all are equal."""
+    if len(wanted) != len(found):
+        return f"{len(found)} outputs in place of {len(wanted)}"
+    for number, (one, other) in enumerate(zip(wanted, found, strict=True)):
+        if one.shape != other.shape:
+            return f"output {number} of shape {other.shape} in place of {one.shape}"
+        close = np.isclose(one, other, rtol=1e-5, atol=1e-6, equal_nan=True)
+        if not close.all():
+            place = np.unravel_index(int(np.argmin(close)), close.shape)
+            return f"{other[place]} in place of {one[place]} in output {number}"
+    return ""
+
+
+def _odd_part(kinds: list[str], others: list[str]) -> str:
+    place = next(i for i in range(len(kinds) + 1) if kinds[i : i + 1] != others[i : i + 1])
+    there, here = (_name(k[place : place + 1]) for k in (others, kinds))
+    return f"{there} in place of {here}, layer {place}"
 
 
 def _kind(thing: Any) -> str:
@@ -168,15 +278,19 @@ def _name(kinds: Sequence[str]) -> str:
     return kinds[0].rpartition(".")[2] if kinds else "none"
 
 
-def _differences(model: Any, kept: tuple[ComparedPart, ...]) -> Attributes:
-    """Number of a part -> its attributes that a loaded model lacks, and must be given.
+def _differences(model: Any, known: _Rebuilt) -> Attributes:
+    """Number of a part of the loaded model -> its attributes that it must be given.
 
     Raises:
         ModelError: One of them cannot be carried.
     """
     found: Attributes = {}
-    for number, (part, its) in enumerate(zip(compared_parts(model), kept, strict=False)):
-        if part.kind != its.kind:
+    parts = compared_parts(model)
+    behind = len(parts_of(model)) - len(known.places)  # what the model was compiled with
+    for number, its in enumerate(known.parts):
+        here = number + behind if number >= len(known.places) else known.places[number]
+        part = None if here is None or here >= len(parts) else parts[here]
+        if part is None or part.kind != its.kind:
             continue  # a name became an object of Keras
         for name, form in part.attributes.items():
             missing = name not in its.attributes
@@ -309,11 +423,10 @@ class SharedLayers:
         count = len(self._model.variables)
         return ModelError(
             f"model {self._model.name!r} cannot be saved so that anybody can load it",
-            expected=f"a configuration that makes its {count} variables again",
-            received=received,
+            expected=f"a configuration that makes its {count} variables again", received=received,
             hint=f"layers {names} belong to several others: make them in __init__ of a class of "
             "your own, whose from_config makes them once",
-        )
+        )  # fmt: skip
 
 
 def _graphs(value: Any) -> Iterator[dict[str, Any]]:
@@ -343,7 +456,6 @@ def _renumber(value: Any, calls: dict[str, int]) -> None:
 
 @contextlib.contextmanager
 def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> Iterator[None]:
-    """Within, a module of Keras has another function, if that is wanted."""
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)

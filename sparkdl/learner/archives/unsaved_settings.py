@@ -12,8 +12,9 @@ arrays, tensors, containers of these, functions by their code, and objects of su
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeVar
 
@@ -112,6 +113,7 @@ class UnsavedSettings:
         decays: Whether weight decay applies to each of them.
         orders: The names of each part's own variables that are trained, and of those that are not,
             in its order: a layer that was quantized has another one than a loaded layer.
+        rows: Settings of the preprocessor, of which KerasHub's do not tell all (lengths).
         attributes: What else differs from a model that is made from the configuration.
     """
 
@@ -119,7 +121,7 @@ class UnsavedSettings:
     policies: list[Any]
     remat: list[tuple[Any, ...] | None]
     adapters: list[tuple[int, Any] | None]
-    learns: list[bool]
+    learns: list[bool | None]
     trainable: list[bool]
     regularizers: dict[int, Any]
     constraints: dict[int, Any]
@@ -127,6 +129,7 @@ class UnsavedSettings:
     stepped: list[int] | None
     decays: list[bool]
     orders: list[list[str]]
+    rows: dict[str, Any]
     attributes: Attributes = field(default_factory=dict)
 
     @classmethod
@@ -153,12 +156,30 @@ class UnsavedSettings:
             stepped,
             decays,
             [[v.name for v in own] for own in _own_variables(model)],
+            _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip
 
     @property
     def key(self) -> bytes:
         """Bytes that equal settings share."""
         return payload.dump(self)
+
+    def placed(self, places: Sequence[int | None]) -> UnsavedSettings:
+        """The same for a model with parts in other places: for each its number here, or None."""
+        if list(places) == list(range(len(self.policies))):
+            return self
+
+        def moved(of_parts: Sequence[T], count: int = 1) -> list[Any]:
+            found: list[Any] = []
+            for place in places:
+                none: list[Any] = [[]] * count if count > 1 else [None]
+                found += none if place is None else of_parts[place * count : (place + 1) * count]
+            return found
+
+        return replace(
+            self, policies=moved(self.policies), remat=moved(self.remat),
+            adapters=moved(self.adapters), learns=moved(self.learns), orders=moved(self.orders, 2),
+        )  # fmt: skip
 
     def give_adapters(self, model: Any) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
@@ -185,7 +206,8 @@ class UnsavedSettings:
         self.give_adapters(model)
         self.put_in_order(model)
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
-            layer._trainable = learns  # alone: its setter changes the layers within, too
+            if learns is not None:
+                layer._trainable = learns  # alone: its setter changes the layers within, too
         for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
                 layer.dtype_policy = keras.dtype_policies.get(policy)
@@ -199,6 +221,10 @@ class UnsavedSettings:
                     variable, "regularizer", self.regularizers.get(number), keras.regularizers
                 )
                 _set_part(variable, "constraint", self.constraints.get(number), keras.constraints)
+        before = preprocessor_of(model)
+        for name, value in _settings_of_rows(before).items():
+            if self.rows.get(name, value) != value:
+                setattr(before, name, self.rows[name])
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
 
@@ -225,6 +251,13 @@ class UnsavedSettings:
             inner._exclude_from_weight_decay_cache = {}
 
 
+def _settings_of_rows(before: Any) -> dict[str, Any]:
+    """The plain arguments of a preprocessor's constructor, as it has them now."""
+    told = () if before is None else inspect.signature(type(before).__init__).parameters
+    kept = {name: vars(before).get(name) for name in told}
+    return {n: v for n, v in kept.items() if isinstance(v, (bool, int, float, str))}
+
+
 def parts_of(model: Any) -> list[Any]:
     """The model and the layers that compute its outputs, in an order that an equal model has, too.
 
@@ -240,7 +273,6 @@ def parts_of(model: Any) -> list[Any]:
 
 
 def _adapters(layer: Any) -> tuple[int, Any] | None:
-    """The rank and the factor of a layer's LoRA; None for a layer without."""
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
@@ -275,7 +307,6 @@ def _stepped(variables: list[Any], optimizer: Any) -> tuple[list[int] | None, li
 
 
 def _set_part(variable: Any, name: str, saved: Any, module: Any) -> None:
-    """Gives a variable its regularizer or constraint, unless it has an equal one."""
     present = getattr(variable, name, None)
     if saved != (None if present is None else module.serialize(present)):
         setattr(variable, name, None if saved is None else module.deserialize(saved))
@@ -288,7 +319,6 @@ def _flash_attention() -> bool | None:
 
 
 def _wide_numbers() -> bool:
-    """Whether JAX has numbers of 64 bits."""
     if keras.backend.backend() != "jax":
         return False
     import jax
@@ -355,7 +385,6 @@ class ComparedPart:
 
     Args:
         thing: The object itself; None in what is kept of a model.
-        label: For messages.
         kind: Its class, in words.
         own: Whether the class is the user's.
         attributes: Name -> a form of the value that equal values share.
@@ -416,7 +445,6 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 
 
 def _is_inner(name: str, kind: type) -> bool:
-    """Whether Keras itself keeps the attribute, as part of how it works."""
     if name in _SETTINGS:
         return False
     if name.startswith("__") or name in _attributes_of_keras():
@@ -426,7 +454,6 @@ def _is_inner(name: str, kind: type) -> bool:
 
 @cache
 def _attributes_of_keras() -> frozenset[str]:
-    """The attributes that every layer, model, loss, metric and optimizer has."""
     model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
     model.compile("sgd", "mse", metrics=["mae"])
     things = (
@@ -466,7 +493,7 @@ class BesideFile:
     def give_settings(self, model: Any, custom_objects: dict[str, Any]) -> None:
         """Gives the settings to a model that was just loaded."""
         self.settings.apply(model, custom_objects)
-        _give_attributes(model, self.settings.attributes)
+        give_attributes(model, self.settings.attributes)
 
     def give_values(self, model: Any) -> None:
         """Sets the variables whose values are not those of the file; without compile settings
@@ -476,7 +503,7 @@ class BesideFile:
             variable.assign(value)
 
 
-def _give_attributes(model: Any, attributes: Attributes) -> None:
+def give_attributes(model: Any, attributes: Attributes) -> None:
     """Gives the parts of a loaded model the attributes that differ."""
     if not attributes:
         return

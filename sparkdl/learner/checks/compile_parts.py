@@ -73,7 +73,6 @@ def _require_remakable(model: Any, part: Any, objects: dict[str, Any]) -> None:
 
 
 def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
-    """The arguments of a constructor that a configuration lacks, and whether each has a default."""
     return {
         name: parameter.default is not parameter.empty
         for name, parameter in inspect.signature(cls).parameters.items()
@@ -83,7 +82,6 @@ def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
 
 
 def _value(thing: Any, argument: str) -> Any:
-    """The value that an object keeps of an argument of its constructor; None if not known."""
     return getattr(thing, "__dict__", {}).get(_attribute(thing, argument))
 
 

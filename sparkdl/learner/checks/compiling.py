@@ -128,7 +128,6 @@ def copy_callbacks(callbacks: Sequence[Any]) -> list[Any]:
 
 
 def _is_plain(config: Json) -> bool:
-    """Whether Keras alone can make an object from its configuration."""
     if isinstance(config, dict):
         if "class_name" in config and not str(config.get("module", "")).startswith("keras"):
             return False

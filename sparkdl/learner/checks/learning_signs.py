@@ -43,7 +43,6 @@ def guessing_loss(model: Any, label_mean: Sequence[float]) -> float | None:
 
 
 def _surprise(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """``-p log p`` of each probability; 0 for 0."""
     return -p * np.log(np.where(p > 0, p, 1.0))
 
 

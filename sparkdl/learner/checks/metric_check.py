@@ -43,7 +43,9 @@ class Labels(Protocol):
     def num_classes(self) -> int | None: ...
 
 
-def check_metrics_add_up(model: Any, x: Mapping[str, Any], labels: Mapping[str, Labels]) -> None:
+def check_metrics_add_up(
+    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, Labels]
+) -> None:
     """Refuses metrics whose variables must not be summed. The metrics must be built.
 
     Metrics of Keras cost nothing; only a metric with an ``update_state`` of its own is tried out.
@@ -65,7 +67,7 @@ def check_metrics_add_up(model: Any, x: Mapping[str, Any], labels: Mapping[str, 
         _try_out(model, metric, [(y[place], predicted[place]) for y, predicted in batches])
 
 
-def _metrics(model: Any) -> Iterator[tuple[Any, int]]:
+def _metrics(model: keras.Model) -> Iterator[tuple[Any, int]]:
     """Every metric of the model, and the number of the output that it looks at."""
     for metric in model.metrics:
         per_output = getattr(metric, "_flat_metrics", None)
@@ -85,7 +87,7 @@ def _known(metric: Any) -> bool:
     return module.split(".")[0] == "keras"
 
 
-def _try_out(model: Any, metric: Any, batches: list[tuple[Any, Any]]) -> None:
+def _try_out(model: keras.Model, metric: Any, batches: list[tuple[Any, Any]]) -> None:
     if getattr(metric, DECLARATION, None) is False:
         raise _refusal(model, metric, f"{DECLARATION} = False")
     try:
@@ -112,7 +114,7 @@ def _state_after(metric: Any, batches: list[tuple[Any, Any]]) -> npt.NDArray[np.
     return flatten_arrays(keras.ops.convert_to_numpy(v) for v in metric.variables)
 
 
-def _refusal(model: Any, metric: Any, received: str) -> ModelError:
+def _refusal(model: keras.Model, metric: Any, received: str) -> ModelError:
     return ModelError(
         f"metric {metric.name!r} of model {model.name!r} cannot be summed over the workers",
         expected="variables that start at zero and are sums over rows: "
@@ -124,7 +126,7 @@ def _refusal(model: Any, metric: Any, received: str) -> ModelError:
 
 
 def _made_up(
-    model: Any, x: Mapping[str, Any], labels: Mapping[str, Labels]
+    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, Labels]
 ) -> list[tuple[list[Any], list[Any]]]:
     """Two batches: for each, the labels and the predictions by number of the output."""
     rng = np.random.default_rng(0)

@@ -68,7 +68,7 @@ class BroadcastCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._done = True
 
 
-def _refuse_xla(model: Any) -> None:
+def _refuse_xla(model: keras.Model) -> None:
     compiled = keras.backend.backend() == "tensorflow" and model.jit_compile
     if compiled and is_distributed(model.optimizer):
         raise ModelError(

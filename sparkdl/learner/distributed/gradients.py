@@ -107,7 +107,6 @@ class _CommunicatorReducer:
 
 
 def _by_dtype(gradients: Sequence[Any], name: Callable[[Any], str]) -> dict[str, list[int]]:
-    """Positions of the gradients of each dtype, in an order that all ranks share."""
     groups: dict[str, list[int]] = {}
     for position, gradient in enumerate(gradients):
         if gradient is not None:

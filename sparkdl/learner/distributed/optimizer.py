@@ -142,7 +142,6 @@ class _Distributed:
 
     @property
     def _made(self) -> _Distribution:
-        """The additions to the plain optimizer, once they are made."""
         assert self._distribution is not None
         return self._distribution
 
@@ -275,7 +274,6 @@ class _Distributed:
             variable.assign(value)
 
     def _places(self, trainable_variables: Any) -> list[int]:
-        """The places of the variables among those that the optimizer was built for."""
         if trainable_variables is None:
             return list(range(len(self._made.sums)))
         return [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]

@@ -46,9 +46,7 @@ class ArchiveSource:
     neither loads nor saves it here.
 
     Args:
-        archive: The model.
         objects: Name -> class or function that it uses.
-        outline: Outline of the archive.
         digest: Digest of the archive's content.
     """
 
@@ -84,7 +82,6 @@ def outline_of(content: bytes, objects: Mapping[str, Any], *, safe_mode: bool) -
     """The outline of a ``.keras`` file; its weights are neither read nor given a place in memory.
 
     Args:
-        content: The file.
         objects: Name -> class or function that the model uses.
         safe_mode: False also takes what runs code from the file.
 

@@ -79,7 +79,6 @@ class ClassScores:
         """The class of the greatest probability, int32 of shape ``(rows, ...)``.
 
         Args:
-            values: The output.
             thresholds: One per class: the class of the greatest probability divided by its
                 threshold, as Spark's ``thresholds``. A class with threshold 0 wins if its
                 probability is not 0.

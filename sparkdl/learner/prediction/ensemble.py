@@ -52,7 +52,7 @@ def vote(models: list[keras.Model], voting: str) -> keras.Model:
     return ensemble
 
 
-def require_cloneable(model: Any) -> None:
+def require_cloneable(model: keras.Model) -> None:
     """Raises ModelError unless ``model`` is a Sequential or functional one."""
     functional = getattr(model, "_inputs_struct", None) is not None
     if not (functional or isinstance(model, keras.Sequential)):
@@ -63,7 +63,7 @@ def require_cloneable(model: Any) -> None:
         )  # fmt: skip
 
 
-def build_ensemble(model: Any, states: Sequence[RunState]) -> tuple[Any, list[Any]]:
+def build_ensemble(model: keras.Model, states: Sequence[RunState]) -> tuple[Any, list[Any]]:
     """Copies of ``model``, and a model of their mean: ``mean(x) = Σ member_i(x) / k``.
 
     Args:

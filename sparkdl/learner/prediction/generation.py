@@ -101,7 +101,6 @@ class RowSampler:
 
 
 def _shifted(x: Any, places: int) -> Any:
-    """The bits of an int32 moved to the right, with zeros before them."""
     moved = keras.ops.right_shift(x, places)
     return keras.ops.bitwise_and(moved, (1 << (32 - places)) - 1)
 

@@ -274,7 +274,6 @@ def forward_model(
 
     Args:
         model: A built ``keras.Model``.
-        signature: Of the model.
         outputs: Names of the outputs wanted.
         layers: Names of the layers whose output is wanted.
 

@@ -263,11 +263,9 @@ class TensorFlowPredictor(KerasPredictor):
         return self._tf.nest.map_structure(lambda *ts: self._tf.concat(ts, 0), *parts)
 
     def _one_pass(self, tensor: Any) -> Any:
-        """The shape of a tensor in one of the passes."""
         return self._tf.TensorShape([tensor.shape[0] // _PASSES, *tensor.shape[1:]])
 
     def _apart(self, tensors: Any) -> Any:
-        """``(passes * rows, ...)`` -> ``(passes, rows, ...)``."""
         tf = self._tf
         return tf.nest.map_structure(
             lambda t: tf.reshape(t, [_PASSES, *self._one_pass(t)]), tensors

@@ -43,7 +43,6 @@ class PredictorArchive:
     """The parts of a predictor, and the driver's facts about it.
 
     Args:
-        archive: The model.
         form: ``'keras'``, ``'saved_model'`` for a program that TensorFlow exported, or
             ``'causal_lm'`` for what writes texts on.
         digest: Digest of the architecture and the weights: equal models have equal digests.

@@ -150,7 +150,6 @@ def _spec(name: str, tensor: Any) -> TensorSpec:
 
 
 def _read(path: str) -> dict[str, bytes]:
-    """The files of a SavedModel by their paths inside it."""
     found = {}
     for folder in ("", "variables/", "assets/"):
         if storage.exists(f"{path}/{folder}"):

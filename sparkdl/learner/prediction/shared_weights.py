@@ -1,4 +1,7 @@
-"""The weights of a model that only predicts, once in memory for all processes of an executor."""
+"""Weights that are only read, once in memory for all processes of an executor.
+
+Those of a model that predicts, and what is frozen in one that trains.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import contextlib
 import ctypes
 import fcntl
 import gc
+import hashlib
 import mmap
 import os
 import shutil
@@ -16,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.data.columns import ALIGNMENT
+from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 from sparkdl.process.closing import Closing
 
 LEAST_BYTES = 32 << 20
@@ -23,13 +28,32 @@ LEAST_BYTES = 32 << 20
 _FILE, _LOCK = "weights", "in-use"
 
 
-def shared_weights(model: Any, digest: str) -> SharedWeights | None:
-    """Lets the weights lie where those of other processes with the same model do; None: alone."""
+def shared_weights(weights: list[Any], digest: str | None = None) -> SharedWeights | None:
+    """Lets weights lie where those of other processes with the same model do; None: alone.
+
+    Args:
+        weights: Variables that nobody writes to.
+        digest: Of the model with them; None: that of their values.
+    """
     folder = executor_folder()
-    if folder is not None and can_share(model):
+    if folder is not None and can_share(weights):
         with contextlib.suppress(OSError):  # no room on the disk
-            return SharedWeights(model, folder, digest)
+            return SharedWeights(weights, folder, digest or _digest(weights))
     return None
+
+
+def frozen_weights(model: Any) -> list[Any]:
+    """The weights that a fit only reads; none on JAX, whose steps return all in new memory."""
+    changed = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
+    on_jax = keras.backend.backend() == "jax"
+    return [] if on_jax else [v for v in model.weights if id(v) not in changed]
+
+
+def _digest(weights: list[Any]) -> str:
+    digest = hashlib.sha256()
+    for variable in _shareable(weights):
+        digest.update(np.ascontiguousarray(keras.ops.convert_to_numpy(variable.value)).data)
+    return digest.hexdigest()
 
 
 class SharedWeights(Closing):
@@ -46,17 +70,17 @@ class SharedWeights(Closing):
     the last process that closes its part, or with the executor's own folder, in which it lies.
 
     Args:
-        model: With all of its values; its variables get arrays that alias the file.
+        weights: Variables with their values; they get arrays that alias the file.
         folder: Of the executor: on its disk, removed when it ends.
-        digest: Of the model with its weights.
+        digest: Of the weights, or of the model with them.
 
     Raises:
         OSError: The file cannot be written, or not be mapped. The variables are as they were.
     """
 
-    def __init__(self, model: Any, folder: str, digest: str) -> None:
+    def __init__(self, weights: list[Any], folder: str, digest: str) -> None:
         self._folder = os.path.join(folder, f"sparkdl-weights-{digest[:40]}")
-        shared = _shareable(model)
+        shared = _shareable(weights)
         self._lock = self._locked()
         try:
             mapped = self._mapped(shared)
@@ -121,14 +145,14 @@ def executor_folder() -> str | None:
     return folders[0] if "blockmgr-" in folders[0] and os.path.isdir(folders[0]) else None
 
 
-def can_share(model: Any) -> bool:
+def can_share(weights: list[Any]) -> bool:
     """Whether it is worth it, and the weights lie in this machine's memory."""
-    sizes = [int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(model)]
+    sizes = [int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(weights)]
     if sum(sizes) < LEAST_BYTES:
         return False
     backend = keras.backend.backend()
     if backend == "torch":
-        return all(v.value.device.type == "cpu" for v in model.weights)
+        return all(v.value.device.type == "cpu" for v in weights)
     if backend == "jax":
         import jax
 
@@ -138,9 +162,8 @@ def can_share(model: Any) -> bool:
     return not tf.config.list_physical_devices("GPU")
 
 
-def _shareable(model: Any) -> list[Any]:
-    """The variables with a dtype that NumPy has, and DLPack; others stay in each process."""
-    names = [(v, keras.backend.standardize_dtype(v.dtype)) for v in model.weights]
+def _shareable(weights: list[Any]) -> list[Any]:
+    names = [(v, keras.backend.standardize_dtype(v.dtype)) for v in weights]
     return [v for v, name in names if name.startswith(("float16", "float32", "float64", "int"))]
 
 

@@ -113,7 +113,6 @@ def untrusted_values(model: Any, lossy: frozenset[str]) -> dict[str, Array]:
 
 
 def _saves_itself(layer: Any) -> bool:
-    """Whether code of the user's own saves or loads the layer's variables."""
     methods = (type(layer).save_own_variables, type(layer).load_own_variables)
     return not all(comes_with_keras(method) for method in methods)
 

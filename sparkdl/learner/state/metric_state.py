@@ -72,7 +72,6 @@ def _names(model: Any) -> Iterator[tuple[str, Any, str]]:
 
 
 def _knows(module: Any, name: str) -> bool:
-    """Whether Keras makes something of the name, also of one that the user has registered."""
     try:
         module.get(name)
     except Exception:
@@ -103,7 +102,6 @@ def _failed_part(model: Any, y: Mapping[str, Any], error: Exception) -> ModelErr
 
 
 def _place_of(error: Exception) -> str:
-    """The user's own line that raised an error, as a hint."""
     places = [
         f"it was raised in {frame.f_code.co_name} ({frame.f_code.co_filename}, line {line})"
         for frame, line in traceback.walk_tb(error.__traceback__)
@@ -113,7 +111,6 @@ def _place_of(error: Exception) -> str:
 
 
 def _is_part(thing: Any) -> bool:
-    """Whether it is a loss or a metric, and not what Keras keeps them in."""
     is_one = isinstance(thing, (keras.losses.Loss, keras.metrics.Metric))
     return is_one and not type(thing).__module__.endswith("compile_utils")
 

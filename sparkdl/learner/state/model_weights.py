@@ -13,7 +13,7 @@ from sparkdl.learner.signature import has_own
 from sparkdl.weights import FloatArray, Layout
 
 
-def averaged_variables(model: Any) -> list[Any]:
+def averaged_variables(model: keras.Model) -> list[Any]:
     """Running statistics: float variables made untrainable by their layer (not merely frozen)."""
     found: dict[int, Any] = {}
     for layer in model._flatten_layers(include_self=True, recursive=True):
@@ -25,7 +25,7 @@ def averaged_variables(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if id(v) in found]
 
 
-def overwritten_variables(model: Any) -> list[Any]:
+def overwritten_variables(model: keras.Model) -> list[Any]:
     """Variables that Keras calls trained and that are no weights: a gradient takes their place.
 
     These are the scales and largest values of float8 layers. A change of one means nothing, so they
@@ -34,7 +34,7 @@ def overwritten_variables(model: Any) -> list[Any]:
     return [v for v in model.trainable_variables if is_overwritten(v)]
 
 
-def require_joined_steps(model: Any, mean: bool, rule: str) -> None:
+def require_joined_steps(model: keras.Model, mean: bool, rule: str) -> None:
     """Refuses what no exchange of several workers makes as in one process.
 
     Args:
@@ -60,7 +60,7 @@ def require_joined_steps(model: Any, mean: bool, rule: str) -> None:
         )
 
 
-def trained_variables(model: Any) -> list[Any]:
+def trained_variables(model: keras.Model) -> list[Any]:
     """The variables that the optimizer moves."""
     return [v for v in model.trainable_variables if not is_overwritten(v)]
 
@@ -78,18 +78,18 @@ def layout_of(trained: Iterable[Any], averaged: Iterable[Any]) -> Layout:
     )
 
 
-def model_layout(model: Any) -> Layout:
+def model_layout(model: keras.Model) -> Layout:
     """The layout of a built model, the same on the driver and on every worker."""
     return layout_of(trained_variables(model), averaged_variables(model))
 
 
-def read_model(model: Any, layout: Layout) -> FloatArray:
+def read_model(model: keras.Model, layout: Layout) -> FloatArray:
     """A model's variables as one flat buffer."""
     variables = [*trained_variables(model), *averaged_variables(model)]
     return layout.flatten([np.asarray(v.numpy(), np.float32) for v in variables])
 
 
-def write_model(model: Any, layout: Layout, flat: FloatArray) -> None:
+def write_model(model: keras.Model, layout: Layout, flat: FloatArray) -> None:
     """Sets a model's variables from one flat buffer."""
     variables = [*trained_variables(model), *averaged_variables(model)]
     for variable, value in zip(variables, layout.views(flat), strict=True):
@@ -105,7 +105,6 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
     Changes of several workers that are added up, or a mean of their weights, need not hold them.
 
     Args:
-        trained: The trained variables.
         layout: Begins with them.
         flat: A buffer of the layout.
 

@@ -153,7 +153,6 @@ def _keyed(value: Array, key: int) -> Array:
 
 
 def _counted(value: Array, draws: int) -> Array:
-    """``draws`` more, in the numbers that the variable has."""
     result = np.array(value)
     bits = 8 * value.dtype.itemsize
     counted = (int(value[1]) + draws) % (1 << (bits - (value.dtype.kind == "i")))

@@ -94,13 +94,9 @@ class IdReader:
     Ids that are an input of the model are read from the batch. Those that layers without weights
     make from inputs (a hash, a cross) are computed by these layers alone. Others are left out, as
     those of a model whose ``call`` is Python.
-
-    Args:
-        model: A ``keras.Model``.
-        layers: Its layers with rows in tables.
     """
 
-    def __init__(self, model: Any, layers: Sequence[ServesRows]) -> None:
+    def __init__(self, model: keras.Model, layers: Sequence[ServesRows]) -> None:
         graph = getattr(model, "_functional", None) or model
         self._model = model
         self._calls: list[tuple[LooksUpRows, Callable[[Arrays], Any]]] = []

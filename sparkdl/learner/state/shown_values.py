@@ -39,7 +39,9 @@ class ShownValue(keras.metrics.Metric):  # type: ignore[misc]
 _found: WeakKeyDictionary[Any, list[ShownValue]] = WeakKeyDictionary()
 
 
-def find_shown_values(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+def find_shown_values(
+    model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None
+) -> None:
     """Finds the values from a batch; nothing for a model without a ``compute_metrics`` of its own.
 
     Args:
@@ -64,12 +66,12 @@ def find_shown_values(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | 
     ]
 
 
-def shown_values(model: Any) -> list[ShownValue]:
+def shown_values(model: keras.Model) -> list[ShownValue]:
     """The metrics of the values that were found."""
     return _found.get(model, [])
 
 
-def attach_shown_values(model: Any) -> None:
+def attach_shown_values(model: keras.Model) -> None:
     """Makes them metrics of the model."""
     present = model._metrics
     for value in shown_values(model):
@@ -78,7 +80,7 @@ def attach_shown_values(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def shown_values_attached(model: Any) -> Iterator[None]:
+def shown_values_attached(model: keras.Model) -> Iterator[None]:
     """Within, they are metrics of the model."""
     before = list(model._metrics)
     attach_shown_values(model)

@@ -25,7 +25,7 @@ _INSTALLED = ("-packages", sysconfig.get_path("stdlib"))
 _CALL = "keras.ops.moments(synchronized=True)"
 
 
-def synchronized_layers(model: Any) -> list[Any]:
+def synchronized_layers(model: keras.Model) -> list[Any]:
     """The layers of a model that normalise by the rows of all workers while they train."""
     return [
         layer
@@ -36,7 +36,7 @@ def synchronized_layers(model: Any) -> list[Any]:
     ]
 
 
-def require_synchronized(model: Any, num_workers: int, way: str, *, followed: bool) -> None:
+def require_synchronized(model: keras.Model, num_workers: int, way: str, *, followed: bool) -> None:
     """Refuses a model whose layers would normalise by the rows of one worker alone.
 
     Args:
@@ -67,7 +67,7 @@ def require_synchronized(model: Any, num_workers: int, way: str, *, followed: bo
     raise _refusal(f"layer {where.name!r} of model {model.name!r}", num_workers, reason)
 
 
-def calls_moments(model: Any) -> bool:
+def calls_moments(model: keras.Model) -> bool:
     """Whether code of the user's own in a model has synchronized moments when it trains.
 
     Only a model whose code has the word is traced.

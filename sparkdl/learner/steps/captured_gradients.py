@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 @contextlib.contextmanager
-def captured_gradients(model: Any, share: Any = None) -> Iterator[list[tuple[Any, Any]]]:
+def captured_gradients(model: keras.Model, share: Any = None) -> Iterator[list[tuple[Any, Any]]]:
     """Within, a model's optimizer takes no step: ``(gradient, variable)`` pairs are listed instead.
 
     Keras calls ``stateless_apply`` on JAX and ``apply`` on the other backends.
@@ -95,12 +95,11 @@ def largest_of_all(mine: Sequence[Array], row: int | None, reducer: Reducer) -> 
 
 
 def match_gradients(
-    model: Any, captured: Iterable[tuple[Any, Any]], trained: Iterable[Any]
+    model: keras.Model, captured: Iterable[tuple[Any, Any]], trained: Iterable[Any]
 ) -> list[Any]:
     """The gradient of each variable of ``trained``, None where it has none.
 
     Args:
-        model: The model, for the message.
         captured: ``(gradient, variable)`` pairs that ``train_step`` gave to the optimizer.
         trained: The variables, in the layout's order.
 
@@ -124,7 +123,10 @@ def match_gradients(
 
 
 def gradients_to_apply(
-    model: Any, gradients: Iterable[Any], trained: Iterable[Any], has_gradient: Iterable[bool]
+    model: keras.Model,
+    gradients: Iterable[Any],
+    trained: Iterable[Any],
+    has_gradient: Iterable[bool],
 ) -> tuple[list[Any], list[Any]]:
     """Gradients and variables for ``model.optimizer.apply``.
 
@@ -134,7 +136,6 @@ def gradients_to_apply(
     Args:
         model: Whose optimizer it is.
         gradients: The gradient of each variable; without a meaning where it has none.
-        trained: The variables.
         has_gradient: Whether a variable has one.
     """
     wants_all = bool(optimizers_within(innermost_optimizer(model)))

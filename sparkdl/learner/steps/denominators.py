@@ -132,8 +132,6 @@ class Terms:
 
 
 class _Active(threading.local):
-    """The terms that this thread's calls of Keras are to be told to."""
-
     terms: Terms | None = None
 
 
@@ -302,7 +300,6 @@ def forward_terms(
     In a compiled function all is left out that no denominator needs.
 
     Args:
-        model: The model.
         data: A batch, as ``train_step`` takes it.
         values: ``(variable, value)`` pairs, where the variables do not have their values.
         state: What ``train_step`` takes beside the batch, if anything.

@@ -239,7 +239,6 @@ class JaxLearner(KerasLearner):
         self._set(trainable, self._with_averages(self._state[1], averages))
 
     def _given(self, flat: FloatArray) -> Any:
-        """A buffer as JAX takes it, whatever its owner does with it later."""
         if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
             return flat.copy()
         return jax.block_until_ready(jax.device_put(flat))
@@ -264,7 +263,6 @@ class JaxLearner(KerasLearner):
         )
 
     def _present(self) -> dict[int, Any]:
-        """The values of the model's variables by the identity of the variable."""
         model, (trainable, non_trainable, _, _) = self.model, self._state
         found = dict(zip(map(id, model.trainable_variables), trainable, strict=True))
         return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
@@ -311,7 +309,6 @@ class JaxLearner(KerasLearner):
         self._take(self._gradients(*self._state_and_batch(stack), factors), out)
 
     def _take(self, found: tuple[Any, Any, Any, Any], out: FloatArray) -> None:
-        """Takes over what :meth:`_trace_gradients` returned."""
         flat, non_trainable, metrics, overwritten = found
         places = [i for i in range(len(self._state[0])) if i not in self._trained_at]
         trainable = _replaced(self._state[0], places, overwritten) if overwritten else None
@@ -319,7 +316,6 @@ class JaxLearner(KerasLearner):
         self._copy_to_host(flat, out)
 
     def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
-        """The state and the one batch of a stack, as the gradients' function takes them."""
         trainable, non_trainable, optimizer, metrics = self._state
         batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
         return trainable, optimizer, non_trainable, metrics, batch
@@ -473,7 +469,6 @@ def _chosen(values: list[Any], places: list[int]) -> list[Any]:
 
 
 def _replaced(values: list[Any], places: list[int], new: list[Any]) -> list[Any]:
-    """The values, with new ones at some places."""
     result = list(values)
     for index, value in zip(places, new, strict=True):
         result[index] = value

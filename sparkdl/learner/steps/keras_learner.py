@@ -150,7 +150,6 @@ class KerasLearner(ABC):
                 yield slice(first, stop), values.astype(np.float32)
 
     def _value_at(self, index: int) -> npt.NDArray[Any]:
-        """The present value of one variable of the layout."""
         return self._values_of([(*self.trained, *self.averaged)[index]])[0]
 
     def constrained(self, flat: FloatArray) -> FloatArray:
@@ -209,11 +208,9 @@ class KerasLearner(ABC):
     def _gradients_for(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> None:
-        """The gradient of one batch, where ``reducer`` takes it from."""
         self.weighed_gradients(batch, reducer.buffer, factors)
 
     def _apply_joined(self, reducer: Reducer) -> None:
-        """One optimizer step with what ``reducer`` has joined."""
         self.apply_gradients(reducer.buffer)
 
     def _agree_with(self, reducer: Reducer) -> None:
@@ -256,7 +253,7 @@ class KerasLearner(ABC):
         if self._looked_at_sums or reducer.num_workers < 2:
             return
         self._looked_at_sums = True
-        if not (has_own_loss(self.model) and takes_any_rows(self.model)):
+        if stack.grouped or not (has_own_loss(self.model) and takes_any_rows(self.model)):
             return
         counted = list(self._counted or [])
         variables = [*self.model.non_trainable_variables, *self.overwritten]
@@ -304,7 +301,6 @@ class KerasLearner(ABC):
         return None if factors is None or not self.overwritten else factors[-1]
 
     def _factors(self, mine: Numbers, of_all: Numbers) -> FloatArray:
-        """The factors of a step's terms, and the share of the rows where it is wanted."""
         if not self.overwritten:
             return factors(self._counted or [], mine, of_all)
         share = np.float32(mine[0] / of_all[0])
@@ -526,7 +522,6 @@ class KerasLearner(ABC):
 
 
 def _one_batch(stacked: npt.NDArray[Any]) -> Any:
-    """The first batch of a stack, or what stands for it: Keras knows no arrays of objects."""
     if stacked.dtype == object:
         return keras.KerasTensor(stacked.shape[1:], "string")
     return stacked[0]
@@ -576,7 +571,6 @@ def require_compiled(model: Any) -> None:
 
 
 def _can_have_loss(model: Any) -> bool:
-    """Whether there is a loss, or code of the user's or of Keras that may add one in a step."""
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True

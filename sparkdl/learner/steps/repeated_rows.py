@@ -128,8 +128,6 @@ def _with_arrays(stack: BatchStack, change: Callable[[Any], Any], num_rows: int)
 
 
 class _Chance(threading.local):
-    """Whether a thread wants draws that are the same for all rows."""
-
     fixed = False
 
 

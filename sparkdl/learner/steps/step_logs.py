@@ -21,7 +21,6 @@ def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
 
     Args:
         model: Compiled.
-        name: Name of the method.
     """
     step: Callable[[Any], Any] = getattr(model, name)
     if has_own(model, "compute_metrics"):
@@ -62,7 +61,6 @@ def stateless_logged_step(
 
     Args:
         model: Compiled.
-        name: Name of the method.
         metrics_at: Where the metric variables are in the state.
     """
     step: Callable[[Any, Any], tuple[Any, Any]] = getattr(model, name)
@@ -106,7 +104,6 @@ def _stateless_shown_step(
 
 
 def _tracker(model: Any) -> Any:
-    """Keras' loss tracker, if it is one of the model's metrics."""
     tracker = model._loss_tracker
     return tracker if any(metric is tracker for metric in model.metrics) else None
 
@@ -116,6 +113,5 @@ def _loss_of(logs: Any) -> Any:
 
 
 def _rows(data: Any) -> Any:
-    """Rows of a batch, as a float."""
     first = keras.tree.flatten(data)[0]
     return keras.ops.cast(keras.ops.shape(first)[0], "float32")

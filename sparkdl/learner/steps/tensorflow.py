@@ -151,7 +151,6 @@ class TensorFlowLearner(KerasLearner):
         self._test_steps(stack, *self._tensors(stack), tf.constant(stack.num_batches))
 
     def _tensors(self, stack: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
-        """A stack's arrays, or those of one of its batches, as tensors that the model takes."""
         arrays = self.arranged(stack)
         if batch is not None:  # cut as NumPy arrays, where it costs nothing
             arrays = map_arrays(lambda array: array[batch], arrays)
@@ -308,7 +307,6 @@ class TensorFlowLearner(KerasLearner):
 
     @property
     def _places(self) -> tuple[int, ...]:
-        """Numbers of the variables whose gradients are slices, as far as is known."""
         return self._sliced or ()
 
     def _trace_exchanged(self, batch: Any, factors: Any = None) -> list[Any]:
@@ -489,7 +487,6 @@ class TensorFlowLearner(KerasLearner):
         return may and self._compiles_exchange
 
     def _agree_in_step(self) -> None:
-        """Tells the other workers about the gradients, once in each compiled call."""
         if not self._agreed:
             self._agreed = True
             self._agree_with(self._reducer)
@@ -502,7 +499,6 @@ class TensorFlowLearner(KerasLearner):
         Args:
             reducer: Makes the exchange.
             num_terms: Terms of the loss whose denominators the workers tell each other before.
-            stack: What it is traced for.
             given: The arguments of that call.
         """
         if self._places and reducer.takes_slices:
@@ -593,7 +589,6 @@ def _kind(reducer: Reducer) -> tuple[Any, ...]:
 
 
 def _weight_and_stop(reducer: Reducer) -> tuple[tf.Tensor, tf.Tensor]:
-    """This worker's weight and its wish to stop, for an exchange inside the step."""
     if reducer.in_graph is None:
         return tf.constant(0.0), tf.constant(0.0)
     weight = reducer.rows / reducer.in_graph.scale

@@ -20,7 +20,6 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Any:
     has no code, as a ``partial``, is counted by itself.
 
     Args:
-        function: What to compile.
         options: For ``tf.function``.
     """
     return tf.function(partial(function), autograph=False, **options)
@@ -31,10 +30,6 @@ class RankedFunctions:
 
     A single one would be traced for labels of shape ``(n,)``, and then for ``(n, 1)`` with labels
     of unknown rank, which no loss takes: TensorFlow relaxes what differs between two calls.
-
-    Args:
-        function: What to compile.
-        options: For ``tf.function``.
     """
 
     def __init__(self, function: Callable[..., Any], **options: Any) -> None:
@@ -91,7 +86,6 @@ class ShapedCalls:
 
 
 def _spec(tensor: Any, unknown: tuple[int, ...]) -> Any:
-    """A spec of tensors of any size along these axes; numbers and what is not there stay."""
     if tensor is None or not tensor.shape.rank:
         return tensor
     return tf.TensorSpec(_sizes(tensor.shape, unknown), tensor.dtype)

@@ -466,7 +466,6 @@ class NumpyExchange:
         return [reducer.buffer, *flags, *as_arrays(reducer.slices)]
 
     def _take(self, values: Sequence[npt.NDArray[Any]]) -> None:
-        """Hands a step's gradients to the reducer."""
         self._agree()
         reducer, count = self._reducer(), len(self._layout.slots)
         copy_slots(values[:count], self._layout.slots, reducer.buffer)

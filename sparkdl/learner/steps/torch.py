@@ -50,7 +50,7 @@ class TorchLearner(KerasLearner):
     ``jit_compile=True``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         self._device = model.variables[0].value.device
         self._has_gradient: list[bool] = [True] * len(self.trained)

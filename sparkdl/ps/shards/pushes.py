@@ -170,12 +170,14 @@ def joined_replies(
         places: The places of each shard's ids among those of the push.
     """
     rows = np.zeros(len(push.ids), bool)
-    for mine, pieces in zip(places, parts, strict=True):
-        rows[mine] = np.concatenate([piece.rows for piece in pieces])
-    at = np.cumsum(rows) - 1
+    whole = zip(places, parts, strict=True)
+    found = [(mine, of) for mine, of in whole if any(len(piece.values) for piece in of)]
+    for mine, of in found:
+        rows[mine] = np.concatenate([piece.rows for piece in of])
     values = np.empty((np.count_nonzero(rows), push.values.shape[1]), np.float32)
-    for mine, pieces in zip(places, parts, strict=True):
-        values[at[mine[rows[mine]]]] = np.concatenate([piece.values for piece in pieces])
+    at = np.cumsum(rows) - 1 if found else rows
+    for mine, of in found:
+        values[at[mine[rows[mine]]]] = np.concatenate([piece.values for piece in of])
     return PushReply([pieces[-1].clocks[0] for pieces in parts], rows, values, again)
 
 

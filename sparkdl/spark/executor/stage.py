@@ -16,7 +16,7 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
-from sparkdl.spark.forms.shared_rows import batches_of, read_to_end
+from sparkdl.spark.forms.shared_rows import SharedRows, read_to_end
 from sparkdl.spark.session.versions import whole_batches
 
 _LEAVING_S = 1.5
@@ -152,14 +152,13 @@ Shipped = bytes | TaskBroadcast | TaskFile
 """A pickled task on its way to the executors: by itself, in Spark's broadcasts, or in a file."""
 
 
-def stage_function(shipped: Shipped, num_ranks: int, rows: Any = None) -> MapInArrow:
+def stage_function(shipped: Shipped, num_ranks: int, rows: SharedRows | None = None) -> MapInArrow:
     """The function for ``mapInArrow``.
 
     Args:
         shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
-        rows: Spark's broadcast of the rows, see :mod:`sparkdl.spark.forms.shared_rows`; None
-            where the stage brings them.
+        rows: Rows of a broadcast; None where the stage brings all of them.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -179,7 +178,7 @@ def run_task(
     batches: Iterator[pa.RecordBatch],
     content: bytes | bytearray,
     num_ranks: int = 0,
-    rows: Any = None,
+    rows: SharedRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Runs a pickled task as the rank that this task of Spark is, and reads its input to the end.
 
@@ -190,8 +189,9 @@ def run_task(
     from pyspark import TaskContext
 
     batches = iter(batches)
-    given = batches if rows is None else batches_of(rows)
-    rank = run_rank(content, rank_of(TaskContext.get(), num_ranks), given, _print_error)
+    context = rank_of(TaskContext.get(), num_ranks)
+    given = batches if rows is None else rows.given(batches, context.rank, num_ranks)
+    rank = run_rank(content, context, given, _print_error)
     del content  # which may be large; the rank has it for as long as it needs it
     try:
         yield from rank

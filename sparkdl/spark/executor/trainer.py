@@ -232,7 +232,7 @@ class TrainTask:
                             steps=settings.held_out_steps, by_content=settings.shuffle,
                             prepare=learner.prepare,
                         )  # fmt: skip
-                    rows = source.plan.num_rows
+                    rows = source.num_rows
                     labels = () if settings.class_weight else label_mean(partition.train)
                     center = off_center(partition.train)
                     seconds = train(

@@ -27,9 +27,6 @@ class ConnectFileSystem:
 
     A file is written by a job. One that is cut off, because the job failed, is found out when it is
     read. Spark cannot delete: a deleted file is an empty folder of its name.
-
-    Args:
-        spark: A session of Spark Connect.
     """
 
     plain = False

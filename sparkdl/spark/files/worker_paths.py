@@ -30,7 +30,6 @@ def find_file_system(path: str, scheme: str | None) -> FileSystem | None:
     without one unless Spark's warehouse is on a local file system.
 
     Args:
-        path: A path or URI.
         scheme: Scheme of the URI, in small letters; None without one.
 
     Raises:

@@ -12,7 +12,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
 
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.communicator import ConnectorOptions
@@ -40,7 +39,7 @@ CONNECT_TIMEOUT_S = 20.0
 """Ranks that met through the coordinator connect to each other within seconds, or not at all."""
 
 
-def reports_live(config: FitConfig, spark: Any) -> bool:
+def reports_live(config: FitConfig, spark: object) -> bool:
     """Whether the driver hears of the workers while they train."""
     return config.with_server or not is_connect(spark)
 
@@ -53,7 +52,7 @@ def start_all_reduce(
     layout: Layout,
     rule_state: bytes,
     num_workers: int,
-    spark: Any,
+    spark: object,
     tables: str | None = None,
 ) -> Iterator[Future[Run]]:
     """Starts the coordinator, if workers can reach it; leaving the context ends it.

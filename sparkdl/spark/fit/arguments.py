@@ -39,7 +39,7 @@ _OF_A_CALLBACK = (
 )  # fmt: skip
 """What is called of each callback; no package of Keras' need be imported to know one."""
 _KERAS_FIT_TAKEN = (
-    "check_data", "class_weight", "initial_epoch", "steps_per_epoch", "validation_steps",
+    "check_data", "class_weight", "group", "initial_epoch", "steps_per_epoch", "validation_steps",
 )  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
         )
 
 
-def check_callbacks(callbacks: Any, *, validates: bool = False) -> list[Any]:
+def check_callbacks(callbacks: object, *, validates: bool = False) -> list[Any]:
     """The callbacks in a list, without what is None, which Keras would fail on.
 
     Args:
@@ -258,7 +258,7 @@ def check_callbacks(callbacks: Any, *, validates: bool = False) -> list[Any]:
     return given
 
 
-def _check_keras_callback(callback: Any, validates: bool) -> None:
+def _check_keras_callback(callback: object, validates: bool) -> None:
     """Refuses a callback of Keras that the driver cannot serve: it sees ends of epochs."""
     kinds = {c.__name__ for c in type(callback).__mro__ if c.__module__.startswith("keras.")}
     settings = vars(callback) if kinds else {}

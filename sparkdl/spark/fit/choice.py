@@ -19,7 +19,7 @@ ChosenExchange = ServerExchange | AllReduceExchange
 
 
 def choose_exchange(
-    config: FitConfig, rule: Any, compression: Any, optimizer: Any
+    config: FitConfig, rule: object, compression: object, optimizer: object
 ) -> ChosenExchange:
     """The exchange that fits what the user asked.
 
@@ -56,7 +56,7 @@ def require_refusable(on_nan: str, exchange: ChosenExchange) -> None:
         )  # fmt: skip
 
 
-def require_family(mode: str, rule: Any) -> None:
+def require_family(mode: str, rule: object) -> None:
     """Refuses a rule of the other family: with a server, or without one.
 
     Raises:
@@ -117,14 +117,14 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
 
 
 def is_default_rule(
-    mode: str, frequency: str | int, saved: Mapping[str, Any], optimizer: Any
+    mode: str, frequency: str | int, saved: Mapping[str, Any], optimizer: object
 ) -> bool:
     """Whether a rule, as plain values, is the one of its mode where the user names none."""
     rule = choose_exchange(FitConfig(mode=mode, frequency=frequency), None, None, optimizer).rule
     return dict(saved) == {"name": rule.name, **rule.config()}
 
 
-def _name_of(rule: Any) -> str:
+def _name_of(rule: object) -> str:
     """The name that a rule goes by, whatever form it was given in."""
     if isinstance(rule, Mapping):
         rule = rule.get("name", rule.get("class_name", ""))
@@ -133,11 +133,11 @@ def _name_of(rule: Any) -> str:
     return str(getattr(rule, "name", "") or getattr(rule, "__name__", ""))
 
 
-def _is_a(rule: Any, kind: type) -> bool:
+def _is_a(rule: object, kind: type) -> bool:
     return isinstance(rule, kind) or (inspect.isclass(rule) and issubclass(rule, kind))
 
 
-def _server_mode(rule: Any) -> str:
+def _server_mode(rule: object) -> str:
     made = make_rule(rule)
     if made.lock_free:
         return "hogwild"

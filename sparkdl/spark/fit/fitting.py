@@ -208,7 +208,7 @@ class FitCall:
         return Fitted(keras_callbacks.history, epochs, summary, facts, ensemble)
 
 
-def _nothing_to_do(model: Any, callbacks: list[Any], epochs_done: int, epochs: int) -> Any:
+def _nothing_to_do(model: object, callbacks: list[Any], epochs_done: int, epochs: int) -> Any:
     """An empty History, with a warning, for a fit whose epochs have all been trained."""
     warn_user(
         f"fit has nothing left to train: {epochs_done} epochs are done, and epochs={epochs} is "

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -84,7 +83,7 @@ class ServerRun(CoordinatedRun):
         center: FloatArray,
         num_workers: int,
         at_once: int,
-        spark: Any,
+        spark: object,
         *,
         waits: bool = False,
         tables: TablesOfRun | None = None,

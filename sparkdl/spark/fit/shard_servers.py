@@ -59,7 +59,7 @@ class ServersBesideDriver:
             server.wait_ready()
 
 
-def count_servers(network: Network, num_workers: int, at_once: int, spark: Any) -> int:
+def count_servers(network: Network, num_workers: int, at_once: int, spark: object) -> int:
     """The servers of a run; see :class:`Network`.
 
     Args:

@@ -20,7 +20,7 @@ from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.tables.checkpoints import TableCheckpoints
 
 
-def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
+def tables_folder(model: object, checkpoints: Checkpoints | None) -> str | None:
     """The folder that keeps the rows of the model's tables; None for a model without tables."""
     if checkpoints is None or not ModelTables(model).layers:
         return None
@@ -28,13 +28,13 @@ def tables_folder(model: Any, checkpoints: Checkpoints | None) -> str | None:
     return f"{checkpoints.folder if here is None else os.path.abspath(here)}/tables"
 
 
-def rows_on_servers(model: Any, exchange: ChosenExchange) -> bool:
+def rows_on_servers(model: object, exchange: ChosenExchange) -> bool:
     """Whether servers hold rows of tables: in rounds all workers wait while they are written."""
     return isinstance(exchange, ServerExchange) and bool(ModelTables(model).layers)
 
 
 def check_tables(
-    model: Any,
+    model: object,
     config: FitConfig,
     exchange: ChosenExchange,
     checkpoints: Checkpoints | None,
@@ -96,7 +96,7 @@ def check_tables(
 
 
 def tables_of_run(
-    model: Any, folder: str | None, reference: bytes, on_nan: str
+    model: object, folder: str | None, reference: bytes, on_nan: str
 ) -> TablesOfRun | None:
     """The model's tables for a run with servers; None for a model without.
 
@@ -122,7 +122,7 @@ def tables_of_run(
     return TablesOfRun(specs, folder, reference, on_nan == "ignore")
 
 
-def serve_trained(model: Any, state: bytes) -> None:
+def serve_trained(model: object, state: bytes) -> None:
     """Lets the layers of the driver's model read the rows that the workers have written."""
     tables = ModelTables(model)
     if tables.layers and state:

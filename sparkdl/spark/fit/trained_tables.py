@@ -426,7 +426,7 @@ def _bad(table: str, expected: str, received: str) -> DataError:
     )
 
 
-def _frame_of(ids: Any, rows: npt.ArrayLike, dim: int) -> DataFrame:
+def _frame_of(ids: object, rows: npt.ArrayLike, dim: int) -> DataFrame:
     given, values = np.asarray(ids), np.asarray(rows, np.float32)
     if given.ndim != 1 or given.dtype.kind not in "iu" or values.shape != (len(given), dim):
         raise DataError(

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
@@ -17,7 +17,7 @@ from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
-from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
@@ -157,15 +157,22 @@ def train_stage(
     """
     spreads = repartition or task.files is not None
     run_on = functools.partial(
-        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile, source.shared
+        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
     )
     workers, in_order = task.num_workers, not task.settings.shuffle
+    frame, rows = source.frame, source.shared
+    if spreads:
+        frame, rows = source.spread(workers, in_order=in_order)
     try:
-        return run_on(source.spread(workers, in_order=in_order) if spreads else source.frame)
+        return run_on(rows, frame)
     except PartitionsError:
         if not spreads:
             raise
-        return run_on(dealt(source.frame, workers, in_order=in_order))  # a cached one was not
+        again = dealt(source.frame, workers, in_order=in_order, group=source.group_column)
+        return run_on(None, again)  # it was not cached
+    finally:
+        if isinstance(rows, HeldOutRows):
+            rows.destroy()
 
 
 def _run_on(
@@ -176,14 +183,14 @@ def _run_on(
     barrier: bool,
     on_epoch: Callable[[int], None] | None,
     profile: ResourceProfile | None,
-    shared: SharedRows | None,
-    frame: Any,
+    rows: SharedRows | None,
+    frame: object,
 ) -> StageSummary:
     """The stage of :func:`train_stage` on the partitions of a frame."""
     launcher = SparkLauncher(
         frame, task.num_workers, barrier=barrier,
         description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
-        profile=profile, rows=shared.content if shared is not None else None,
+        profile=profile, rows=rows,
     )  # fmt: skip
     with interrupts.keeping(), interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))

@@ -51,23 +51,32 @@ class ArraysForm(Form):
     def open(self, signature: Signature, columns: Columns) -> Source:
         if not self._are_arrays(signature):
             raise unknown_data(self.data)
-        numbers = self.arrays(signature)
-        if numbers is None:
+        numbers = self.arrays(signature, columns)
+        if numbers is None or columns.group is not None:
             data = by_name(self.data, signature)
-            frame, named = arrays_as_frame(*arrays_of(data), session_of())
+            x, y, weight = arrays_of(data)
+            group = columns.group
+            if isinstance(group, str):
+                if not isinstance(x, Mapping) or group not in x:
+                    raise no_group(group)
+                group = x[group]
+            frame, named = arrays_as_frame(x, y, weight, session_of(), group)
             return FrameForm(frame).open(signature, replace(columns, **named))
         x, y, weight = arrays_of(numbers)
         table, spec = to_arrow_table(x, y, weight, wanted_spec(x, y, weight, signature))
         frame = ship_table(session_of(), numbered(table.select(list(spec.columns))))
         return Source(frame.toDF(PLACE, *wire_names(len(spec.columns))), spec)
 
-    def arrays(self, signature: Signature) -> tuple[Any, ...] | None:
+    def arrays(
+        self, signature: Signature, columns: Columns | None = None
+    ) -> tuple[Any, ...] | None:
         """See :meth:`Form.arrays`; None for texts and rows of different length."""
         if not self._are_arrays(signature):
             return None
         self.refuse_frames("data")
         data = by_name(self.data, signature)
-        return None if has_texts_or_sequences(data) else data
+        encoded = columns is not None and columns.decoder is not None and _has_texts(data[1:2])
+        return None if encoded or has_texts_or_sequences(data) else data
 
     def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
         if not self._are_arrays(signature):
@@ -96,6 +105,15 @@ class ArraysForm(Form):
         return are_arrays(self.data, needs_labels=needed)
 
 
+def no_group(group: Any) -> ConfigError:
+    """The error for what names no groups of the rows that are given."""
+    return ConfigError(
+        "group says which rows stay together in a batch",
+        expected="a column of a DataFrame; for arrays an array with a value for each row, or the "
+        "name of an input", received=shown(group),
+    )  # fmt: skip
+
+
 def unknown_data(data: Any) -> ConfigError:
     """The error for what is no form of data that is known."""
     kind = type(data)
@@ -118,9 +136,8 @@ def unknown_data(data: Any) -> ConfigError:
         expected="a DataFrame of Spark, pandas or polars, an Arrow table, an RDD of (x, y) or "
         "LabeledPoint, a tuple of arrays or lists (x, y), or a path of Parquet, Arrow or TFRecord "
         "files",
-        received=f"{kind.__module__}.{kind.__qualname__}",
-        hint=hint,
-    )
+        received=f"{kind.__module__}.{kind.__qualname__}", hint=hint,
+    )  # fmt: skip
 
 
 def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
@@ -163,7 +180,6 @@ def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
 
 
 def _is_one_array(data: Sequence[Any]) -> bool:
-    """Whether it is ``[x]``, Keras' list of the arrays of a model with one input."""
     return len(data) == 1 and getattr(data[0], "ndim", 0) > 1
 
 
@@ -269,6 +285,11 @@ def has_texts_or_sequences(data: Any) -> bool:
     return any(_is_irregular(part) for part in parts)
 
 
+def _has_texts(data: Sequence[Any]) -> bool:
+    parts = [a for p in data for a in (p.values() if isinstance(p, Mapping) else [p])]
+    return any(a is not None and isinstance(next(iter(a), None), str) for a in parts)
+
+
 def _is_irregular(values: Any) -> bool:
     try:
         array = np.asarray(values)
@@ -283,14 +304,16 @@ def _has_rows(value: Any) -> bool:
     return isinstance(value, (str, bytes, list, tuple, np.ndarray))
 
 
-def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[str, Any]]:
+def arrays_as_frame(
+    x: Any, y: Any, weight: Any, spark: Any, group: Any = None
+) -> tuple[Any, dict[str, Any]]:
     """Arrays and lists as a DataFrame of Spark, and which of its columns mean what.
 
     Args:
         x: Rows, or input name -> rows.
         y: Labels, or output name -> labels; None for none.
         weight: Sample weights, or output name -> weights; None for none.
-        spark: The session.
+        group: The group of each row; None for none.
 
     Raises:
         DataError: They are of different lengths, or Spark has no such type.
@@ -307,6 +330,7 @@ def arrays_as_frame(x: Any, y: Any, weight: Any, spark: Any) -> tuple[Any, dict[
         "features": place(x, "features"),
         "label": None if y is None else place(y, "label"),
         "sample_weight": None if weight is None else place(weight, "sample_weight"),
+        "group": None if group is None else place(group, "group"),
     }
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -363,7 +387,6 @@ def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     """The arguments with arrays ``x, y`` (and ``sample_weight``) in one tuple; others as they are.
 
     Args:
-        method: What is called.
         args: Its arguments without names.
         kwargs: Its arguments by name.
 
@@ -458,13 +481,12 @@ def wanted_spec(x: Any, y: Any, weight: Any, signature: Signature) -> DataSpec:
         array = as_numbers(arrays)
         if array.ndim == 0 or array.dtype.kind not in "biuf":
             raise DataError(
-                f"{prefix} is no array of numbers",
-                expected="one row per entry of the first axis",
+                f"{prefix} is no array of numbers", expected="one row per entry of the first axis",
                 received=f"{array.dtype} of shape {array.shape}",
                 hint="names, y = np.unique(y, return_inverse=True) makes numbers of them"
                 if array.dtype.kind in "US" and prefix.startswith("label")
                 else "",
-            )
+            )  # fmt: skip
         kind: Any = T.FloatType()
         for _ in range(array.ndim - 1):
             kind = T.ArrayType(kind)

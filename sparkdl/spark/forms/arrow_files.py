@@ -31,9 +31,7 @@ class FileShard:
     """A file, or some row groups of a Parquet file, or record batches of an Arrow file.
 
     Args:
-        file: The file.
         size_bytes: Of what is to be read.
-        row_groups: Which ones; None for all.
         number: The shard's number in the data set, before any dealing.
         role: 0 for rows to train on, 1 for rows to validate on.
     """
@@ -70,7 +68,6 @@ def arrow_pieces(
     Small record batches are joined, as if all had the same size.
 
     Args:
-        path: Of the file.
         numbers: Of the record batches; None for all.
         columns: To read.
 
@@ -100,7 +97,6 @@ def read_arrow(
     The blocks of a file of this machine that is not compressed are views of it.
 
     Args:
-        path: Of the file.
         numbers: Of the record batches; None for all.
         columns: To read.
 
@@ -153,7 +149,6 @@ class _Streamed:
 def _reader(
     stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None
 ) -> pa.ipc.RecordBatchFileReader | _Streamed:
-    """The record batches of a file or a stream of Arrow's; a mapped one is not copied."""
     is_file = _begin(stream).read(6) == b"ARROW1"
     if is_file:
         return pa.ipc.open_file(_begin(stream), options=options)
@@ -182,8 +177,6 @@ class ParquetPiece:
     """Row groups of a Parquet file that are read together.
 
     Args:
-        path: Of the file.
-        place: Of the file.
         metadata: Its footer.
         groups: The numbers of the row groups.
         columns: What the columns that are read are called in it, and what here.

@@ -39,7 +39,6 @@ class FileRows:
         files: Each with the rows of its row groups or record batches.
         schema: The columns, with Spark's types.
         ranks: How many share the rows.
-        kind: Of the files.
     """
 
     files: tuple[tuple[FoundFile, tuple[int, ...]], ...]
@@ -65,7 +64,6 @@ class FileRows:
         """The rank's rows; those of two ranks differ by one at most.
 
         Args:
-            rank: Which one.
             readers: See :func:`sparkdl.data.shards.read_files`; of mapped files there are none.
 
         Raises:
@@ -132,7 +130,6 @@ class FileRows:
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The column with a type of Spark's; lists of a fixed size stay such, for they are no copy."""
     found = column.type
     if pa.types.is_fixed_size_list(found) and found.value_type == kind.value_type:
         return column
@@ -147,7 +144,6 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     read differently: times, decimals, maps, structs.
 
     Args:
-        path: Of the files.
         frame: Them as a DataFrame, vectors as arrays.
         columns: Names of its columns in the files.
         ranks: How many share the rows.

@@ -71,10 +71,7 @@ class FileSet:
     """Files of one kind that hold the rows of a fit.
 
     Args:
-        kind: What they are.
-        files: All of them.
         schema: Of the columns that records hold, as Arrow types.
-        role: Of their rows.
         exact: See :class:`sparkdl.data.plain_arrow.FileColumns`.
     """
 
@@ -98,8 +95,6 @@ class FileInput:
     """The files that the workers of a fit read.
 
     Args:
-        kind: Of the files.
-        hands: The shards of each worker.
         schema: See :class:`FileSet`.
         split: Share of the rows to train on that is validated on.
         seed: Of the choice of these.
@@ -131,8 +126,6 @@ class FileInput:
         """A worker's rows, with the columns of ``spec`` and their roles.
 
         Args:
-            rank: Of the worker.
-            spec: The columns.
             readers: See :func:`sparkdl.data.shards.read_files`; of mapped files there are none.
         """
         random = np.random.default_rng()
@@ -394,7 +387,6 @@ def _read_by_tasks(
 
 
 def _is_exact(spark: Any) -> bool:
-    """Whether ``a`` and ``A`` are two columns to a session."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -452,7 +444,6 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
 
 
 def _table_of(path: str) -> TableFormat | None:
-    """The format of the table at a path; None: it is none, or this process cannot look."""
     try:
         return table_format(path_for_workers(path))
     except ResourceError:

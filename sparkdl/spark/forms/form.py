@@ -56,7 +56,7 @@ class Form(ABC):
         """
         return None
 
-    def numbered(self, spark: Any = None) -> Any | None:
+    def numbered(self, spark: Any = None) -> Any:
         """:meth:`frame`, with a column ``PLACE`` beside those of rows that the driver has."""
         return self.frame(spark)
 
@@ -64,7 +64,9 @@ class Form(ABC):
         """The data as ``fit`` takes them, for several calls: tables of this process are shipped."""
         return self.data
 
-    def arrays(self, signature: Signature) -> tuple[Any, ...] | None:
+    def arrays(
+        self, signature: Signature, columns: Columns | None = None
+    ) -> tuple[Any, ...] | None:
         """Arrays of numbers of this process, with the names of the model's inputs and outputs."""
         return None
 

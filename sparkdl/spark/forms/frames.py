@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
+from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
@@ -23,7 +25,7 @@ from sparkdl.spark.forms.shipped import (
     ship_table,
 )
 from sparkdl.spark.forms.sources import Columns, Source
-from sparkdl.spark.forms.wire import selection, wire_names
+from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.running import require_running, session_of
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ class FrameForm(Form):
     """A DataFrame of Spark whose rows end.
 
     Args:
-        data: The frame.
         origin: The user's own frame, if ``data`` has its partitions; None: ``data``.
     """
 
@@ -54,8 +55,11 @@ class FrameForm(Form):
         require_running(self.data.sparkSession)
         return self.data
 
+    def numbered(self, spark: Any = None) -> Any:
+        return self.frame(spark)
+
     def open(self, signature: Signature, columns: Columns) -> Source:
-        frame = self.numbered()
+        frame: Any = self.numbered()
         schema, places = frame.schema, places_in(frame)
         if places:
             schema = type(schema)([field for field in schema.fields if field.name != PLACE])
@@ -75,6 +79,10 @@ class FrameForm(Form):
                 received="label=None",
                 hint="label='column'; only a model compiled without a loss does without",
             )
+        if columns.group is not None:
+            field_of(schema, columns.group, "group")
+            group = ColumnSpec((f"{GROUP}{columns.group}",), (), "int64", "scalars")
+            spec = replace(spec, group=group)
         names = wire_names(len(spec.columns))
         origin = frame if self._origin is None else self._origin
         return Source(frame.select(*places, *selection(schema, spec, names)), spec, origin)
@@ -97,7 +105,8 @@ class FrameForm(Form):
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
         from pyspark.sql import functions as F
 
-        origin, weight = self.numbered(), columns.sample_weight
+        origin: Any = self.numbered()
+        weight = columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]
         frame, copies = origin, dict[str, str]()
         for name in names:

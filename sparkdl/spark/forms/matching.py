@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.preprocessing import ROW, SEGMENT
+from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder
 from sparkdl.learner.signature import (
     AS_GIVEN,
     LABEL,
@@ -89,7 +89,9 @@ def make_spec(
         sample_weight: A column of numbers, or of arrays with one for each position of an output's
             sequence or image; or output name -> column. Outputs that are not named weigh all rows
             alike, with a column of ones.
-        decoder: Makes an array from a binary or struct value; one for all inputs, or by name.
+        decoder: Makes an array from a binary or struct value, or (a layer of Keras) of a column of
+            texts; one for all inputs, or by name of an input or output, or by ``'features'`` and
+            ``'label'``, where there is one.
         role_column: See :class:`sparkdl.data.columns.DataSpec`.
         pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
@@ -103,12 +105,15 @@ def make_spec(
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
     if isinstance(decoder, Mapping):
-        strange = sorted(set(decoder) - set(inputs))
+        only = next(iter(inputs)) if len(inputs) == 1 else "features"
+        decoder = {only if name == "features" else name: made for name, made in decoder.items()}
+        strange = sorted(set(decoder) - set(inputs) - {*signature.outputs, "label"})
         if strange:
             raise DataError(
-                "a decoder for an unknown input", expected=f"names among {sorted(inputs)}",
+                "a decoder for an unknown input",
+                expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
                 received=str(strange),
-            )  # fmt: skip
+            )
         decoders = {name: check_decoder(function) for name, function in decoder.items()}
     else:
         decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
@@ -121,6 +126,10 @@ def make_spec(
         )
         for name, columns in inputs.items()
     }
+
+    def of_label(output: str) -> Decoder | None:
+        return None if output in inputs else decoders.get(output, decoders.get("label"))
+
     for name, padding in paddings_of(pad, wanted).items():
         if name in feature_specs:
             feature_specs[name] = padded_spec(feature_specs[name], padding)
@@ -139,7 +148,7 @@ def make_spec(
         )  # fmt: skip
         label_specs = {
             name: replace(
-                _label(schema, _names(columns, "label"), signature, name),
+                _label(schema, _names(columns, "label"), signature, name, of_label(name)),
                 bounds=signature.label_bounds(name),
                 ignored=signature.ignored_classes.get(name),
             )
@@ -169,7 +178,6 @@ def make_spec(
 
 
 def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
-    """The columns of rows for a preprocessor: several texts by their places, else as named."""
     if isinstance(features, (str, Mapping, Column)) or not isinstance(features, Iterable):
         return features
     names = list(features)
@@ -199,7 +207,6 @@ def _label_beside(
 
 
 def _is_for_all(label: InputColumns, signature: Signature) -> bool:
-    """Whether one label is for code of the user's own that sees the outputs together."""
     kinds = set(signature.label_kinds.values())
     together = signature.own_step and kinds == {"own"} and len(signature.outputs) > 1
     return together and not isinstance(label, Mapping)
@@ -259,6 +266,11 @@ def _feature(
         raise DataError("features names no column", expected="at least one", received="()")
     fields = [field_of(schema, name, "features") for name in columns]
     wanted = TensorSpec("", None, "float32") if wanted is None else wanted
+    encoder = LayerEncoder.of(decoder)
+    if encoder is not None and isinstance(fields[0].dataType, T.StringType):
+        return _encoded(
+            fields, "features", encoder, lambda made: _feature(made, columns, wanted, None)
+        )
     dtype, shape = wanted.dtype_for(dtype_of(*(field.dataType for field in fields))), wanted.shape
     text = wanted.dtype == AS_GIVEN and isinstance(fields[0].dataType, T.StringType)
     if (dtype == "string" or text) and decoder is None:
@@ -309,10 +321,42 @@ def _text(fields: list[T.StructField], shape: Shape | None) -> ColumnSpec:
     return ColumnSpec((fields[0].name,), shape, "string", "text")
 
 
-def _label(
-    schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
+def _encoded(
+    fields: list[T.StructField],
+    argument: str,
+    encoder: LayerEncoder,
+    read: Callable[[T.StructType], ColumnSpec],
 ) -> ColumnSpec:
-    """How to read the columns of one output's labels."""
+    """How to read a column of texts of which a layer makes what ``read`` reads of its like."""
+    if len(fields) > 1 or not isinstance(fields[0].dataType, T.StringType):
+        raise wrong_type(fields[-1], argument, "one column of strings, for a layer as its decoder")
+    whole, dimensions = encoder.kind(repr(fields[0].name))
+    kind: T.DataType = T.LongType() if whole else T.FloatType()
+    for _ in range(dimensions - 1):
+        kind = T.ArrayType(kind)
+    spec = read(T.StructType([T.StructField(fields[0].name, kind)]))
+    return replace(spec, kind="text", encoder=encoder)
+
+
+def _label(
+    schema: T.StructType,
+    columns: tuple[str, ...],
+    signature: Signature,
+    output: str,
+    decoder: Decoder | None = None,
+) -> ColumnSpec:
+    """How to read the columns of one output's labels; of texts with a layer of Keras."""
+    if decoder is not None:
+        encoder = LayerEncoder.of(decoder)
+        if encoder is None:
+            raise DataError(
+                "the decoder of a label makes numbers of a column of strings",
+                expected="a layer of Keras, such as StringLookup", received=shown(decoder),
+            )  # fmt: skip
+        fields = [field_of(schema, name, "label") for name in columns]
+        return _encoded(
+            fields, "label", encoder, lambda made: _label(made, columns, signature, output)
+        )
     if len(columns) != 1:
         return _several_labels(schema, columns, signature, output)
     name = columns[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pyspark.sql import Column
@@ -18,7 +18,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.spark.forms.arrays import ArraysForm
+from sparkdl.spark.forms.arrays import ArraysForm, no_group
 from sparkdl.spark.forms.fields import expression_error
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
@@ -72,7 +72,6 @@ def open_fit_source(
             for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
             Or the name of a boolean column of ``data``, true in the rows to validate on.
         signature: The model's.
-        columns: Which columns mean what.
         split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
             the last rows, as in Keras, otherwise a random share.
         seed: Of the choice of these rows.
@@ -87,10 +86,21 @@ def open_fit_source(
     if isinstance(validation_data, str) and form.has_column(validation_data):
         return _validated_by_column(form, validation_data, signature, columns, split)
     held_out = None if validation_data is None else form_of(validation_data)
-    parts = form.cut(split, signature) if split and held_out is None else None
+    grouped = columns.group is not None
+    if grouped and not (
+        isinstance(columns.group, str)
+        if form.has_columns or held_out is not None
+        else isinstance(form, ArraysForm)
+    ):
+        raise no_group(columns.group)
+    parts = form.cut(split, signature) if split and held_out is None and not grouped else None
     if parts is not None:
         (form, held_out), split = parts, 0.0
-    if isinstance(form, PathForm) and (held_out is None or isinstance(held_out, PathForm)):
+    if (
+        isinstance(form, PathForm)
+        and not grouped
+        and (held_out is None or isinstance(held_out, PathForm))
+    ):
         try:
             return _open_files(form, held_out, signature, columns, split, seed)
         except NoFileSystemError as error:
@@ -116,13 +126,12 @@ def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec)
     if (training.features, training.labels) == (held_out.features, held_out.labels):
         return
     raise ConfigError(
-        "validation_data is of another form than the data",
-        expected=f"{forms[0]}, as the data",
+        "validation_data is of another form than the data", expected=f"{forms[0]}, as the data",
         received=forms[1],
         hint="validation_split=0.2 takes rows of the data"
         if forms[1] != "arrays"
         else "spark.createDataFrame(pandas.DataFrame({...})) makes a DataFrame of arrays",
-    )
+    )  # fmt: skip
 
 
 def _open_files(
@@ -197,25 +206,29 @@ def _add_validation(source: Source, validation: Source | None, split: float, see
     """Marks the rows to validate on."""
     from pyspark.sql import functions as F
 
-    origin = source.origin
+    origin, apart = source.origin, source.apart
     if validation is not None:
         origin = None
         source, validation = _with_weights(source, validation), _with_weights(validation, source)
         _check_alike(source, validation)
-        frame = _union(
-            source.frame.withColumn(ROLE, F.lit(0).cast("byte")),
-            validation.frame.withColumn(ROLE, F.lit(1).cast("byte")),
+        source, validation = apart = (
+            replace(source, frame=source.frame.withColumn(ROLE, F.lit(0).cast("byte"))),
+            replace(validation, frame=validation.frame.withColumn(ROLE, F.lit(1).cast("byte"))),
         )
+        frame = _union(source.frame, validation.frame)
     elif split > 0:
-        drawn = F.rand(seed)  # by partition and place in it
-        if places_in(source.frame):
+        drawn, group = F.rand(seed), source.group_column  # by partition and place in it
+        if group is not None:  # all rows of a group have one role
+            drawn = F.pmod(F.xxhash64(F.col(group), F.lit(seed)), F.lit(1 << 53)) / F.lit(2.0**53)
+        elif places_in(source.frame):
             drawn = F.pmod(F.xxhash64(PLACE, F.lit(seed)), F.lit(1 << 53)) / F.lit(2.0**53)
         role = F.when(drawn < F.lit(split), 1).otherwise(0).cast("byte")
         frame = source.frame.withColumn(ROLE, role)
     else:
         return source
     spec = replace(source.spec, role_column=ROLE)
-    return Source(frame, spec, origin, validates="must" if validation is not None else "split")
+    validates: Literal["must", "split"] = "must" if validation is not None else "split"
+    return Source(frame, spec, origin, validates=validates, apart=apart)
 
 
 def _with_weights(source: Source, other: Source) -> Source:
@@ -294,7 +307,6 @@ def _check_alike(source: Source, validation: Source) -> None:
 
 
 def _described(spec: ColumnSpec | None) -> str:
-    """A column and all that may differ in how it is read."""
     if spec is None:
         return "no such column"
     of = f" of {spec.source_dtype or spec.dtype}"

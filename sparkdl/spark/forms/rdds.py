@@ -98,14 +98,12 @@ def rdd_features(signature: Signature, rows: Sequence[Any] = ()) -> dict[str, Co
 
 
 def _dtype(values: Sequence[Any]) -> str:
-    """The dtype of an array of all values; float32 of what is no array of numbers."""
     dtypes = {_as_array(value).dtype for value in values}
     known = dtypes and all(dtype.kind in "biuf" for dtype in dtypes)
     return np.result_type(*dtypes).name if known else "float32"
 
 
 def _sides(row: Any) -> tuple[Any, Any]:
-    """``(x, y)`` of an example; None for both where it is none."""
     if hasattr(row, "features") and hasattr(row, "label"):
         return row.features, row.label
     x, y = row if isinstance(row, (tuple, list)) and len(row) == 2 else (None, None)

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -24,6 +24,8 @@ _READ_ON_S = 5.0
 
 MOST_BYTES = 256 << 20
 """Larger data are not broadcast: the driver holds them while it collects them."""
+HELD_OUT_BYTES = 32 << 20
+"""Most bytes of rows to validate on that are broadcast: each worker's host gets all of them."""
 _SCHEMA = "number int, size long, content binary"
 
 
@@ -41,15 +43,45 @@ class SharedRows:
     content: Any = None
 
     @classmethod
-    def make(cls, content: Any = None) -> SharedRows:
-        """Shared rows under a new key."""
+    def make(cls, content: Any = None) -> Self:
+        """Rows under a new key."""
         return cls(uuid.uuid4().hex, content)
+
+    def given(
+        self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
+    ) -> Iterator[pa.RecordBatch]:
+        """On the executor: a rank's rows; Spark has brought ``batches``."""
+        return batches if self.content is None else batches_of(self.content)
 
     def destroy(self) -> None:
         """Frees the broadcast on the driver and on all executors."""
         if self.content is not None:
             with contextlib.suppress(Exception):  # the session has ended, and all with it
                 self.content.destroy()
+
+
+class HeldOutRows(SharedRows):
+    """Rows to validate on, of which each rank takes a part behind its own rows to train on."""
+
+    @classmethod
+    def collect(cls, frame: Any, partitions: int) -> Self | None:
+        """Broadcasts the rows of a frame with ``partitions``; None if they are too large."""
+        context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
+        with this_interpreter(context):
+            encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
+        rows = encoded.collect()
+        if any(row.size > limit_bytes for row in rows):
+            return None
+        return cls.make(context.broadcast([bytes(row.content) for row in rows]))
+
+    def given(
+        self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
+    ) -> Iterator[pa.RecordBatch]:
+        """On the executor: ``batches``, and then the rank's part of these rows."""
+        yield from batches
+        for batch in batches_of(self.content):
+            first, end = (batch.num_rows * r // num_ranks for r in (rank, rank + 1))
+            yield batch.slice(first, end - first)
 
 
 def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
@@ -87,8 +119,6 @@ def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
 
 
 def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``: each batch as bytes; none once a partition is too large."""
-
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.forms.shared_rows import encode
 
@@ -117,14 +147,10 @@ def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.R
 
 
 def _row(number: int, size: int, content: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([number], pa.int32()),
-            pa.array([size], pa.int64()),
-            pa.array([content], pa.binary()),
-        ],
-        names=["number", "size", "content"],
-    )
+    kinds = {"number": pa.int32(), "size": pa.int64(), "content": pa.binary()}
+    values = (number, size, content)
+    columns = [pa.array([v], kind) for v, kind in zip(values, kinds.values(), strict=True)]
+    return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 
 def read_to_end(rows: Iterator[object]) -> None:

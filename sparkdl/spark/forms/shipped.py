@@ -61,7 +61,6 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
     this process.
 
     Args:
-        spark: A SparkSession.
         table: The rows.
 
     Raises:
@@ -103,7 +102,6 @@ def removes_tables() -> Iterator[None]:
 
 
 def _give_back(new_bytes: int) -> None:
-    """Collects garbage if the JVM may hold much of it."""
     global _shipped_bytes
     with _lock:
         full = _shipped_bytes > 0 and _shipped_bytes + new_bytes > _LIMIT_BYTES
@@ -113,7 +111,6 @@ def _give_back(new_bytes: int) -> None:
 
 
 def _jvm_memory(spark: Any) -> int:
-    """Bytes that the driver's JVM may take for its objects."""
     with interrupts.held():
         return int(spark.sparkContext._jvm.java.lang.Runtime.getRuntime().maxMemory())
 

@@ -18,8 +18,9 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
 from sparkdl.spark.forms.sequences import Pad
-from sparkdl.spark.forms.shared_rows import SharedRows
+from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.shipped import PLACE, places_in
+from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
@@ -45,6 +46,8 @@ class Columns:
     sample_weight: str | Mapping[str, str] | None = None
     decoder: Decoder | Mapping[str, Decoder] | None = None
     pad: Pad | None = None
+    group: Any = None
+    """A column whose rows of one value go to one batch; of arrays, one, or an input's name."""
 
     def __post_init__(self) -> None:
         for argument in ("features", "label"):
@@ -81,6 +84,7 @@ class Source:
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
             ``validation_split``), or may be (where a column chooses
             them); None without.
+        apart: The rows to train on and those to validate on, where ``frame`` is both.
     """
 
     frame: Any
@@ -91,11 +95,19 @@ class Source:
     seed: int = 0
     shared: SharedRows | None = None
     validates: Literal["must", "split", "may"] | None = None
+    apart: tuple[Source, Source] | None = None
 
     @property
     def spark(self) -> Any:
         """The session."""
         return self.frame.sparkSession
+
+    @property
+    def group_column(self) -> str | None:
+        """The column of the frame with each row's group."""
+        names = wire_names(len(self.spec.columns))
+        found = None if self.spec.group is None else self.spec.group.columns[0]
+        return None if found is None else names[self.spec.columns.index(found)]
 
     def dealt(self, num_workers: int) -> FileInput | None:
         """The parts of the files that each worker reads; None for rows that come from Spark."""
@@ -103,25 +115,45 @@ class Source:
             return None
         return FileInput.dealt(self.files, num_workers, self.split, self.seed)
 
-    def spread(self, num_workers: int, *, in_order: bool = False) -> Any:
+    def spread(self, num_workers: int, *, in_order: bool = False) -> tuple[Any, SharedRows | None]:
         """The rows in ``num_workers`` partitions; as they are where a cached frame has as many.
 
         Looking at the partitions of a frame that is not cached could run Spark jobs. Workers that
-        read files or shared rows by themselves get a partition each that says nothing.
+        read files or shared rows by themselves get a partition each that says nothing. A shuffle
+        takes most of a short fit's time, so few rows to validate on do not move the others.
 
         Args:
-            num_workers: How many partitions.
             in_order: See :func:`dealt`.
+
+        Returns:
+            A frame, and the rows that travel by broadcast; see
+            :class:`sparkdl.spark.runs.launcher.SparkLauncher`.
         """
         if self.files or self.shared is not None:
-            return self.spark.range(0, num_workers, 1, num_workers)
-        if self.origin is not None and not is_connect(self.spark):
-            level = self.origin.storageLevel
-            cached = level.useMemory or level.useDisk
-            # The user's frame keeps its plan between fits; that of our selection is new each time.
-            if cached and self.origin.rdd.getNumPartitions() == num_workers:
-                return self.frame
-        return dealt(self.frame, num_workers, in_order=in_order)
+            return self.spark.range(0, num_workers, 1, num_workers), self.shared
+        if self.spec.group is not None:
+            group = self.group_column
+            return dealt(self.frame, num_workers, in_order=True, group=group), None
+        if self._cached_parts() == num_workers:
+            return self.frame, None
+        if self.apart is not None and self.apart[0]._cached_parts() == num_workers:
+            training, validation = self.apart
+            parts = validation._cached_parts()
+            # Spark gives both frames' rows the wider type of the two.
+            if parts and training.frame.dtypes == validation.frame.dtypes:
+                held_out = HeldOutRows.collect(validation.frame, parts)
+                if held_out is not None:
+                    return training.frame, held_out
+        return dealt(self.frame, num_workers, in_order=in_order), None
+
+    def _cached_parts(self) -> int:
+        """The partitions of the user's frame where that is cached, else 0.
+
+        The user's frame keeps its plan between fits; that of our selection is new each time.
+        """
+        if self.origin is None or is_connect(self.spark) or not _is_kept(self.origin):
+            return 0
+        return int(self.origin.rdd.getNumPartitions())
 
     def warn_of_chance(self, *, repartition: bool) -> None:
         """Warns where the frame has other rows, or deals them otherwise, each time it is computed.
@@ -133,8 +165,7 @@ class Source:
         """
         if self.files or self.origin is None or is_connect(self.spark):
             return
-        level = self.origin.storageLevel
-        kept = level.useMemory or level.useDisk  # its plan may be from before
+        kept = _is_kept(self.origin)  # its plan may be from before
         frame = self.frame.drop(ROLE) if self.validates == "split" else self.frame
         chance = [] if kept else drawn_in(frame)
         if chance:
@@ -149,6 +180,11 @@ class Source:
                 "they arrive, so another fit, and a worker that is started again, may see other "
                 "rows"
             )
+
+
+def _is_kept(frame: Any) -> bool:
+    level = frame.storageLevel
+    return bool(level.useMemory or level.useDisk)
 
 
 def drawn_in(frame: Any) -> list[str]:
@@ -178,7 +214,6 @@ def _drawn_in(plan: Any) -> list[str]:
 
 
 def _keeps_places(plan: Any) -> bool:
-    """Whether each row of a plan is where it is in the files or the cache that it comes from."""
     children = _items(plan.children())
     kept = not children or plan.nodeName() in ("Project", "Filter", "Sample", "Generate")
     return bool(kept) and all(map(_keeps_places, children))
@@ -200,11 +235,17 @@ def _drawn_by(expression: Any, placed: bool) -> list[str]:
 
 
 def _items(found: Any) -> list[Any]:
-    """The elements of a Scala sequence."""
     return [found.apply(place) for place in range(found.size())]
 
 
-def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | None = None) -> Any:
+def dealt(
+    frame: Any,
+    num_workers: int,
+    *,
+    in_order: bool = False,
+    fed: int | None = None,
+    group: str | None = None,
+) -> Any:
     """The rows dealt in turn to ``num_workers`` partitions.
 
     Rows that the driver has are dealt by their numbers (``PLACE``), and arrive in their order. Of
@@ -212,19 +253,19 @@ def dealt(frame: Any, num_workers: int, *, in_order: bool = False, fed: int | No
     deals them) and by the partitions of the frame; in which order they arrive there, by chance.
 
     Args:
-        frame: Frame of the rows.
-        num_workers: How many partitions.
         in_order: Whether the rows of each partition have the order that they have in the frame.
         fed: How many partitions get rows, the first ones; None: all.
+        group: A column; the rows in which it is equal go to one partition, in the frame's order.
     """
     from pyspark.sql import functions as F
 
     places = places_in(frame)
-    if fed is None and not places:
-        if not in_order:
+    if group is not None or (fed is None and not places):
+        if not in_order and group is None:
             return frame.repartition(num_workers)
-        placed = frame.withColumn(PLACE, F.monotonically_increasing_id())
-        return placed.repartition(num_workers).sortWithinPartitions(PLACE).drop(PLACE)
+        placed = frame if places else frame.withColumn(PLACE, F.monotonically_increasing_id())
+        spread = placed.repartition(num_workers, *([] if group is None else [group]))
+        return spread.sortWithinPartitions(PLACE).drop(PLACE)
     fed = num_workers if fed is None else fed
     # the low bits are a row's number in its partition; each partition begins at another worker
     in_part = F.monotonically_increasing_id().bitwiseAND(F.lit((1 << 33) - 1))

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 ONES = "__sparkdl_ones"
 """A column that Spark makes, 1 in every row: the weight of outputs that are not weighted."""
+GROUP = "group of "
+"""Stands before the name of a column of which Spark makes numbers, equal where the values are."""
 PROBLEM = "__sparkdl_problem"
 """A text column: the error that a :class:`~sparkdl.spark.forms.rdds.PairEncoder` found."""
 
@@ -37,7 +39,6 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 
     Args:
         schema: The DataFrame's schema.
-        spec: What is to be read.
         names: What to call each of ``spec.columns``.
     """
     from pyspark.ml.functions import vector_to_array
@@ -47,6 +48,10 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
     for name, alias in zip(spec.columns, names, strict=True):
         if name == ONES:
             columns.append(F.lit(1.0).cast("float").alias(alias))
+            continue
+        if name.startswith(GROUP):
+            column = F.col("`" + name.removeprefix(GROUP).replace("`", "``") + "`")
+            columns.append(F.when(column.isNotNull(), F.xxhash64(column)).alias(alias))
             continue
         column = F.col("`" + name.replace("`", "``") + "`")
         if is_vector_column(schema[name].dataType):

@@ -70,6 +70,8 @@ class EvaluateTask:
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The partition's metric state."""
+        if self.spec.encodes:
+            self.learner(rank)
         named = named_batches(batches, self.spec)
         stacks = evaluation_stacks(named, self.spec, self.batch_size, self.most_steps)
         first = next(stacks, None)  # rows that do not fit are found before the framework starts

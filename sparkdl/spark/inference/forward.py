@@ -161,6 +161,8 @@ class ForwardPass(Closing):
         """
         step, first_row = self._rows_at_once(), 0
         for batch in batches:
+            if self.spec.encodes:
+                self._model()
             yield from self._predicted()  # of the batch before, which was not the last
             self._refuse_nulls(batch, first_row)
             start = 0

@@ -249,7 +249,7 @@ class FunctionInputs:
             for name, c in zip(names, arguments, strict=True)
         ]
 
-    def _checked(self, name: str, column: Any) -> Any:
+    def _checked(self, name: str, column: object) -> Any:
         kind = F.typeof(column)
         error = (
             f"sparkdl: this column cannot be input {name!r} of the model; expected: "
@@ -319,7 +319,7 @@ class ColumnTask(Task, Protocol):
 
 
 def column_function(
-    task: ColumnTask, session: Any, name: str, *, once: bool = False
+    task: ColumnTask, session: object, name: str, *, once: bool = False
 ) -> Callable[..., Any]:
     """A function of columns.
 

@@ -43,13 +43,13 @@ T = TypeVar("T", bound="KerasTransformer")
 E = TypeVar("E", bound="KerasEstimator")
 
 
-def _by_output(value: Any) -> dict[str, str]:
+def _by_output(value: object) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(v, str) for v in columns(value).values()):
         raise TypeError("a dict: output name -> column")
     return value
 
 
-def _output_mode(value: Any) -> str:
+def _output_mode(value: object) -> str:
     return require_name("outputMode", value, ("array", "vector"))
 
 
@@ -130,7 +130,7 @@ class KerasEstimator(
 
     __module__ = "sparkdl.ml"
 
-    def setLabelCol(self: E, value: Any) -> E:
+    def setLabelCol(self: E, value: object) -> E:
         """Sets :py:attr:`labelCol`, or with a list or dict :py:attr:`labelCols`."""
         if isinstance(value, str) or value is None:
             return self._set(labelCol=value, labelCols=None)
@@ -147,7 +147,7 @@ class KerasEstimator(
         by_output = self.getOrDefault("weightCols")
         return super().weights if by_output is None else by_output
 
-    def _check_model(self, model: Any, schema: Any) -> None:
+    def _check_model(self, model: object, schema: object) -> None:
         """Any model will do."""
 
     def _make_model(self, trained: Trained) -> KerasModel:
@@ -192,7 +192,7 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
         self._decoder = decoder
         return self
 
-    def setModel(self: T, model: Any) -> T:
+    def setModel(self: T, model: object) -> T:
         """Sets the Keras model, as it is now; None takes it away."""
         if model is None:
             self._trained = self._local = None
@@ -217,7 +217,7 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
         model = model_from_bytes(content, self._objects, safe_mode=not is_trusted(), path=path)
         return self.setModel(model)
 
-    def setInputCol(self: T, value: Any) -> T:
+    def setInputCol(self: T, value: object) -> T:
         """Sets :py:attr:`inputCol`, or with a list or dict :py:attr:`featuresCols`."""
         if isinstance(value, str) or value is None:
             return self._set(inputCol=value, featuresCols=None)
@@ -281,11 +281,11 @@ class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
     def _vector(self, param: str, output: str, form: Form) -> OutputColumn:
         return OutputColumn(self.getOrDefault(param), output, form, "float64", vector=True)
 
-    def predictRaw(self, value: Any) -> DenseVector:
+    def predictRaw(self, value: object) -> DenseVector:
         """The numbers of ``rawPrediction`` for the features of one row."""
         return DenseVector(self._meaning()[1].raw(self._numbers(value))[0])
 
-    def predictProbability(self, value: Any) -> DenseVector:
+    def predictProbability(self, value: object) -> DenseVector:
         """The probability of each class for the features of one row."""
         return DenseVector(self._meaning()[1].probability(self._numbers(value))[0])
 
@@ -293,7 +293,7 @@ class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
         """The class of one row, given its features (a vector, list or array)."""
         return float(self._meaning()[1].classes(self._numbers(value), self._thresholds())[0])
 
-    def _numbers(self, value: Any) -> Any:
+    def _numbers(self, value: object) -> Any:
         return self._row(value).astype(np.float64).reshape(1, -1)
 
 
@@ -334,7 +334,7 @@ class KerasClassifier(
 
     __module__ = "sparkdl.ml"
 
-    def _check_model(self, model: Any, schema: Any) -> None:
+    def _check_model(self, model: object, schema: object) -> None:
         name = type(self).__name__
         signature = model_signature(model)
         output = only_output(signature, name)
@@ -384,7 +384,7 @@ class KerasRegressor(
 
     __module__ = "sparkdl.ml"
 
-    def _check_model(self, model: Any, schema: Any) -> None:
+    def _check_model(self, model: object, schema: object) -> None:
         signature = model_signature(model)
         name = only_output(signature, type(self).__name__)
         check_number(signature.outputs[name].shape, type(self).__name__)

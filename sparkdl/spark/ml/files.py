@@ -51,7 +51,7 @@ _CODECS = frozenset({"UNCOMPRESSED", "SNAPPY"})
 """What sparkdl writes, and what Spark does unless told otherwise; snappy packs at most 1:21."""
 
 
-def folder_here(spark: Any, path: str) -> str | None:
+def folder_here(spark: object, path: str) -> str | None:
     """The place of one of Spark's paths on this machine's disks; None if it is elsewhere.
 
     What is here is read and written without a job: Spark would take the bytes through a socket and
@@ -70,7 +70,7 @@ def write_here(folder: str, content: bytes) -> None:
         )  # fmt: skip
 
 
-def write_elsewhere(spark: Any, path: str, content: bytes) -> None:
+def write_elsewhere(spark: object, path: str, content: bytes) -> None:
     """The same by Spark: a job per file, so that no task grows large."""
     for number, table in enumerate(_tables(content)):
         writer = frame_of_table(spark, table).coalesce(1).write
@@ -92,7 +92,7 @@ def _tables(content: bytes) -> Iterator[pa.Table]:
         yield pa.table({"idx": indices, "chunk": chunks})
 
 
-def read_chunks(spark: Any, path: str, said: Mapping[str, Any], stage_path: str) -> bytes:
+def read_chunks(spark: object, path: str, said: Mapping[str, Any], stage_path: str) -> bytes:
     """The bytes in the files of a folder, one copy of them, hashed while they are read.
 
     Raises:
@@ -403,7 +403,7 @@ class StageReader(MLReader, Generic[S]):
         return stage  # type: ignore[no-any-return]
 
     def _code(
-        self, section: Mapping[str, Json], stage: Any, path: str, *, trusted: bool
+        self, section: Mapping[str, Json], stage: object, path: str, *, trusted: bool
     ) -> dict[str, Any]:
         """The code in a file: loaded if it is trusted, without it if it is not needed."""
         saved = section.get("code")
@@ -527,7 +527,7 @@ def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str
     return section
 
 
-def _pickled(code: Mapping[str, Any], stage: Any) -> dict[str, Json]:
+def _pickled(code: Mapping[str, Any], stage: object) -> dict[str, Json]:
     try:
         content = payload.dump(dict(code))
     except Exception as error:

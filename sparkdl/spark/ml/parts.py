@@ -40,7 +40,7 @@ class Parts:
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
     network: Network = Network()
 
-    def with_model(self, model: Any) -> Parts:
+    def with_model(self, model: object) -> Parts:
         """With a Keras model as it is now: what is done to it later changes nothing here.
 
         Raises:
@@ -50,7 +50,7 @@ class Parts:
         archive = None if model is None else archive_of(model, self.custom_objects)
         return replace(self, archive=archive)
 
-    def with_builder(self, builder: Any) -> Parts:
+    def with_builder(self, builder: object) -> Parts:
         """With a function that makes the model."""
         if builder is not None and not callable(builder):
             raise ConfigError(
@@ -60,7 +60,7 @@ class Parts:
             )  # fmt: skip
         return replace(self, builder=builder)
 
-    def with_compiled(self, name: str, value: Any) -> Parts:
+    def with_compiled(self, name: str, value: object) -> Parts:
         """With an ``optimizer``, a ``loss`` or ``metrics``."""
         from sparkdl.learner.checks.compiling import plain_form
 
@@ -70,7 +70,7 @@ class Parts:
             compiled[name] = payload.dump(value) if form is None else form
         return replace(self, compiled=compiled)
 
-    def with_callbacks(self, callbacks: Any) -> Parts:
+    def with_callbacks(self, callbacks: object) -> Parts:
         """With these callbacks: one, several, or None."""
         from sparkdl.spark.fit.arguments import check_callbacks
 

@@ -80,7 +80,7 @@ class Stage(Params):
     def _prepare(self) -> None:
         """The preparation of a stage between its defaults and its arguments."""
 
-    def setParams(self: Self, **arguments: Any) -> Self:
+    def setParams(self: Self, **arguments: object) -> Self:
         """Sets Params and parts by keyword, each as its own setter would.
 
         Raises:
@@ -105,7 +105,7 @@ class Stage(Params):
 
     # -- Params: the same as Spark's, but an error has its four beats -----------------------------
 
-    def _set(self: Self, **values: Any) -> Self:
+    def _set(self: Self, **values: object) -> Self:
         for name, value in values.items():
             if not self.hasParam(name):
                 raise UnknownArgumentError("Param", name, [p.name for p in self.params])
@@ -169,7 +169,7 @@ def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
         init = cls.__init__  # type: ignore[misc]
 
         @functools.wraps(init)
-        def constructor(self: Any, *nameless: Any, **arguments: Any) -> None:
+        def constructor(self: object, *nameless: object, **arguments: object) -> None:
             if nameless:
                 raise ParamTypeError(
                     f"{type(self).__name__} takes its arguments by name",
@@ -208,14 +208,14 @@ def _accessor(name: str, method: str, owner: str) -> Callable[..., Any]:
     return accessor
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
     """A string."""
     if not isinstance(value, str):
         raise TypeError("a string")
     return value
 
 
-def plain(kinds: tuple[type, ...], expected: str, value: Any) -> Any:
+def plain(kinds: tuple[type, ...], expected: str, value: object) -> Any:
     """A value of one of ``kinds`` that JSON can hold."""
     if not isinstance(value, kinds):
         raise TypeError(expected)
@@ -226,7 +226,7 @@ def plain(kinds: tuple[type, ...], expected: str, value: Any) -> Any:
     return value
 
 
-def columns(value: Any) -> Any:
+def columns(value: object) -> Any:
     """Several columns, or input (output) name -> a column or several."""
     if isinstance(value, dict):
         names = [n for v in value.values() for n in ([v] if isinstance(v, str) else v)]
@@ -247,7 +247,7 @@ def param(
     cls: type[UserSettings],
     name: str,
     convert: Callable[[Any], Any] | None = None,
-    default: Any = None,
+    default: object = None,
     doc: str = "",
 ) -> ParamSpec:
     """The Param of a declared setting."""
@@ -265,7 +265,7 @@ def taking(kind: ValueKind, name: str = "the Param") -> Callable[[Any], Any]:
     return partial(_of_kind, kind, name)
 
 
-def _of_kind(kind: ValueKind, name: str, value: Any) -> Any:
+def _of_kind(kind: ValueKind, name: str, value: object) -> Any:
     value = bare(value)
     if kind.parse is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # grids of NumPy have such
@@ -277,7 +277,7 @@ def _of_kind(kind: ValueKind, name: str, value: Any) -> Any:
         raise TypeError(error.expected) from error
 
 
-def class_weights(value: Any) -> dict[int, float]:
+def class_weights(value: object) -> dict[int, float]:
     """Class -> weight; files have the classes as strings."""
     expected = "a dict: class number -> weight, e.g. {0: 1.0, 1: 5.0}"
     if not isinstance(value, dict) or not value:

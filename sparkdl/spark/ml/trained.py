@@ -132,10 +132,10 @@ class Trained:
     @classmethod
     def of(
         cls,
-        model: Any,
+        model: object,
         archive: ModelArchive,
         *,
-        decoder: Any = None,
+        decoder: object = None,
         summary: TrainingSummary | None = None,
     ) -> Trained:
         """From a Keras model, as it is now, and its archive."""
@@ -168,7 +168,7 @@ class FittedStage(ColumnsStage, SavedStage):
         self._trained, self._local = trained, None
         return self
 
-    def copy(self: F, extra: Any = None) -> F:
+    def copy(self: F, extra: object = None) -> F:
         """A copy with a Keras model of its own."""
         copied: F = super().copy(extra)
         copied._local = None
@@ -230,7 +230,7 @@ class FittedStage(ColumnsStage, SavedStage):
             return -1
         return sum(math.prod(d or 1 for d in spec.shape or ()) for spec in inputs)
 
-    def _row(self, value: Any) -> Any:
+    def _row(self, value: object) -> Any:
         """The output for one row of a model with one input, as a batch of one row."""
         (spec,) = self.trained.signature.inputs.values()
         array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)

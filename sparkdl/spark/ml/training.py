@@ -168,7 +168,7 @@ class TrainingStage(ColumnsStage, SavedStage):
 
     # -- parts that are no Params ------------------------------------------------------------------
 
-    def setModel(self: E, model: Any) -> E:
+    def setModel(self: E, model: object) -> E:
         """Sets the Keras model to begin with, as it is now; it is never changed itself."""
         return self._with(self._parts.with_model(model))
 
@@ -176,27 +176,27 @@ class TrainingStage(ColumnsStage, SavedStage):
         """Sets a function that makes the model of each fit from ``builderArgs``."""
         return self._with(self._parts.with_builder(builder))
 
-    def setOptimizer(self: E, optimizer: Any) -> E:
+    def setOptimizer(self: E, optimizer: object) -> E:
         """Sets the optimizer that the model is compiled with; needs a loss."""
         return self._with(self._parts.with_compiled("optimizer", optimizer))
 
-    def setLoss(self: E, loss: Any) -> E:
+    def setLoss(self: E, loss: object) -> E:
         """Sets the loss that the model is compiled with; None leaves it as it was compiled."""
         return self._with(self._parts.with_compiled("loss", loss))
 
-    def setMetrics(self: E, metrics: Any) -> E:
+    def setMetrics(self: E, metrics: object) -> E:
         """Sets the metrics that the model is compiled with; needs a loss."""
         return self._with(self._parts.with_compiled("metrics", metrics))
 
-    def setCallbacks(self: E, callbacks: Any) -> E:
+    def setCallbacks(self: E, callbacks: object) -> E:
         """Sets Keras callbacks. ``fit(df)`` calls these; copies of the estimator have their own."""
         return self._with(self._parts.with_callbacks(callbacks))
 
-    def setDecoder(self: E, decoder: Any) -> E:
+    def setDecoder(self: E, decoder: object) -> E:
         """Sets what makes the model's input from a binary or image value."""
         return self._with(replace(self._parts, decoder=decoder))
 
-    def setCustomObjects(self: E, objects: Any) -> E:
+    def setCustomObjects(self: E, objects: object) -> E:
         """Sets name -> class or function, beside those found in the model itself."""
         return self._with(replace(self._parts, custom_objects=require_objects(objects)))
 
@@ -246,7 +246,7 @@ class TrainingStage(ColumnsStage, SavedStage):
         copied._parts = self._parts.apart()
         return copied
 
-    def fitMultiple(self, dataset: Any, paramMaps: Sequence[Any]) -> Iterator[Any]:
+    def fitMultiple(self, dataset: object, paramMaps: Sequence[Any]) -> Iterator[Any]:
         """A model for each map of Params; fits in several threads share nothing.
 
         Raises:
@@ -270,7 +270,7 @@ class TrainingStage(ColumnsStage, SavedStage):
             lambda index: fits[index]._fit(dataset), len(maps)
         )
 
-    def plan_fit(self, schema: Any) -> StageFit:
+    def plan_fit(self, schema: object) -> StageFit:
         """The plan of ``fit`` for rows of a schema; its model is a new one.
 
         Raises:
@@ -369,7 +369,7 @@ class TrainingStage(ColumnsStage, SavedStage):
         """The column of sample weights, or output name -> column; None for none."""
         return (self.getOrDefault("weightCol") if self.isDefined("weightCol") else None) or None
 
-    def _check_model(self, model: Any, schema: Any) -> None:
+    def _check_model(self, model: object, schema: object) -> None:
         """Refuses a model, or a schema, that this estimator cannot use, before a job starts."""
         raise NotImplementedError
 

@@ -57,7 +57,6 @@ class SparkJob:
     ``finally``, holds whenever an interrupt comes.
 
     Args:
-        spark: The session.
         action: Runs the job and returns its result.
         description: Shown in Spark's UI.
     """
@@ -134,7 +133,6 @@ def count_slots(spark: Any, profile: ResourceProfile | None = None) -> int | Non
     """Tasks that can run at the same time now, or None where it cannot be known (Connect).
 
     Args:
-        spark: The session.
         profile: What each task asks for, as Spark knows it already; None for the application's.
     """
     if is_connect(spark):
@@ -191,7 +189,6 @@ def slots_to_come(spark: Any, wanted: int, profile: ResourceProfile | None = Non
     Executors that are still starting count, as far as the settings say how many are asked for.
 
     Args:
-        spark: The session.
         wanted: No more than these are of interest.
         profile: See :func:`count_slots`.
     """
@@ -303,9 +300,8 @@ def _too_few_slots(num_workers: int, received: str) -> ResourceError:
         f"{num_workers} workers must run at the same time, and Spark has no room for them",
         expected=f"at least {num_workers} slots (cores of all executors / spark.task.cpus, "
         "and GPUs where tasks ask for them)",
-        received=received,
-        hint="fewer workers (num_workers, np), or more or larger executors",
-    )
+        received=received, hint="fewer workers (num_workers, np), or more or larger executors",
+    )  # fmt: skip
 
 
 def _executors(spark: Any) -> int:

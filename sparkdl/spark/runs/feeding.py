@@ -150,7 +150,6 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
     """The same settings for rows without an end.
 
     Args:
-        settings: The settings.
         fed: How many ranks get rows, the first ones; None: all.
 
     Raises:

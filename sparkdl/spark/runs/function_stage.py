@@ -68,7 +68,6 @@ def run_stage(
     """Runs the function in a barrier stage and shows the ranks' lines.
 
     Args:
-        task: The function.
         num_workers: Ranks; None: as many as Spark has cores.
         spark: The session; None: the active one.
         network: Where driver and ranks listen.
@@ -241,7 +240,6 @@ def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
     """The call as bytes.
 
     Args:
-        fn: The function.
         args: The user's positional arguments.
         kwargs: The user's arguments by name.
         beside: What the function is given by place beside ``args``, in words; empty for nothing.

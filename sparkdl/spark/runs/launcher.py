@@ -15,6 +15,7 @@ from sparkdl.launch.results import RESULT_SCHEMA, Result, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
 from sparkdl.spark.session.running import (
@@ -91,13 +92,12 @@ class SparkLauncher:
     """Starts a rank for each partition of a frame, which is the rank's input.
 
     Args:
-        frame: The DataFrame.
         num_ranks: Its partitions; 0 if only Spark knows them.
         barrier: Whether all ranks start together, or none does.
         description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
         profile: What each task asks of its executor; None for the application's settings.
-        rows: Spark's broadcast of rows that are the ranks' input instead; None for the frame's.
+        rows: Rows of a broadcast that the ranks take instead, or besides; None for the frame's.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class SparkLauncher:
         description: str,
         noun: str,
         profile: ResourceProfile | None = None,
-        rows: Any = None,
+        rows: SharedRows | None = None,
     ) -> None:
         self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
         self._rows = rows
@@ -150,9 +150,6 @@ class SparkRanks:
     """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
 
     Args:
-        spark: The session.
-        stage: The stage.
-        num_ranks: Its ranks.
         noun: What the stage is, in errors.
         interpreter: The Python that Spark starts for it, in errors.
     """
@@ -218,7 +215,6 @@ def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
-        task: The task.
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
         connect: Without a context the session, if a large task may stay in it as a file.
     """

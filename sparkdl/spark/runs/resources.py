@@ -182,7 +182,6 @@ def certificate_of(spark: Any, network: Network, *, pickles: bool = False) -> Ce
     arrives is always encrypted.
 
     Args:
-        spark: The session.
         network: What the user asked.
         pickles: Whether ranks unpickle what others send them, as nodes of a program do.
 

@@ -35,7 +35,6 @@ class SendTask(RaisingTask):
         number: Number of the offer that the rows will be.
         columns: Names of the columns, in the order in which they travel.
         addresses: Rank -> where it listens.
-        token, fingerprint: Of the run.
     """
 
     number: int
@@ -70,9 +69,7 @@ class Destination:
     """The ranks that the rows go to.
 
     Args:
-        count: Ranks.
         columns: Names of the columns, in the order in which they travel.
-        token: Token of the run.
         uneven: What happens to ranks that have different numbers of rows.
         start_timeout_s: Longest wait for the ranks.
     """

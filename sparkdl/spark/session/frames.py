@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from pyspark.sql import types as T
 
 
-def is_frame(data: Any) -> bool:
+def is_frame(data: object) -> bool:
     """Whether ``data`` is a Spark DataFrame, classic or Connect."""
     kind = type(data)  # a Column has every attribute, its class has not
     return kind.__module__.startswith("pyspark.") and hasattr(kind, "mapInArrow")
 
 
-def is_rdd(data: Any) -> bool:
+def is_rdd(data: object) -> bool:
     """Whether ``data`` is an RDD."""
     kind = type(data)
     return (
@@ -29,7 +29,7 @@ def is_rdd(data: Any) -> bool:
     )
 
 
-def require_frame(what: str, data: Any) -> None:
+def require_frame(what: str, data: object) -> None:
     """Returns if ``data`` is a DataFrame of Spark.
 
     Raises:

@@ -18,7 +18,7 @@ from sparkdl.spark.session.spark_errors import has_other_python, missing_module,
 _JVM_END_S = 5.0
 
 
-def is_connect(spark: Any) -> bool:
+def is_connect(spark: object) -> bool:
     """Whether the session is a Spark Connect client (no SparkContext, no RDD)."""
     return "connect" in type(spark).__module__
 

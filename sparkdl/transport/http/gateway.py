@@ -91,7 +91,7 @@ class Gateway(wsgi.Gateway_10):
             if hasattr(response, "close"):
                 response.close()
 
-    def start_response(self, *arguments: Any) -> Any:
+    def start_response(self, *arguments: object) -> Any:
         # cheroot would read an unread body, of any size, to its end; a chunked one has no known end
         unread = getattr(self.req.rfile, "remaining", True)
         if unread or ANSWERED not in self.env:

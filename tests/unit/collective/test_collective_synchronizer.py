@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
+from sparkdl.collective import gradient_synchronizer
 from sparkdl.collective.current import SoloCommunicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.collective.strategy import AllReduceStrategy
@@ -19,6 +20,7 @@ from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.reports import EpochReport, Report
 from sparkdl.training.run_state import Blob
+from sparkdl.training.slices import Slices
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")], [("mean", (3,), "float32")])
@@ -299,6 +301,43 @@ def test_parts_and_halves_on_the_wire_give_the_mean(part_bytes, wire):
     for result in in_threads(2, work):
         np.testing.assert_allclose(result, expected, rtol=1e-2 if wire else 1e-6)
         np.testing.assert_allclose(result[-2:], expected[-2:], rtol=1e-6)
+
+
+@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize("rows", [(3, 1, 0), (0, 0, 0)])
+def test_small_dense_gradients_travel_with_the_slices(monkeypatch, together, rows):
+    if not together:
+        monkeypatch.setattr(gradient_synchronizer, "_BESIDE_SLICES_BYTES", 0)
+    layout = Layout.of(
+        [("a", (5,), "float32"), ("table", (9, 2), "float32")], [("s", (2,), "float32")]
+    )
+
+    def work(communicator: Any) -> Any:
+        calls: list[str] = []
+        for name in ("all_reduce", "all_gather"):
+            inner = getattr(communicator, name)
+            monkeypatch.setattr(
+                communicator,
+                name,
+                lambda *a, n=name, f=inner, **k: (calls.append(n), f(*a, **k))[1],
+            )
+        rank = communicator.rank
+        reducer = AllReduceGradientSynchronizer(communicator, layout)
+        reducer.send_as_slices([1])
+        reducer.rows, reducer.stop_wanted = rows[rank], rank == 1
+        reducer.buffer[...] = np.nan if not rows[rank] else np.arange(7) * (rank + 1)
+        reducer.slices = [Slices(1, np.int32([rank, 8]), np.full((2, 2), 4.0, np.float32))]
+        reducer.begin(0)
+        trained = reducer.finish()
+        found = reducer.slices[0]
+        return calls, trained, reducer.stop_agreed, reducer.buffer.copy(), found.indices, found.rows
+
+    for calls, trained, stop, buffer, indices, table in in_threads(3, work):
+        assert calls == (["all_gather"] if together else ["all_reduce", "all_gather"])
+        assert (trained, stop) == (any(rows), any(rows))
+        np.testing.assert_allclose(buffer, np.arange(7) * 1.25 if trained else np.zeros(7))
+        assert indices.tolist() == ([0, 8, 1, 8] if trained else [])
+        assert table[:, 0].tolist() == ([3, 3, 1, 1] if trained else [])
 
 
 def test_a_gradient_beyond_half_precision_becomes_no_infinity_and_an_infinity_stays():

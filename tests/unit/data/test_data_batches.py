@@ -6,8 +6,10 @@ import gc
 import itertools
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -291,3 +293,42 @@ def test_rows_weigh_what_their_class_does(labels, classes, want):
     found = np.concatenate([s.sample_weight["out"][0] for s in batches.stacks(0, 1)])
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, want)
+
+
+def rows_in_groups(groups):
+    rows = np.arange(len(groups), dtype=np.float32)[:, None]
+    table, spec = to_arrow_table(rows, rows)
+    table = table.append_column("group", pa.array(groups, pa.int64()))
+    spec = replace(spec, group=ColumnSpec(("group",), (), "int64", "scalars"))
+    return read_partition(iter(table.to_batches(max_chunksize=7)), spec).train
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    groups=st.lists(st.integers(-5, 9), max_size=60),
+    batch_size=st.integers(1, 20),
+    shuffle=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_a_group_is_whole_in_one_batch(groups, batch_size, shuffle, seed):
+    batches = Batches(rows_in_groups(groups), batch_size, shuffle=shuffle, seed=seed, prefetch=0)
+    for epoch in (0, 1):
+        found = labels(batches.stacks(epoch, 4))
+        assert len(found) == batches.steps_per_epoch
+        assert sorted(itertools.chain(*found)) == list(range(len(groups)))
+        for batch in found:
+            held = [groups[int(row)] for row in batch]
+            assert len(batch) <= batch_size or len(set(held)) == 1
+            for group in set(held):
+                mine = [int(row) for row in batch if groups[int(row)] == group]
+                assert mine == [i for i, other in enumerate(groups) if other == group]
+        assert found == labels(batches.stacks(epoch, 1))
+    assert batches.num_rows == len(groups)
+
+
+def test_batches_of_groups_have_another_order_in_each_epoch():
+    batches = Batches(rows_in_groups([i // 2 for i in range(64)]), 4, seed=1)
+    first, second = (labels(batches.stacks(epoch, 1)) for epoch in (0, 1))
+    assert first != second
+    assert sorted(first) == sorted(second)
+    assert labels(batches.stacks(0, 1, start_batch=14)) == first[14:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -42,6 +43,13 @@ def test_slots_are_those_of_the_optimizer(optimizer: Any, slots: int) -> None:
     assert needs.worker - FRAMEWORK_BYTES == pytest.approx((3 + slots) * 16 * MB, abs=1000)
 
 
+def test_large_weights_lie_once_in_an_executor_that_predicts() -> None:
+    small = needs_of(model(), FitConfig(mode="allreduce"))
+    assert small.predicting(4) == pytest.approx(4 * (FRAMEWORK_BYTES + 16 * MB), abs=4000)
+    large = replace(small, weights=400 * MB)
+    assert large.predicting(4) == 4 * FRAMEWORK_BYTES + 400 * MB
+
+
 def test_servers_hold_their_range_and_a_buffer_for_each_worker() -> None:
     config = FitConfig(mode="asynchronous", num_workers=4, network=Network(num_servers=2))
     needs = needs_of(model(), config)
@@ -63,6 +71,7 @@ def test_what_fits_and_what_does_not() -> None:
     enough = {"1": facts(8 << 30), "2": facts(8 << 30, "b")}
     checks = check_model(made, config, facts(8 << 30), enough)
     assert [c.status for c in checks] == ["ok", "ok"]
+    assert "for four workers of an executor" in checks[0].found
     assert "'ads' 154 bytes a row" in checks[1].found
     assert "in 2 workers" in checks[1].found
     small = {"1": facts(3 << 30), "2": facts(3 << 30)}  # two on one machine

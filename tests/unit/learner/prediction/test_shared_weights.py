@@ -28,9 +28,9 @@ def network(seed: int) -> Any:
 def test_variables_alias_a_file_of_this_user_alone(tmp_path: Path) -> None:
     one, two = network(0), network(0)
     expected = one.predict(X, verbose=0)
-    first = SharedWeights(one, str(tmp_path), "of-the-model")
+    first = SharedWeights(one.weights, str(tmp_path), "of-the-model")
     (folder,) = tmp_path.iterdir()
-    second = SharedWeights(two, str(tmp_path), "of-the-model")
+    second = SharedWeights(two.weights, str(tmp_path), "of-the-model")
     assert list(tmp_path.iterdir()) == [folder]
     for path, mode in ((folder, 0o700), (folder / "weights", 0o600)):
         assert stat.S_IMODE(os.stat(path).st_mode) == mode
@@ -55,7 +55,7 @@ def test_a_file_that_was_left_half_written_is_written_again(tmp_path: Path) -> N
     (folder / "weights.part").write_bytes(b"half")  # its process was killed
     model = network(0)
     expected = model.predict(X, verbose=0)
-    SharedWeights(model, str(tmp_path), "of-the-model").close()
+    SharedWeights(model.weights, str(tmp_path), "of-the-model").close()
     np.testing.assert_array_equal(model.predict(X, verbose=0), expected)
     assert not folder.exists()
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 
-from sparkdl.spark.forms.shared_rows import batches_of, encode
+from sparkdl.spark.forms.shared_rows import HeldOutRows, batches_of, encode
 
 BATCH = pa.RecordBatch.from_pydict({"x": pa.array(range(1000), pa.int64())})
 
@@ -24,6 +24,18 @@ def test_what_is_encoded_is_read_in_its_order() -> None:
     assert all(row["size"] == len(row["content"]) > 8000 for row in encoded)
     content = SimpleNamespace(value=[row["content"] for row in encoded])
     assert list(batches_of(content)) == [BATCH] * 4
+
+
+def test_the_ranks_share_the_rows_to_validate_on_behind_their_own() -> None:
+    content = [row.to_pylist()[0]["content"] for row in encode(counted([]), 1 << 20)]
+    held_out = HeldOutRows.make(SimpleNamespace(value=content))
+    own = BATCH.slice(0, 5)
+    taken = [list(held_out.given(iter([own]), rank, 3)) for rank in range(3)]
+    assert all(parts[0] == own for parts in taken)
+    for number in range(4):
+        shares = [parts[1 + number].to_pydict()["x"] for parts in taken]
+        assert [row for share in shares for row in share] == list(range(1000))
+        assert [len(share) for share in shares] == [333, 333, 334]
 
 
 def test_a_partition_beyond_the_limit_is_given_up() -> None:
