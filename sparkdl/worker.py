@@ -246,11 +246,7 @@ class _Loop(Generic[L]):
             raise found from (None if own else error)
 
     def _not_finite(self, report: Report, among: tuple[int, int] | None) -> SparkDLError:
-        """Finds out whether a batch of the window has NaN or infinity, or the step made it.
-
-        Args:
-            among: See :class:`sparkdl.training.finite.NotFiniteError`.
-        """
+        """Finds out whether a batch of the window has NaN or infinity, or the step made it."""
         last = report.batches_done
         first = last - report.batches
         if among is not None:

@@ -232,11 +232,7 @@ def _predict_of(given: Namespace) -> Callable[..., Any]:
 
 
 def _model_function(text: str) -> Any:
-    """The function that ``module:function`` or ``file.py:function`` names.
-
-    Raises:
-        ConfigError: There is no such module or function.
-    """
+    """The function that ``module:function`` or ``file.py:function`` names."""
     place, _, name = text.rpartition(":")
     try:
         if place.endswith(".py"):

@@ -414,11 +414,7 @@ def _decode_values_of_any_length(array: Any, spec: ColumnSpec, place: ValuePlace
 
 
 def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]:
-    """The arrays that the decoder makes of the values.
-
-    Raises:
-        DataError: It failed, or made no numbers, or an array of another shape.
-    """
+    """The arrays that the decoder makes of the values."""
     decoder = spec.decoder
     if decoder is None:  # ColumnSpec refuses this; mypy cannot know
         raise place.error("no decoder", expected="a decoder", received="None")

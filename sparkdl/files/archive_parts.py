@@ -132,11 +132,7 @@ def _unpacked_size(archive: zipfile.ZipFile, part: zipfile.ZipInfo) -> int:
 
 
 def _opened(content: bytes) -> zipfile.ZipFile:
-    """The archive, if what it declares is sane.
-
-    Raises:
-        ModelError: It is no archive, or is much larger unpacked than it is packed.
-    """
+    """The archive, if what it declares is sane."""
     try:
         archive = zipfile.ZipFile(io.BytesIO(content))
     except _DAMAGE as error:
@@ -161,11 +157,7 @@ def _opened(content: bytes) -> zipfile.ZipFile:
 
 
 def _read(content: bytes, name: str, at_most: int) -> bytes | None:
-    """One part; None if there is no such part.
-
-    Raises:
-        ModelError: It is larger than ``at_most``, or damaged.
-    """
+    """One part; None if there is no such part."""
     with _opened(content) as archive:
         try:
             size = archive.getinfo(name).file_size

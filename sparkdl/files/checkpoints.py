@@ -212,11 +212,7 @@ class Checkpoints:
             storage.delete(f"{self.folder}/{name}")
 
     def _read(self, name: str) -> Checkpoint:
-        """One checkpoint.
-
-        Raises:
-            ModelError: It is not there, not whole, or no checkpoint of the epoch in its name.
-        """
+        """One checkpoint."""
         path = f"{self.folder}/{name}"
         try:
             content = storage.read_bytes(path)
@@ -268,11 +264,7 @@ class Checkpoints:
         return sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
 
     def _read_index(self) -> _Index | None:
-        """The content of the index; None if there is none.
-
-        Raises:
-            ConfigError: It is malformed, or names anything but checkpoints of this folder.
-        """
+        """The content of the index; None if there is none."""
         path = f"{self.folder}/{_INDEX}"
         if not storage.exists(path):
             return None
@@ -303,11 +295,7 @@ def _name_of(epochs: int) -> str:
 
 
 def _epoch_of(name: object) -> int:
-    """The epoch in a checkpoint's name.
-
-    Raises:
-        ValueError: The name is another: a path that leads out of the folder, for example.
-    """
+    """The epoch in a checkpoint's name."""
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"{name!r} is no name of a checkpoint like 'epoch-00003.keras'")

@@ -223,11 +223,7 @@ def is_hidden(name: str) -> bool:
 
 
 def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
-    """The files of a folder, without those of plain folders in it.
-
-    Raises:
-        DataError: Folders ``name=value`` have plain folders, or others of such, beside them.
-    """
+    """The files of a folder, without those of plain folders in it."""
     first = next((f for f in files if f.partition_values), None)
     if first is None:
         return [file for file in files if "/" not in file.inner]

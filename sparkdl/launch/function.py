@@ -117,12 +117,7 @@ class FunctionTask(RaisingTask):
     def _call(
         self, rank: RankContext, session: Session | None, rows: FedRows | None
     ) -> tuple[str, bytes | None]:
-        """The communicator's name, and the pickled result if the driver wants it.
-
-        Raises:
-            DataError: The function cannot be loaded, or its result cannot be pickled.
-            Exception: Whatever the function raises.
-        """
+        """The communicator's name, and the pickled result if the driver wants it."""
         with (
             connected(self, rank, session) as (communicator, exit_barrier),
             self._feed(rank, rows, exit_barrier) as feed,

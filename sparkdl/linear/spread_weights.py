@@ -353,12 +353,7 @@ def _logistic(margins: Numbers, rows: SparseRows) -> tuple[Numbers, float]:
 
 
 def _ids_of(indices: Indices | Slots, size: int) -> tuple[Ids, npt.NDArray[np.intp]]:
-    """Each index once, ascending, and the place of each of ``indices`` among them.
-
-    Args:
-        indices: From 0 on, below 2^31.
-        size: All are below it.
-    """
+    """Each index once, ascending, and the place of each of ``indices`` among them."""
     if size <= _FEW * len(indices):
         seen = np.zeros(size, bool)
         seen[indices] = True

@@ -144,11 +144,7 @@ def _uncompiled(task: Any) -> Iterator[None]:
 
 
 def _require_causal_model(task: Any) -> int | None:
-    """The most tokens that the model has places for; None where it does not say.
-
-    Raises:
-        ModelError: It is no causal language model with a preprocessor.
-    """
+    """The most tokens that the model has places for; None where it does not say."""
     received = f"{type(task).__module__}.{type(task).__qualname__}"
     with contextlib.suppress(ImportError):
         from keras_hub.models import CausalLM, Seq2SeqLM
@@ -182,11 +178,7 @@ def _stop_tokens(task: Any, given: Any) -> tuple[int, ...] | None:
 
 
 def _seed_of(sampler: Any, seed: int | None, column: str | None) -> int:
-    """The seed of a call.
-
-    Raises:
-        ConfigError: A seed is given, and the sampler draws in a way of its own.
-    """
+    """The seed of a call."""
     if seed is not None:
         seed = require_int("seed", seed, 0)
     if not draws_by_row(sampler):

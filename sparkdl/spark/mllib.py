@@ -223,11 +223,7 @@ def check_classes(model: Any, nb_classes: int) -> None:
 
 
 def _context_of(sc: object) -> Any:
-    """A SparkContext, also from a classic session.
-
-    Raises:
-        ConfigError: There is none: Spark Connect.
-    """
+    """A SparkContext, also from a classic session."""
     if hasattr(sc, "parallelize"):
         return sc
     if type(sc).__module__.startswith("pyspark.sql.connect") or not hasattr(sc, "sparkContext"):

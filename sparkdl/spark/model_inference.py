@@ -388,11 +388,7 @@ class ModelInference(ModelSettings):
 
 
 def _refuse_other_files(folder: str) -> None:
-    """Refuses a folder of the user's, among whose files those of a SavedModel would be.
-
-    Raises:
-        ConfigError: It has files, and is no SavedModel.
-    """
+    """Refuses a folder of the user's, among whose files those of a SavedModel would be."""
     folder = folder.rstrip("/")
     if not storage.exists(folder) or storage.exists(f"{folder}/saved_model.pb"):
         return

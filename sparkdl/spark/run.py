@@ -223,11 +223,7 @@ def _peers(
     *,
     is_fed: bool,
 ) -> Peers | None:
-    """The relation of the ranks that their frameworks are told; None for none.
-
-    Raises:
-        ConfigError: The arguments contradict each other.
-    """
+    """The relation of the ranks that their frameworks are told; None for none."""
     if distributed is not None:
         require_name("distributed", distributed, get_args(Distributed))
     framework = distributed or ("tensorflow" if roles else None)

@@ -149,11 +149,7 @@ class FitTrainer:
 
 
 def _maximizes(metric: str, recipe: Recipe, seed: int, caught: tuple[type[Exception], ...]) -> bool:
-    """Whether larger is better, as the metric says itself: of a model that is made only for that.
-
-    Raises:
-        ConfigError: Nothing tells.
-    """
+    """Whether larger is better, as the metric of a model that is made only for that says."""
     if metric in ("loss", "val_loss"):
         return False
     received = "no such metric with a direction in the model that build makes"
@@ -352,11 +348,7 @@ def search(
 
 
 def _check_kinds(metric: object, searcher: object, timeout_s: object, settings: object) -> None:
-    """Refuses arguments that are not of their kind, before there is a folder.
-
-    Raises:
-        ConfigError: One is not.
-    """
+    """Refuses arguments that are not of their kind, before there is a folder."""
     if not isinstance(metric, str) or not metric:
         raise ConfigError(
             "metric must name what trials are compared by",

@@ -210,11 +210,7 @@ class BuiltinCommunicator(Communicator):
             self._hand_over(work, target, edges)
 
     def _hand_over(self, reduced: Array, target: Array, edges: list[int]) -> None:
-        """Gives the shards of local ranks without a ring to them.
-
-        Args:
-            reduced: The shards of this host's ranks that this rank's ring has carried.
-        """
+        """Gives the shards of local ranks without a ring to them."""
         places, rings = self._places, self._places.num_rings
         sizes = [(edges[r + 1] - edges[r]) * target.itemsize for r in places.local]
         none = np.empty(0, np.uint8)

@@ -351,11 +351,7 @@ class Ring:
         return bytes(part[: self._receive_into(part)])
 
     def _pause(self, missing: list[int], receiving: bool, sending: bool, wants: int = 1) -> None:
-        """Waits until a socket is ready: looks for a short time, then sleeps.
-
-        Args:
-            wants: Bytes that can be used at once; a sleep may last until as many have come.
-        """
+        """Waits until a socket is ready: looks for a short time, then sleeps."""
         poll = select.poll()
         if receiving:
             poll.register(self._previous, select.POLLIN)

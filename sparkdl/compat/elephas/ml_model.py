@@ -294,12 +294,7 @@ class ElephasEstimator(
         )  # fmt: skip
 
     def _check_labels(self, model: Any, schema: Any) -> None:
-        """Refuses Params of the labels that the model contradicts, before a job starts.
-
-        Raises:
-            ConfigError: ``nb_classes`` are not the units of the last layer, or labels that are no
-                classes are to be compared with several units.
-        """
+        """Refuses Params of the labels that the model contradicts, before a job starts."""
         if self.getOrDefault("categorical"):
             if self.getOrDefault("nb_classes") is not None:
                 check_classes(model, self.getOrDefault("nb_classes"))

@@ -266,11 +266,7 @@ def _given(
     options: dict[str, Any],
     newer: tuple[str, ...] = _NEWER,
 ) -> dict[str, Any]:
-    """Elephas' arguments by name, with the mode that they mean.
-
-    Raises:
-        ConfigError: There are too many, or one is there twice.
-    """
+    """Elephas' arguments by name, with the mode that they mean."""
     is_older = bool(_ONLY_OLDER & set(options))
     if arguments:
         is_older = isinstance(arguments[0], str) and arguments[0] in MODES

@@ -497,11 +497,7 @@ def model_from_bytes(
 
 
 def _refuse_unsafe_hdf5(path: str) -> None:
-    """Refuses an HDF5 file where Keras ignores ``safe_mode`` for these (CVE-2025-9905).
-
-    Raises:
-        ModelError: This Keras does.
-    """
+    """Refuses an HDF5 file where Keras ignores ``safe_mode`` for these (CVE-2025-9905)."""
     import keras
 
     version = tuple(int(part) for part in re.findall(r"\d+", keras.__version__)[:3])
@@ -559,11 +555,7 @@ def load_state(model: Any, content: bytes, path: str) -> None:
 
 
 def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
-    """The model as Keras saves it, with layers that several others hold once.
-
-    Raises:
-        ModelError: There are such layers, and the file would not have them once.
-    """
+    """The model as Keras saves it, with layers that several others hold once."""
     from sparkdl.learner.archives.rebuilt import SharedLayers
 
     shared = SharedLayers(model)

@@ -279,11 +279,7 @@ def _name(kinds: Sequence[str]) -> str:
 
 
 def _differences(model: Any, known: _Rebuilt) -> Attributes:
-    """Number of a part of the loaded model -> its attributes that it must be given.
-
-    Raises:
-        ModelError: One of them cannot be carried.
-    """
+    """Number of a part of the loaded model -> its attributes that it must be given."""
     found: Attributes = {}
     parts = compared_parts(model)
     behind = len(parts_of(model)) - len(known.places)  # what the model was compiled with

@@ -494,13 +494,7 @@ class TensorFlowLearner(KerasLearner):
     def _steps_with(
         self, reducer: Reducer, num_terms: int, stack: BatchStack, given: tuple[Any, ...]
     ) -> ShapedCalls:
-        """The compiled loop over a stack's batches, with an exchange in each step.
-
-        Args:
-            reducer: Makes the exchange.
-            num_terms: Terms of the loss whose denominators the workers tell each other before.
-            given: The arguments of that call.
-        """
+        """The compiled loop over a stack's batches, with an exchange in each step."""
         if self._places and reducer.takes_slices:
             reducer.send_as_slices(self._places)
         skips = reducer.skips

@@ -151,11 +151,7 @@ class ShardService(BufferedService):
     # -- inside ----------------------------------------------------------------------------------
 
     def _identify(self, connection: int, message: Message, now: float) -> Worker | None:
-        """The worker that sent a message; None for the driver.
-
-        Raises:
-            TransportError: Another attempt has taken the sender's place.
-        """
+        """The worker that sent a message; None for the driver."""
         if message.rank < 0:
             return None
         worker = self._workers.setdefault(message.rank, Worker(message.rank))
@@ -227,11 +223,7 @@ class ShardService(BufferedService):
         return Message(Kind.OK, meta={"numbers": numbers, "memory_bytes": memory_bytes()})
 
     def _follow(self, decision: Decision) -> None:
-        """Applies the round that is decided, unless this shard has.
-
-        Raises:
-            ProtocolError: A commit that it names is not here, or it is not the next one.
-        """
+        """Applies the round that is decided, unless this shard has."""
         if not self._rule.blocking or not decision.follows(self._clock):
             return
         round_ = Round()

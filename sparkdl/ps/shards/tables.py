@@ -313,11 +313,7 @@ class TableService:
         return Message(Kind.OK, sequence=message.sequence)
 
     def _follow(self, decision: Decision, rank: int) -> None:
-        """Takes the step of the round that is decided, unless this shard has.
-
-        Raises:
-            ProtocolError: A part of it is not here, or it is not the next one.
-        """
+        """Takes the step of the round that is decided, unless this shard has."""
         with self._lock:
             driver_is_late = rank < 0 and decision.round < self._round
             if driver_is_late or not decision.follows(self._round):

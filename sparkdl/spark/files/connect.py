@@ -118,12 +118,7 @@ def is_local_warehouse(spark: Any) -> bool:
 
 @contextlib.contextmanager
 def _asked() -> Iterator[None]:
-    """Around what Spark does: its exceptions become OSError.
-
-    Raises:
-        FileNotFoundError: There is no such path.
-        OSError: Any other exception of Spark.
-    """
+    """Around what Spark does: its exceptions become OSError."""
     from pyspark.errors import PySparkException
 
     try:

@@ -305,11 +305,7 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
 
 
 def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> StageSummary:
-    """One stage, from the driver's model to the driver's model.
-
-    Raises:
-        StageLost: Its workers were lost; the model is as after ``StageLost.epoch`` epochs.
-    """
+    """One stage, from the driver's model to the driver's model."""
     trained, source = plan.trained, plan.source
     trained.slots, trained.has_optimizer = _slots_of(plan), False
     rule_state = trained.state_for_rule()

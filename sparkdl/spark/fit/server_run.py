@@ -155,11 +155,7 @@ class ServerRun(CoordinatedRun):
 
     @property
     def _driver(self) -> DriverClient:
-        """The driver's connection. The first use waits until the server is up.
-
-        Raises:
-            TransportError: The server has ended.
-        """
+        """The driver's connection. The first use waits until the server is up."""
         self._check()
         if self._connected is None:
             self._server.wait_ready()
@@ -219,14 +215,7 @@ class ServerRun(CoordinatedRun):
         return replace(kept, weights=center, rule=self._save_rows(commits))
 
     def _save_rows(self, commits: int) -> bytes:
-        """Has the servers write the rows of tables, if there were pushes since they did last.
-
-        Args:
-            commits: The commits that the rows are to have at least.
-
-        Returns:
-            Where they are; empty for a model without tables.
-        """
+        """Has the servers write the rows of tables, if there were pushes since they did last."""
         if self._tables is None:
             return b""
         if not self._saved or commits > self._saved_at:

@@ -262,12 +262,7 @@ def _keep(
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
-    """The ranks' results, for the user.
-
-    Raises:
-        DataError: There were no rows.
-        WorkerError: A rank's model is missing.
-    """
+    """The ranks' results, for the user."""
     rows = sum(t.rows for t in trained.values())
     if rows == 0:
         raise DataError(

@@ -366,12 +366,7 @@ def _has_beyond_spark(metadata: Any, schema: pa.Schema) -> bool:
 def _read_by_tasks(
     spark: Any, path: str, kind: FileKind, fields: list[StructField] | None = None
 ) -> FileFrame:
-    """Files that tasks read in Python; ``fields`` as the first file has them where none are given.
-
-    Raises:
-        DataError: They cannot be read.
-        ResourceError: There are no files.
-    """
+    """Files that tasks read in Python; ``fields``: None for those of the first file."""
     from sparkdl.spark.tfrecord.reading import folder_fields
 
     files = files_for_workers(path)
@@ -451,11 +446,7 @@ def _table_of(path: str) -> TableFormat | None:
 
 
 def _frame_of_table(spark: Any, path: str, table: TableFormat) -> Any:
-    """A table that is more than its files, read by Spark's own format for it.
-
-    Raises:
-        ConfigError: The session has no such format.
-    """
+    """A table that is more than its files, read by Spark's own format for it."""
     try:
         return spark.read.format(table).load(path)
     except Exception as error:

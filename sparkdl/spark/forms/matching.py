@@ -190,11 +190,7 @@ def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
 def _label_beside(
     signature: Signature, features: Mapping[str, ColumnSpec], label: InputColumns | None
 ) -> InputColumns | None:
-    """The label columns beside rows for a preprocessor, which may make labels of its own.
-
-    Raises:
-        DataError: The model cannot take such rows, or a label column that was named is not used.
-    """
+    """The label columns beside rows for a preprocessor, which may make labels of its own."""
     assert signature.preprocessing is not None
     makes_labels = bool(signature.preprocessing.example(DataSpec(features), 2).y)
     if makes_labels and label not in (None, "label"):
@@ -215,15 +211,7 @@ def _is_for_all(label: InputColumns, signature: Signature) -> bool:
 def _match(
     given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
-    """The columns that the user named for each of the model's inputs (or outputs).
-
-    Args:
-        given: One choice, for a model with one input, or input name -> choice.
-        wanted: The model's inputs.
-        argument: Of ``fit``, for messages.
-        what: ``'input'`` or ``'output'``, for messages.
-        strict: Whether the names in ``given`` must be those of ``wanted``.
-    """
+    """The columns that the user named for each of the model's inputs (or outputs)."""
     if isinstance(given, Mapping):
         names = dict(given)
         if strict and set(names) != set(wanted):

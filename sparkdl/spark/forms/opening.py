@@ -142,11 +142,7 @@ def _open_files(
     split: float,
     seed: int,
 ) -> Source:
-    """Files that the workers read by themselves; Spark is asked for their schema alone.
-
-    Raises:
-        NoFileSystemError: Only Spark finds them.
-    """
+    """Files that the workers read by themselves; Spark is asked for their schema alone."""
     sets = [form.files(0)] if held_out is None else [form.files(0), held_out.files(1)]
     validation = None
     if held_out is not None:

@@ -199,11 +199,7 @@ def _parquet_read(model: str) -> Iterator[None]:
 
 
 def _opened(path: str) -> pq.ParquetFile:
-    """A file of which no page is much larger than it is itself.
-
-    Raises:
-        ValueError: It is packed in a way that could hide any size.
-    """
+    """A file of which no page is much larger than it is itself."""
     file = pq.ParquetFile(path, memory_map=True)
     told = file.metadata
     for group in range(told.num_row_groups):
@@ -499,12 +495,7 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
 
 
 def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str, Json]:
-    """The fields that sparkdl added to the metadata.
-
-    Raises:
-        ConfigError: Another stage was saved there.
-        ModelError: A newer version wrote it.
-    """
+    """The fields that sparkdl added to the metadata."""
     cls = type(stage)
     name = f"{cls.__module__}.{cls.__name__}"
     section = metadata.get(_SECTION)

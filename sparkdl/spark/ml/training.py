@@ -300,11 +300,7 @@ class TrainingStage(ColumnsStage, SavedStage):
         return StageFit(model, settings, arguments)
 
     def _refuse_resume(self) -> None:
-        """Refuses to go on from checkpoints where Params are compared on several sets of rows.
-
-        Raises:
-            ConfigError: ``resume`` is True, with a folder.
-        """
+        """Refuses to go on from checkpoints where Params are compared on several sets of rows."""
         if self.getOrDefault("resume") and self.getOrDefault("checkpointDir") is not None:
             raise ConfigError(
                 "a fit of several would go on from the model of another",

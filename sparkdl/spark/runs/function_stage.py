@@ -140,12 +140,7 @@ def _run_ranks(
     on_driver: int = 0,
     watcher: StageWatcher | None = None,
 ) -> Returned:
-    """Runs the stage to its end.
-
-    Raises:
-        RankFailure: A rank cannot reach the driver; the function has not been called.
-        WorkerError: A rank raised.
-    """
+    """Runs the stage to its end."""
     tasks = count - on_driver
     if rows is not None and on_driver and rows.isEmpty():  # ranks on the driver would wait
         task, rows = _without_rows(task), None
