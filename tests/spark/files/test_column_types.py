@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from needed import needs_spark
 from trained_rows import SIGNATURES, N, V, linear, trained, wanted
 
 import sparkdl
@@ -253,20 +254,16 @@ def test_every_type_trains_or_says_why_and_is_not_looked_at_where_it_is_not_used
     assert not [cell for cells in found.values() for cell in cells if "without" in cell]
 
 
+@needs_spark(4, 1, "the guide's table is that of the newest Spark")
 def test_the_guides_table_is_what_was_found(found: dict[str, list[str]]) -> None:
-    """``SPARKDL_WRITE_TABLE=1`` puts the table into the guide; of 3.5, the rows that differ."""
-    text, of = GUIDE.read_text(), "PySpark 4.3" if spark_version() >= (4, 1) else "PySpark 3.5"
-    lines = lines_of(found)
-    if of == "PySpark 3.5":
-        newest = place("PySpark 4.3").search(text)
-        assert newest is not None
-        lines = [line for line in lines if line not in newest[0].split("\n")]
+    """``SPARKDL_WRITE_TABLE=1`` puts the table into the guide."""
+    text, of = GUIDE.read_text(), place("PySpark 4.3")
     header = [f"| type | {' | '.join(FORMS)} |", "|---" * (1 + len(FORMS)) + "|"]
-    table = "\n".join(header + lines)
+    table = "\n".join(header + lines_of(found))
     if os.environ.get("SPARKDL_WRITE_TABLE"):
-        text = place(of).sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", text)
+        text = of.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", text)
         GUIDE.write_text(text)
-    match = place(of).search(text)
+    match = of.search(text)
     assert match is not None
     assert match[0].split("\n", 1)[1].rsplit("\n", 1)[0].strip() == table
 
@@ -296,7 +293,7 @@ def test_hashes_of_64_bits_train_and_pass_in_every_form(spark: Any, tmp_path: Pa
     for form in map(form_of, forms):
         columns = Columns("c", "id")
         frame = open_fit_source(form, None, SIGNATURES[1], columns, split=0.0, seed=0).frame
-        assert sorted(row[0] for row in frame.collect()) == sorted(hashes)
+        assert sorted(row.c0 for row in frame.collect()) == sorted(hashes)
 
 
 def test_a_value_that_sparks_type_does_not_hold_ends_predict_alone(spark: Any) -> None:
