@@ -220,6 +220,7 @@ TASKS = {
     "lora in bfloat16": lambda: causal_model(lora=4, dtype="mixed_bfloat16"),
     "images": image_classifier,
     "embedder": embedder,
+    "translator": translator,
     "head on a backbone": head_on_backbone,
     "ranking": ranking,
     "retrieval": retrieval,

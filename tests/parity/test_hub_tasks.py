@@ -92,7 +92,7 @@ def _made(name: str) -> Any:
 
 _FAST = [
     ("classifier", "synchronous", 2), ("causal", "allreduce", 2), ("images", "allreduce", 1),
-    ("embedder", "allreduce", 2),
+    ("embedder", "allreduce", 2), ("translator", "synchronous", 2),
 ]  # fmt: skip
 _EVERY = [
     (name, mode, workers)

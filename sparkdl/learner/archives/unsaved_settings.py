@@ -254,7 +254,7 @@ class UnsavedSettings:
 def _settings_of_rows(before: Any) -> dict[str, Any]:
     """The plain arguments of a preprocessor's constructor, as it has them now."""
     told = () if before is None else inspect.signature(type(before).__init__).parameters
-    kept = {name: vars(before).get(name) for name in told}
+    kept = {name: getattr(before, name, None) for name in told}
     return {n: v for n, v in kept.items() if isinstance(v, (bool, int, float, str))}
 
 
