@@ -56,7 +56,7 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
             reader = _opened(stream, path, [widths.index(min(widths))] if widths else [])
             numbers = range(reader.num_record_batches)
             return schema, tuple(reader.get_batch(n).num_rows for n in numbers)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, KeyError) as error:
             raise _broken(path, error) from error
 
 

@@ -135,6 +135,10 @@ def test_each_writers_rows_are_the_same_by_path_and_through_spark(
     spark: Any, tmp_path: Path, writer: str
 ) -> None:
     path = WRITERS[writer](spark, tmp_path)
+    if writer == "polars ipc" and not hasattr(pa, "string_view"):
+        with pytest.raises(DataError, match="cannot be read"):  # this pyarrow has no such type
+            form_of(path).frame()
+        return
     frame = form_of(path).frame()
     assert "id" in frame.columns
     read = [c for c in frame.columns if c in NUMBERS and (writer, c) not in TEXTS]
