@@ -242,8 +242,6 @@ class Checkpoints:
     def _guess_index(self) -> _Index | None:
         """The index that fits the whole files of the newest run, or of those that are there
         if none is whole; None where none are to be seen.
-
-        All are kept: nothing tells which somebody asked for.
         """
         names = self._names()
         if not names:

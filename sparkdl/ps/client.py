@@ -291,10 +291,7 @@ class Client(Closing):
             self._answered(self._commit(progress, pack(payload, slices), Flag.SLICED))
 
     def _answered(self, reply: Message) -> None:
-        """Takes the reply to a commit; its slices become ``round_slices``.
-
-        The dense rest is then in :meth:`sliced_buffer`; in ``buffer`` where this client encodes.
-        """
+        """Takes the reply to a commit; its slices become ``round_slices``."""
         self.round_slices = ()
         if reply.total:
             reply.body = np.frombuffer(

@@ -130,10 +130,7 @@ class SharedData(Form):
 
 
 def _unnamed(signature: Signature) -> Signature:
-    """A signature of one input and one output without their names: Keras gives each model its own.
-
-    That of other models as it is.
-    """
+    """A signature without the names of one input and one output, which Keras makes up."""
     if len(signature.inputs) != 1 or len(signature.outputs) != 1:
         return signature
     (given,), (made,) = signature.inputs.values(), signature.outputs.values()

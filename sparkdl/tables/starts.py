@@ -20,10 +20,7 @@ Settings = Mapping[str, object]
 
 
 def _uniform(seeds: Hashes, first: int, columns: int) -> FloatArray:
-    """Numbers in [0, 1) of 24 bits: for each seed and column, counted from ``first``, an even one.
-
-    Each hash gives two numbers.
-    """
+    """Numbers of 24 bits, evenly spread in [0, 1), for each seed and column from ``first`` on."""
     pairs = -(-columns // 2)
     steps = np.arange(first // 2 + 1, first // 2 + pairs + 1, dtype=np.uint64) * GOLDEN
     halves = mix64(seeds[:, None] + steps).astype("<u8", copy=False).view("<u4")[:, :columns]

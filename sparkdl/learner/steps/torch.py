@@ -92,11 +92,7 @@ class TorchLearner(KerasLearner):
 
     @cached_property
     def _pinned(self) -> torch.Tensor:
-        """A buffer of the layout that the GPU copies to and from by itself, allocated once.
-
-        New memory for every copy takes several times as long as the copy: its pages come one by
-        one.
-        """
+        """A buffer of the layout that the GPU copies to and from by itself, allocated once."""
         return torch.empty(self._layout.size, dtype=torch.float32, pin_memory=True)
 
     def _split(self, flat: FloatArray) -> list[torch.Tensor]:

@@ -328,10 +328,7 @@ class RoundStore(ParameterStore):
         return self._sliced_result(request, reply)
 
     def _sliced_result(self, request: Message, reply: Message) -> Message:
-        """The result where gradients of some variables are slices; a large one is read in chunks.
-
-        It stays what it is for the same reason.
-        """
+        """The result where some variables have slices; a large one is read in chunks."""
         body = self._center.slices_for(request)
         reply.flags = Flag.SLICED | request.flags & Flag.ENCODED
         if body.size > self.limits.buffer_bytes:

@@ -163,10 +163,7 @@ class TrainTask:
     def _read(
         self, batches: Generator[pa.RecordBatch], begun: threading.Event
     ) -> tuple[Partition, float]:
-        """The partition, and the seconds that it took.
-
-        Sets ``begun`` when the first Arrow batch is in its columns, or the data do not fit.
-        """
+        """The partition, and the seconds that it took."""
         began = time.perf_counter()
         settings = self.settings
 

@@ -408,10 +408,7 @@ def _start_run(
 
 
 def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
-    """The plan of the next try: as many workers as there is room for now.
-
-    In the modes with a server Spark has replaced the workers.
-    """
+    """The plan of the next try: as many workers as there is room for now."""
     workers, who = plan.num_workers, "a parameter server was"
     if isinstance(lost.error, RowsAheadError):
         who = "all workers were"

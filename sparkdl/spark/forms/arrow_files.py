@@ -120,10 +120,7 @@ def read_arrow(
 
 
 def _opened(stream: BinaryIO, path: str, fields: list[int]) -> Any:
-    """The reader of some columns; of all of them where that costs nothing.
-
-    pyarrow copies columns that it is told to choose, also from a mapped file.
-    """
+    """The reader of some columns; of all of them where that costs nothing."""
     reader = _reader(stream)
     if is_local(path) and (not reader.num_record_batches or _is_view(reader.get_batch(0), stream)):
         return reader

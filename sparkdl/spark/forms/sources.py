@@ -147,10 +147,7 @@ class Source:
         return dealt(self.frame, num_workers, in_order=in_order), None
 
     def _cached_parts(self) -> int:
-        """The partitions of the user's frame where that is cached, else 0.
-
-        The user's frame keeps its plan between fits; that of our selection is new each time.
-        """
+        """The partitions of the user's frame where that is cached, else 0."""
         if self.origin is None or is_connect(self.spark) or not _is_kept(self.origin):
             return 0
         return int(self.origin.rdd.getNumPartitions())

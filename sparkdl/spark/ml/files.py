@@ -134,10 +134,7 @@ def read_chunks(spark: object, path: str, said: Mapping[str, Any], stage_path: s
 
 
 def _room(size: int, model: str) -> io.BytesIO:
-    """A buffer of a known size to write to, which becomes ``bytes`` without a copy.
-
-    The system gives memory as it is written, so a size that is a lie costs none.
-    """
+    """A buffer of a known size to write to, which becomes ``bytes`` without a copy."""
     try:
         return io.BytesIO(bytes(operator.index(size)))
     except (TypeError, ValueError, OverflowError, MemoryError) as error:

@@ -272,10 +272,7 @@ class RunBook:
             del self._runs[min(self._runs)]
 
     def _read_folder(self) -> None:
-        """Reads event files that have grown since the last look, those of the newest runs.
-
-        Those of runs that have ended are read once, those of live runs not at all.
-        """
+        """Reads event files that have grown since the last look, those of the newest runs."""
         if self._folder is None or not exists(self._folder):  # the first fit makes it
             return
         with self._reading:
