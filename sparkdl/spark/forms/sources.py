@@ -280,7 +280,7 @@ def partition_keys(count: int) -> list[int]:
     That is Murmur3 (x86, 32 bits) with the seed 42.
     """
     keys = np.arange(64 * count, dtype=np.uint32)
-    h = keys * np.uint32(0xCC9E2D51)
+    h: Any = keys * np.uint32(0xCC9E2D51)
     h = (h << 15 | h >> 17) * np.uint32(0x1B873593) ^ np.uint32(42)
     h = (h << 13 | h >> 19) * np.uint32(5) + np.uint32(0xE6546B64) ^ np.uint32(4)
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
