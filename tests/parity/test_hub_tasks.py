@@ -134,7 +134,7 @@ def test_a_task_trains_as_in_keras(name: str, mode: str, count: int, workers: Wo
 
 
 def test_a_task_learns_with_workers_that_do_not_wait(workers: Workers) -> None:
-    """Plain Keras is at .03 after as many epochs."""
+    """Plain Keras is at .27 after 4 epochs, and at .003 after 12."""
     rows = rows_of("classifier", 64)
     session = LocalSession(workers, [32, 32], [])
     spark_model = LocalSparkModel.of(session)(
