@@ -98,9 +98,12 @@ class Submission:
     def logs(self) -> str:
         """The ends of what the containers printed, the first container first."""
         root = self.hadoop.folder
-        names = ("stdout", "stderr", "prelaunch.err")
-        files = [
-            file for name in names for file in root.rglob(f"{self._application or '-'}/**/{name}")
+        names = {"stdout", "stderr", "prelaunch.err"}
+        files = [  # the node manager may remove folders meanwhile, which os.walk leaves out
+            Path(folder, name)
+            for folder, _, there in os.walk(root)
+            for name in names & set(there)
+            if (self._application or "-") in Path(folder).parts
         ]
         shown = [(f, f.read_text(errors="replace")[-_LOGGED:]) for f in sorted(files)]
         return "\n".join(f"== {file.relative_to(root)}\n{text}" for file, text in shown if text)
