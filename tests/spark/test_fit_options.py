@@ -451,7 +451,7 @@ def test_rows_of_a_group_go_to_one_worker_and_have_one_role(spark: Any) -> None:
     source = open_fit_source(frame, None, model_signature(model), columns, split=0.4, seed=3)
     place = F.spark_partition_id().alias("place")
     found: dict[int, set[tuple[int, int]]] = {}
-    for row in source.spread(2).select(place, "*").collect():
+    for row in source.spread(2)[0].select(place, "*").collect():
         found.setdefault(int(row["c0"]) % 7, set()).add((row["place"], row[ROLE]))
     assert {len(places) for places in found.values()} == {1}
     assert {role for places in found.values() for _, role in places} == {0, 1}

@@ -84,7 +84,7 @@ def test_rows_of_the_driver_are_dealt_by_their_numbers(spark: Any, with_slots: A
             split = 0.0 if validation else 0.25
             source = open_fit_source(data, validation, signature, Columns(), split=split, seed=5)
             assert ROLE in source.frame.columns
-            parts = source.spread(3).rdd.glom().collect()
+            parts = source.spread(3)[0].rdd.glom().collect()
             found.append([[tuple(row) for row in part] for part in parts])
             assert len({len(row) for part in found[0] for row in part}) == 1
             sizes = [len(part) for part in parts]
