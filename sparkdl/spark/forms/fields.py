@@ -108,15 +108,6 @@ _OF_TEXT = {
 """What to do about a column of text, by what it was named for."""
 
 
-def no_type(name: str, received: str, value: bool = False) -> DataError:
-    """The error for a column that Spark cannot have: for its type, or for a value of it."""
-    what = "holds a value that Spark's type does not" if value else "has a type that Spark lacks"
-    return DataError(
-        f"column {name!r} {what}", expected="a type of Spark that holds all of the column's values",
-        received=received, hint="write it as numbers: column.cast('double'), say",
-    )  # fmt: skip
-
-
 def wrong_type(field: T.StructField, argument: str, expected: str, hint: str = "") -> DataError:
     """The error for a column of a type that an argument does not take."""
     kind = field.dataType.simpleString()

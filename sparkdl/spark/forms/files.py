@@ -36,8 +36,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_pieces,
     read_arrow,
 )
-from sparkdl.spark.forms.fields import no_type
-from sparkdl.spark.forms.wire import ONES
+from sparkdl.spark.forms.wire import ONES, no_type
 from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
 from sparkdl.spark.session.versions import (
     arrow_fields_of,

@@ -23,7 +23,7 @@ from sparkdl.data.plain_arrow import plain
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.spark.forms.fields import no_type
+from sparkdl.spark.forms.wire import no_type
 from sparkdl.spark.session.running import is_connect, is_local
 from sparkdl.spark.session.versions import frame_of_table, spark_fields_of, spark_schema_of
 

@@ -96,3 +96,12 @@ def _raise_problem(column: Any) -> None:
     if column.null_count < len(column):
         what, expected, received, hint = json.loads(column.drop_null()[0].as_py())
         raise DataError(what, expected=expected, received=received, hint=hint)
+
+
+def no_type(name: str, received: str, value: bool = False) -> DataError:
+    """The error for a column that Spark cannot have: for its type, or for a value of it."""
+    what = "holds a value that Spark's type does not" if value else "has a type that Spark lacks"
+    return DataError(
+        f"column {name!r} {what}", expected="a type of Spark that holds all of the column's values",
+        received=received, hint="write it as numbers: column.cast('double'), say",
+    )  # fmt: skip
