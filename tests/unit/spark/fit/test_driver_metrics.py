@@ -55,7 +55,7 @@ class Own(keras.losses.Loss):
         ),
         (KINDS[1], ["xqzw"], "a metric that Keras", "metric 'xqzw'", ""),
         (own, None, "loss 'own'", "NameError: name 'unknown'", "own ("),
-        (Own(), None, "loss 'own'", "'missing'", "call ("),
+        (Own(name="own"), None, "loss 'own'", "'missing'", "call ("),
         (KINDS[1], [own], "metric 'own'", "NameError: name 'unknown'", "own ("),
         (KINDS[1], ["auc"], "metric 'auc", "leading dimension", "one-hot"),
         (KINDS[1], [keras.metrics.Recall(name="r")], "metric 'r'", "Dimensions", "one-hot"),
