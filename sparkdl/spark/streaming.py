@@ -193,7 +193,8 @@ def check_stream(stream: Any, trigger: Any) -> None:
             received="a DataFrame whose rows end"
             if type(form) is FrameForm
             else type(stream).__name__,
-            hint="spark_model.fit(df) trains on rows that end",
+            hint="spark_model.fit(...) trains on rows that end; a folder to which files come is a "
+            "stream by spark.readStream.schema(...).parquet(...)",
         )
     if is_connect(stream.sparkSession):
         raise ConfigError(

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+from pyspark.errors import PySparkValueError
 
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
@@ -53,6 +54,14 @@ class FrameForm(Form):
 
     def frame(self, spark: Any = None) -> Any:
         require_running(self.data.sparkSession)
+        try:
+            self.data.schema  # noqa: B018
+        except PySparkValueError as error:  # of Spark 3.5, whose Python lacks a type
+            raise DataError(
+                "the DataFrame has a column of a type that this PySpark lacks",
+                expected="columns whose types df.schema shows", received=str(error)[:300],
+                hint="cast it to a string before: spark.sql('SELECT CAST(span AS STRING) ...')",
+            ) from None  # fmt: skip
         return self.data
 
     def numbered(self, spark: object = None) -> Any:

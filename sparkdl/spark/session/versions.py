@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
+from sparkdl.data.shards import FolderTypes
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.running import context_of, this_interpreter
 
@@ -188,6 +189,15 @@ def arrow_fields_of(schema: StructType) -> pa.Schema:
 def spark_type_of(kind: pa.DataType) -> DataType:
     """The same for one type."""
     return spark_schema_of(pa.schema([("value", kind)]))[0].dataType
+
+
+def folder_types_of(spark: Any) -> FolderTypes:
+    """How a session types the columns of folders."""
+    conf = spark.conf
+    zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
+    infers = str(conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")).lower()
+    zone = conf.get("spark.sql.session.timeZone") if zoned else ""
+    return FolderTypes(zone, spark_version() >= (4, 1), infers == "true")
 
 
 def metadata_place(spark: Any) -> Any:

@@ -22,9 +22,11 @@ import pytest
 from pyarrow import feather
 from trained_rows import PAIRS, SIGNATURES, N, V, linear, trained, wanted
 
+import sparkdl
 from sparkdl import SparkModel
 from sparkdl.data.decode import decode
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark.forms.fed_files import fed_files
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.opening import form_of, open_fit_source
 from sparkdl.spark.forms.sources import Columns
@@ -163,6 +165,37 @@ def test_a_folder_that_is_a_table_of_delta_is_not_read_file_by_file(spark: Any) 
         trained(path, "x")
     with pytest.raises(ConfigError, match="'delta'"):
         SparkModel(linear(2)).predict(path, features="x")
+
+
+@pytest.mark.parametrize("part", ["*.parquet", "part-0*", "*"])
+def test_a_path_into_a_table_of_delta_is_refused(spark: Any, part: str) -> None:
+    """Spark reads the deleted rows there, too, unless it has Delta Lake, which refuses as well."""
+    path = f"{WRITTEN}/delta/{part}"
+    assert spark.read.parquet(f"{WRITTEN}/delta/*.parquet").count() == 10
+    model = SparkModel(linear(2), num_workers=1)
+    for call in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(
+            ConfigError, match=f"in '{WRITTEN}/delta' a table of the format 'delta'"
+        ):
+            call(path, features="x")
+    with pytest.raises(ConfigError, match="'delta'"):
+        sparkdl.run(lambda: 0, data=path, num_workers=1)
+
+
+def test_of_a_streams_output_the_files_that_it_tells_are_read(spark: Any, tmp_path: Path) -> None:
+    """As by Spark: a file beside them is of a micro-batch that was not taken to its end."""
+    pq.write_table(arrow_table(), tmp_path / "in.parquet")
+    rows = spark.readStream.schema("id bigint, x array<float>").parquet(f"{tmp_path}/in*")
+    out = f"{tmp_path}/out"
+    query = rows.writeStream.option("checkpointLocation", f"{tmp_path}/check").start(out)
+    query.processAllAvailable()
+    query.stop()
+    pq.write_table(arrow_table(), f"{out}/left.parquet")
+    assert spark.read.parquet(out).count() == N
+    source = open_fit_source(out, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0)
+    assert source.files is None
+    assert source.frame.count() == N
+    assert fed_files(out, form_of(out).frame(), ("id", "x"), 1) is None
 
 
 # ------------------------------------------------------------------ files that disagree
@@ -304,8 +337,6 @@ def test_images_in_tfrecords_need_no_schema(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_sequence_example_by_path_names_the_option(spark: Any, tmp_path: Path) -> None:
-    import sparkdl
-
     frame = spark.createDataFrame([([[1.0], [2.0]],)], "x array<array<float>>")
     sparkdl.write_tfrecords(frame, f"{tmp_path}/s.tfrecord", record_type="SequenceExample")
     with pytest.raises(DataError, match="recordType SequenceExample"):
