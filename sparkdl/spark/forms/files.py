@@ -24,7 +24,7 @@ from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.listing import FoundFile, FoundTable, is_hidden, table_at
-from sparkdl.files.storage import list_files
+from sparkdl.files.storage import exists, list_files
 from sparkdl.files.streams import is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 from sparkdl.spark.forms.arrow_files import (
@@ -378,17 +378,15 @@ def _read_by_tasks(
     spark: Any, path: str, kind: FileKind, fields: list[StructField] | None = None
 ) -> FileFrame:
     """Files that tasks read in Python; ``fields``: None for those of the first file."""
-    from sparkdl.spark.tfrecord.reading import folder_fields
+    from sparkdl.spark.tfrecord.reading import with_folders
 
     files = files_for_workers(path)
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
-    types = folder_types_of(spark)
+    types, known = folder_types_of(spark), spark_fields_of(there)
     if fields is None:
-        fields = spark_fields_of(there)
-        fields += [found for found in folder_fields(files, types) if found.name not in there.names]
-    names = [found.name for found in fields]
+        fields = with_folders(known, files, types, exact=_is_exact(spark))
     task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]), types.zone)
-    lost = [column for column in there if column.name not in names]
+    lost = [column for column in there if column.name not in [found.name for found in known]]
     lacking = {column.name: no_type(column.name, str(column.type)) for column in lost}
     return FileFrame(_frame_by(spark, task, fields), task, lacking)
 
@@ -453,10 +451,13 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
 
 def table_of(path: str) -> FoundTable | None:
     """The table that a path means, or a part of it; None also for what cannot be looked into."""
-    try:
+    with contextlib.suppress(ResourceError):
         return table_at(path_for_workers(path))
-    except ResourceError:
-        return None
+    with contextlib.suppress(ResourceError):  # Spark's session may know the file system
+        for folder in (path.rstrip("/"), path.rstrip("/").rpartition("/")[0]):
+            if exists(f"{folder}/_delta_log"):
+                return FoundTable("delta", folder, folder == path.rstrip("/"))
+    return None
 
 
 def _frame_of_table(spark: Any, path: str, table: FoundTable) -> Any:

@@ -77,18 +77,25 @@ def inferred_schema(options: Options) -> T.StructType:
             received=f"none in {len(chosen)} of {len(files)} files",
             hint="spark.read.format('tfrecord').schema(...)",
         )  # fmt: skip
-    fields = list(spark_schema_of(schema).fields)
-    folders = folder_fields(files, options.folder_types)
-    return T.StructType(fields + [field for field in folders if field.name not in schema.names])
+    fields = spark_schema_of(schema).fields
+    return T.StructType(with_folders(fields, files, options.folder_types, exact=False))
 
 
-def folder_fields(files: Sequence[FoundFile], types: FolderTypes) -> list[T.StructField]:
-    """The columns that folders give."""
+def with_folders(
+    fields: Sequence[T.StructField], files: Sequence[FoundFile], types: FolderTypes, *, exact: bool
+) -> list[T.StructField]:
+    """The columns of files and of their folders, which go before those, as in Spark.
+
+    Args:
+        exact: Whether ``a`` is not ``A``.
+    """
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():
             values.setdefault(name, set()).add(value)
-    return [T.StructField(name, spark_type_of(types.of(v))) for name, v in values.items()]
+    key = str if exact else str.lower
+    folders = {key(n): T.StructField(n, spark_type_of(types.of(v))) for n, v in values.items()}
+    return [folders.pop(key(field.name), field) for field in fields] + [*folders.values()]
 
 
 class TFRecordReader:

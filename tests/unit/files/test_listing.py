@@ -8,6 +8,7 @@ import pytest
 
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.listing import find_files, fits, table_at
+from sparkdl.files.streams import place_of
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -158,3 +159,17 @@ def test_a_folder_of_a_table_of_hudi_is_known_by_what_is_in_it(tmp_path: Path) -
     found = table_at(f"{tmp_path}/2020/01/a")
     assert found is not None
     assert not table_at(str(tmp_path / "2020"))
+
+
+@pytest.mark.parametrize("query", ["", "?retry_limit_seconds=1"])
+def test_a_uri_means_its_letters_as_to_spark(query: str) -> None:
+    """pyarrow would decode them, and find no file below ``t=10%3A00``."""
+    path = "bucket/a b/t=10%3A00/Zürich/f#1[x]"
+    uri = f"gs://anonymous@{path}{query}"
+    place = place_of(uri)
+    assert place.inner == path
+    assert place.outer(place.inner) == uri
+    assert place_of(place.outer(f"{path}/50%25")).inner == f"{path}/50%25"
+    assert place_of(f"gs://anonymous@bucket/{query}").outer("bucket/f") == (
+        f"gs://anonymous@bucket/f{query}"
+    )
