@@ -82,7 +82,7 @@ def test_folders_of_partitions_hold_the_rows(tmp_path: Path) -> None:
     assert sorted(files) == ["W=2/c", "w=0.5/a", "w=1/b", "w=x%20y/e"]
     values = [files[name].partition_values for name in sorted(files)]
     spelled = next(iter(values[0]))
-    assert [v[spelled] for v in values] == ["2", "0.5", "1", "x y"]
+    assert [v[spelled] for v in values] == ["2", "0.5", "1", "x%20y"]
     assert found(tmp_path, "w=*") == ["w=0.5/a", "w=1/b", "w=x%20y/e"]
     assert find_files(f"{tmp_path}/w=1")[0].partition_values == {}
 
