@@ -119,8 +119,8 @@ class FolderTypes:
         (DataType(double), DataType(string))
         """
         found = {self._of_text(text) for text in texts if text != NO_VALUE}
-        if len(found) == 1:
-            return found.pop()
+        if len(found) < 2:
+            return found.pop() if found else pa.null()
         if found == {pa.int32(), pa.int64()}:
             return pa.int64()
         if found == {pa.int32(), pa.float64()}:

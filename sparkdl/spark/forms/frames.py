@@ -56,7 +56,7 @@ class FrameForm(Form):
         require_running(self.data.sparkSession)
         try:
             self.data.schema  # noqa: B018
-        except PySparkValueError as error:  # of Spark 3.5, whose Python lacks a type
+        except (PySparkValueError, AssertionError) as error:  # of Spark 3.5, which lacks a type
             raise DataError(
                 "the DataFrame has a column of a type that this PySpark lacks",
                 expected="columns whose types df.schema shows", received=str(error)[:300],

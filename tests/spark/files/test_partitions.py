@@ -79,14 +79,12 @@ def columns(data: Any) -> dict[str, tuple[str, list[str]]]:
     }
 
 
-@pytest.mark.oldest
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"spark.sql.session.timeZone": "America/New_York"},
-        {"spark.sql.session.timeZone": "+05:30", "spark.sql.timestampType": "TIMESTAMP_NTZ"},
-        {"spark.sql.session.timeZone": "GMT+05:30"},
+        pytest.param({"spark.sql.session.timeZone": "America/New_York"}, marks=pytest.mark.oldest),
+        {"spark.sql.session.timeZone": "GMT+05:30", "spark.sql.timestampType": "TIMESTAMP_NTZ"},
+        {"spark.sql.session.timeZone": "+05:30"},
         {"spark.sql.sources.partitionColumnTypeInference.enabled": "false"},
     ],
 )
