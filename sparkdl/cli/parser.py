@@ -55,12 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Commands,
-    name: str,
-    function: str,
-    help: str,
-    *,
-    session: bool = True,
+    commands: Commands, name: str, function: str, help: str, *, session: bool = True
 ) -> argparse.ArgumentParser:
     """A command with the options that all commands have, and (``session``) those of Spark."""
     parser = commands.add_parser(name, help=help, description=help, formatter_class=_Help)

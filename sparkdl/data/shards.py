@@ -118,7 +118,8 @@ class FolderTypes:
         >>> FolderTypes().of(['1', '0.5']), FolderTypes().of(['1', 'a'])
         (DataType(double), DataType(string))
         """
-        found = {self._of_text(text) for text in texts if text != NO_VALUE}
+        said = {text for text in texts if text != NO_VALUE}
+        found = set(map(self._of_text, said)) if self.infers or not said else {pa.string()}
         if len(found) < 2:
             return found.pop() if found else pa.null()
         if found == {pa.int32(), pa.int64()}:
@@ -138,8 +139,6 @@ class FolderTypes:
         return pa.timestamp("us", self.zone or None)
 
     def _of_text(self, text: str) -> pa.DataType:
-        if not self.infers:
-            return pa.string()
         if _WHOLE.fullmatch(text):
             bits = (int(text) if int(text) >= 0 else ~int(text)).bit_length()
             if bits < 64:
@@ -161,10 +160,7 @@ class FolderTypes:
 
 
 def folder_column(text: str, field: pa.Field, rows: int, zone: str | None = "") -> pa.Array:
-    """The column that a folder ``name=text`` gives to the rows of its files.
-
-    Args:
-        zone: Of a time without one; UTC where there is none.
+    """The column that a folder ``name=text`` gives to the rows of its files; times in a ``zone``.
 
     Raises:
         ConfigError: The text is no value of the column's type.

@@ -40,12 +40,8 @@ class FoundFile:
     @property
     def partition_values(self) -> dict[str, str]:
         """Values of all rows, from the folders, as written: ``{'day': '3'}`` for ``day=3/f``."""
-        return {unescaped(name): value for name, value in self._folders}
-
-    @property
-    def _folders(self) -> list[tuple[str, str]]:
-        parts = (part.partition("=") for part in self.inner.split("/")[:-1])
-        return [(name, value) for name, equals, value in parts if equals]
+        folders = (name.partition("=") for name in self.inner.split("/")[:-1] if "=" in name)
+        return {unescaped(key): value for key, _, value in folders}
 
 
 def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
@@ -247,7 +243,7 @@ def _in(place: FilePlace, top: str, path: str, recursive: bool) -> list[FoundFil
 
 
 def _of_rows(infos: list[Any], top: str) -> list[tuple[str, Any]]:
-    """What is in a folder, with its path from there on, without what only describes the rows."""
+    """The parts of a folder, with their paths from there on, but what only describes the rows."""
     found = [(info.path[len(top) :].strip("/"), info) for info in infos]
     if any(inner in _DESCRIPTIONS for inner, _ in found):
         found = [(inner, info) for inner, info in found if not _BESIDE.fullmatch(inner)]
@@ -264,7 +260,7 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
     first = next((f for f in files if f.partition_values), None)
     if first is None:
         return [file for file in files if "/" not in file.inner]
-    spelled = {unescaped(name).lower(): name for name, _ in first._folders}
+    spelled = {name.lower(): name for name in first.partition_values}
     found = []
     for file in files:
         if "/" not in file.inner:
@@ -279,13 +275,10 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
                 hint="name the folders that belong together: a pattern such as "
                 f"{path.rstrip('/')}/{next(iter(spelled.values()))}=*",
             )
-        *folders, last = file.inner.split("/")
-        first_names = iter(spelled.values())
-        parts = [
-            f"{next(first_names)}={part.partition('=')[2]}" if "=" in part else part
-            for part in folders
-        ]
-        found.append(replace(file, inner="/".join([*parts, last])))
+        *parts, last = (part.partition("=") for part in file.inner.split("/"))
+        names = iter(map(escaped, spelled.values()))
+        inner = [f"{next(names)}={value}" if equals else name for name, equals, value in parts]
+        found.append(replace(file, inner="/".join([*inner, "".join(last)])))
     return found
 
 

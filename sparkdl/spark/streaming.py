@@ -193,8 +193,7 @@ def check_stream(stream: Any, trigger: Any) -> None:
             received="a DataFrame whose rows end"
             if type(form) is FrameForm
             else type(stream).__name__,
-            hint="spark_model.fit(...) trains on rows that end; a folder to which files come is a "
-            "stream by spark.readStream.schema(...).parquet(...)",
+            hint="fit(...) trains on rows that end; spark.readStream...parquet(path) is a stream",
         )
     if is_connect(stream.sparkSession):
         raise ConfigError(

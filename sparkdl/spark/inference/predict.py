@@ -37,11 +37,7 @@ from sparkdl.spark.inference.forward import (
     warn_of_shared_gpus,
 )
 from sparkdl.spark.inference.function import as_rows, column_function
-from sparkdl.spark.inference.output_columns import (
-    Form,
-    OutputColumn,
-    with_nulls,
-)
+from sparkdl.spark.inference.output_columns import Form, OutputColumn, with_nulls
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.running import (
     context_of,
@@ -226,13 +222,7 @@ class PredictRowsTask(PredictorTask):
                 yield _pack(predictor.predict(_unpack(batch), self.batch_size))
 
 
-def predict_rdd(
-    rdd: Any,
-    archive: PredictorArchive,
-    *,
-    batch_size: int,
-    use_gpu: UseGpu,
-) -> Any:
+def predict_rdd(rdd: Any, archive: PredictorArchive, *, batch_size: int, use_gpu: UseGpu) -> Any:
     """An RDD of predictions (NumPy arrays), one per element and in the same order.
 
     Elements are inputs ``x``; pairs ``(x, y)`` and ``LabeledPoint`` are taken without their label.

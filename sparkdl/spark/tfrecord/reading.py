@@ -84,11 +84,7 @@ def inferred_schema(options: Options) -> T.StructType:
 def with_folders(
     fields: Sequence[T.StructField], files: Sequence[FoundFile], types: FolderTypes, *, exact: bool
 ) -> list[T.StructField]:
-    """The columns of files and of their folders, which go before those, as in Spark.
-
-    Args:
-        exact: Whether ``a`` is not ``A``.
-    """
+    """The columns of files and of their folders, which go before those, as in Spark."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():

@@ -193,7 +193,7 @@ def test_of_a_streams_output_the_files_that_it_tells_are_read(spark: Any, tmp_pa
     pq.write_table(arrow_table(), f"{out}/left.parquet")
     assert spark.read.parquet(out).count() == N
     source = open_fit_source(out, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0)
-    assert source.files is None
+    assert not source.files
     assert source.frame.count() == N
     assert fed_files(out, form_of(out).frame(), ("id", "x"), 1) is None
 
