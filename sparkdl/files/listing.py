@@ -275,10 +275,10 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
                 hint="name the folders that belong together: a pattern such as "
                 f"{path.rstrip('/')}/{next(iter(spelled.values()))}=*",
             )
-        *parts, last = (part.partition("=") for part in file.inner.split("/"))
-        names = iter(map(escaped, spelled.values()))
-        inner = [f"{next(names)}={value}" if equals else name for name, equals, value in parts]
-        found.append(replace(file, inner="/".join([*inner, "".join(last)])))
+        *folders, last = file.inner.split("/")
+        ours = iter(map(escaped, spelled.values()))
+        inner = [f"{next(ours)}={f.partition('=')[2]}" if "=" in f else f for f in folders]
+        found.append(replace(file, inner="/".join([*inner, last])))
     return found
 
 
