@@ -326,9 +326,10 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
                     expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
                     received=str(error).partition("\n")[0],
                 ) from None
-            if condition != "COLUMN_ALREADY_EXISTS":
-                with contextlib.suppress(ResourceError):
-                    return _read_by_tasks(spark, path, kind)
+            if condition == "COLUMN_ALREADY_EXISTS":
+                raise same_names(f"files at {path!r}", str(error).partition("\n")[0]) from None
+            with contextlib.suppress(ResourceError):
+                return _read_by_tasks(spark, path, kind)
             raise
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
@@ -384,14 +385,23 @@ def _read_by_tasks(
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
     types, known = folder_types_of(spark), spark_fields_of(there)
     if fields is None:
-        fields = with_folders(known, files, types, exact=_is_exact(spark))
-    task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]), types.zone)
+        fields = with_folders(known, files, types, exact=is_exact(spark))
+    task = _FilesTask(tuple(files), kind, is_exact(spark), pa.schema([]), types.zone)
     lost = [column for column in there if column.name not in [found.name for found in known]]
     lacking = {column.name: no_type(column.name, str(column.type)) for column in lost}
     return FileFrame(_frame_by(spark, task, fields), task, lacking)
 
 
-def _is_exact(spark: Any) -> bool:
+def same_names(where: str, received: str) -> DataError:
+    """The error of columns that the session does not tell apart."""
+    return DataError(
+        f"{where} have columns with one name", expected="names that differ, and not by capitals",
+        received=received, hint="spark.conf.set('spark.sql.caseSensitive', 'true') tells A from a",
+    )  # fmt: skip
+
+
+def is_exact(spark: Any) -> bool:
+    """Whether ``a`` is not the column ``A``."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -491,4 +501,4 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
             expected="files that are all of the rows", received="files with other rows, too",
         )  # fmt: skip
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
-    return FileSet(kind, files, arrow_fields_of(frame.schema), role, _is_exact(frame.sparkSession))
+    return FileSet(kind, files, arrow_fields_of(frame.schema), role, is_exact(frame.sparkSession))

@@ -14,7 +14,15 @@ from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.fields import field_of
-from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
+from sparkdl.spark.forms.files import (
+    FileFrame,
+    FileSet,
+    file_set,
+    frame_of_files,
+    is_exact,
+    looks_like_files,
+    same_names,
+)
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.shipped import (
@@ -80,6 +88,10 @@ class FrameForm(Form):
         except DataError as error:
             lost = {repr(name): why for name, why in {**self.lacking, **self.refused}.items()}
             raise lost.get(error.received, error) from None
+        every = [name.lower() for name in schema.names]
+        for name in spec.columns:
+            if every.count(name.lower()) > 1 and not is_exact(frame.sparkSession):
+                raise same_names("the data", ", ".join(map(repr, schema.names)))
         makes = signature.preprocessing
         if signature.needs_labels and not spec.labels and not (makes and makes.example(spec, 2).y):
             raise DataError(
