@@ -156,6 +156,15 @@ def arrow_type_of(kind: DataType) -> pa.DataType:
     return arrow_schema_of(T.StructType().add("value", kind)).field(0).type
 
 
+def folder_types_of(spark: Any) -> FolderTypes:
+    """How a session types the columns of folders."""
+    conf = spark.conf
+    zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
+    infers = str(conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")).lower()
+    zone = conf.get("spark.sql.session.timeZone") if zoned else ""
+    return FolderTypes(zone, spark_version() >= (4, 1), infers == "true")
+
+
 def spark_schema_of(schema: pa.Schema) -> StructType:
     """Arrow's columns as Spark's; times without a zone stay so."""
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -189,15 +198,6 @@ def arrow_fields_of(schema: StructType) -> pa.Schema:
 def spark_type_of(kind: pa.DataType) -> DataType:
     """The same for one type."""
     return spark_schema_of(pa.schema([("value", kind)]))[0].dataType
-
-
-def folder_types_of(spark: Any) -> FolderTypes:
-    """How a session types the columns of folders."""
-    conf = spark.conf
-    zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
-    infers = str(conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")).lower()
-    zone = conf.get("spark.sql.session.timeZone") if zoned else ""
-    return FolderTypes(zone, spark_version() >= (4, 1), infers == "true")
 
 
 def metadata_place(spark: Any) -> Any:
