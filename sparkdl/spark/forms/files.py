@@ -344,8 +344,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         else:
             files_for_workers(path)
             types = folder_types_of(spark)
-            options = Options((path_for_workers(path),), folder_types=types)
-            schema = inferred_schema(options)
+            schema = inferred_schema(Options((path_for_workers(path),), folder_types=types))
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
             return FileFrame(read_whole_files(spark, path))

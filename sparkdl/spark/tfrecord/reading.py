@@ -129,8 +129,7 @@ class TFRecordReader:
                             else batch.column(kind.name)
                             for kind in schema
                         ]
-                        whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
-                        yield whole if folders else batch
+                        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 _WHOLE_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000
