@@ -125,8 +125,8 @@ def table_at(path: str) -> FoundTable | None:
     with explained("read", path):
         folders = {}
         for place, top in _tops(path):
-            whole = place.system.get_file_info(top).type == fs.FileType.Directory
-            folders[top if whole else top.rpartition("/")[0]] = place, whole
+            whole = top.type == fs.FileType.Directory
+            folders[top.path if whole else top.path.rpartition("/")[0]] = place, whole
         for folder, (place, whole) in folders.items():
             name = "="
             while "=" in name or name == "data":  # Iceberg's folder of files
@@ -144,13 +144,13 @@ def table_at(path: str) -> FoundTable | None:
     return None
 
 
-def _tops(path: str) -> Iterator[tuple[FilePlace, str]]:
+def _tops(path: str) -> Iterator[tuple[FilePlace, Any]]:
     """The files and folders that a path or pattern names, each in its file system."""
     for one in _without_braces(path):
         wild = _SPECIAL.search(one)
         if wild is None:
             place = place_of(one)
-            yield place, place.inner
+            yield place, place.system.get_file_info(place.inner)
             continue
         cut = one.rfind("/", 0, wild.start())
         place = place_of("." if cut < 0 else one[:cut] or "/")
@@ -203,11 +203,11 @@ def _expression(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
-    """The paths below a folder that fit a pattern, name by name."""
+def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
+    """The files and folders below a folder that fit a pattern, name by name."""
     from pyarrow import fs
 
-    tops = [place.inner]
+    tops, infos = [place.inner], []
     for number, wanted in enumerate(pattern):
         expression = _expression(wanted)
         infos = [
@@ -219,20 +219,19 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
         if number < len(pattern) - 1:
             infos = [info for info in infos if info.type == fs.FileType.Directory]
         tops = sorted(info.path for info in infos)
-    return tops
+    return infos
 
 
-def _in(place: FilePlace, top: str, path: str, recursive: bool) -> list[FoundFile]:
-    """The file ``top``, or those in the folder ``top``."""
+def _in(place: FilePlace, info: Any, path: str, recursive: bool) -> list[FoundFile]:
+    """The file, or those in the folder."""
     from pyarrow import fs
 
-    info = place.system.get_file_info(top)
     if info.type == fs.FileType.File:
-        name = top.rsplit("/", 1)[-1]
-        whole = [FoundFile(place.outer(top), int(info.size), name)]
-        return [] if is_hidden(name) or not info.size else whole
+        whole = [FoundFile(place.outer(info.path), int(info.size), _name(info))]
+        return [] if is_hidden(_name(info)) or not info.size else whole
     if info.type != fs.FileType.Directory:
         return []
+    top = info.path
     infos = place.system.get_file_info(fs.FileSelector(top, recursive=True))
     files = [
         FoundFile(place.outer(info.path), int(info.size), inner)
