@@ -38,13 +38,7 @@ from sparkdl.collective.arithmetic import (
     shard_edges,
 )
 from sparkdl.collective.communicator import Communicator, Member, name_ranks
-from sparkdl.errors import (
-    ConfigError,
-    ProtocolError,
-    ResourceError,
-    SparkDLError,
-    TransportError,
-)
+from sparkdl.errors import ConfigError, ProtocolError, ResourceError, SparkDLError, TransportError
 from sparkdl.wire.hosts import interface_addresses
 
 _ANY_ADDRESS = ""

@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import Telemetry, WorkerStatus
-from sparkdl.errors import (
-    ProtocolError,
-    SparkDLError,
-    TransportError,
-    WaitTimeoutError,
-)
+from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad
 from sparkdl.training.phases import Usage

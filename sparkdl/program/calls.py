@@ -13,12 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import (
-    AuthenticationError,
-    ProtocolError,
-    TransportError,
-    WaitTimeoutError,
-)
+from sparkdl.errors import AuthenticationError, ProtocolError, TransportError, WaitTimeoutError
 from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind, pieces_of
 from sparkdl.wire.hosts import host_id
 from sparkdl.wire.tls import Certificate

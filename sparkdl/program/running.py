@@ -233,12 +233,7 @@ class NodeTask:
         return rank_addresses(self.listening.bind, towards=self.listening.towards)
 
     def _serve(
-        self,
-        program: Running,
-        proxy: _Late,
-        placed: Placed,
-        ports: PortSpec,
-        within_s: float = 0.0,
+        self, program: Running, proxy: _Late, placed: Placed, ports: PortSpec, within_s: float = 0.0
     ) -> CallServer:
         bind, advertised = self._addresses()
         deadline = time.monotonic() + within_s

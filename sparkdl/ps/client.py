@@ -31,11 +31,7 @@ from sparkdl.ps.kinds import WITHOUT_GRADIENT, StoreKind, limits_of
 from sparkdl.training.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import (
-    ByteArray,
-    Flag,
-    Message,
-)
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 

@@ -231,15 +231,7 @@ def unbound(rule: str) -> ConfigError:
 
 
 _VALUES = ("payload", "blocking", "lock_free", "default_window", "independent", "elementwise")
-_METHODS = (
-    "local_optimizer",
-    "init",
-    "pulled",
-    "update",
-    "may_continue",
-    "exchange",
-    "config",
-)
+_METHODS = ("local_optimizer", "init", "pulled", "update", "may_continue", "exchange", "config")
 
 
 class AdaptedRule(Rule):

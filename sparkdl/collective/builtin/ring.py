@@ -131,12 +131,7 @@ class Ring:
     # -- large arrays ------------------------------------------------------------------------
 
     def all_reduce(
-        self,
-        source: Array,
-        target: Array,
-        edges: Sequence[int],
-        factor: float,
-        ufunc: np.ufunc,
+        self, source: Array, target: Array, edges: Sequence[int], factor: float, ufunc: np.ufunc
     ) -> None:
         """Reduces ``source`` into ``target``; rank ``i`` reduces ``[edges[i], edges[i + 1])``.
 

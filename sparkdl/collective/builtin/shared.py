@@ -139,11 +139,7 @@ class Counters:
 
 
 def share_mapping(
-    index: int,
-    ranks: Sequence[int],
-    links: Mapping[int, socket.socket],
-    size: int,
-    watch: Watch,
+    index: int, ranks: Sequence[int], links: Mapping[int, socket.socket], size: int, watch: Watch
 ) -> mmap.mmap:
     """The host's mapping of ``size`` bytes; index 0 makes it and hands it to the others.
 

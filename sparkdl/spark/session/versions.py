@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
+from sparkdl.data.shards import FolderTypes
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.running import context_of, this_interpreter
 
@@ -153,6 +154,15 @@ def arrow_type_of(kind: DataType) -> pa.DataType:
     from pyspark.sql import types as T
 
     return arrow_schema_of(T.StructType().add("value", kind)).field(0).type
+
+
+def folder_types_of(spark: Any) -> FolderTypes:
+    """How a session types the columns of folders."""
+    conf = spark.conf
+    zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
+    infers = str(conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")).lower()
+    zone = conf.get("spark.sql.session.timeZone") if zoned else ""
+    return FolderTypes(zone, spark_version() >= (4, 1), infers == "true")
 
 
 def spark_schema_of(schema: pa.Schema) -> StructType:

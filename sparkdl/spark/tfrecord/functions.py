@@ -17,6 +17,7 @@ from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import (
     condition_of,
+    folder_types_of,
     has_data_sources,
     require_spark,
     whole_batches,
@@ -147,7 +148,10 @@ def read_tfrecords(
     >>> df = sparkdl.read_tfrecords(spark, '/data/train-*.tfrecord')  # doctest: +SKIP
     """
     require_running(spark)
+    types = folder_types_of(spark)
     options = {
+        "timeZone": str(types.zone),
+        "inferFolders": str(types.infers).lower(),
         "recordType": record_type,
         "verifyCrc": str(verify_crc).lower(),
         "inferRows": str(infer_rows),
@@ -214,11 +218,13 @@ def write_tfrecords(
         )  # fmt: skip
     if rows_per_file is not None:
         rows_per_file = require_int("rows_per_file", rows_per_file, 1)
-    for field in df.schema.fields:
-        if is_vector_column(field.dataType):
-            column = F.col("`" + field.name.replace("`", "``") + "`")
-            df = df.withColumn(field.name, vector_to_array(column, "float32"))
     names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+    for field in df.schema.fields:
+        column = F.col("`" + field.name.replace("`", "``") + "`")
+        if is_vector_column(field.dataType):
+            df = df.withColumn(field.name, vector_to_array(column, "float32"))
+        elif field.name in names:  # times are those of the session's zone
+            df = df.withColumn(field.name, column.cast("string"))
     options = {"recordType": record_type, "partitionBy": json.dumps(names)}
     if codec is not None:
         options["codec"] = codec
