@@ -86,7 +86,7 @@ class ServedEmbedding(TableLayer):
         table: str | None = None,
         combiner: str | None = None,
         initializer: str | Mapping[str, Any] = "uniform",
-        optimizer: Any = None,
+        optimizer: keras.Optimizer | str | None = None,
         entry: EntryFilter | Mapping[str, Any] | None = None,
         max_rows: int | None = None,
         expire_after: int | None = None,

@@ -126,7 +126,7 @@ class ShardedClassifier(TableLayer):
         margin: Margin | Mapping[str, Any] | None = None,
         sample: float = 1.0,
         table: str | None = None,
-        optimizer: Any = None,
+        optimizer: keras.Optimizer | str | None = None,
         initializer: str | Mapping[str, Any] | None = None,
         chunk: int = 2048,
         seed: int | None = None,

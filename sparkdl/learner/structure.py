@@ -12,7 +12,7 @@ from sparkdl.training.learning import Arrays
 
 
 def arrange_batch(
-    model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
+    model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None
 ) -> tuple[Any, Any, Any]:
     """``(x, y, sample_weight)`` in the model's structure; None for labels and weights that are not
     there."""
@@ -31,7 +31,7 @@ def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
-def arrange_inputs(model: Any, x: Arrays) -> Any:
+def arrange_inputs(model: keras.Model, x: Arrays) -> Any:
     """Puts named input arrays into the structure that a model's ``call`` takes."""
     struct = getattr(model, "_inputs_struct", None)
     if struct is None and takes_list(model):
@@ -39,7 +39,7 @@ def arrange_inputs(model: Any, x: Arrays) -> Any:
     return arrange(x, struct, _names(model, "input"))
 
 
-def arrange_targets(model: Any, y: Arrays) -> Any:
+def arrange_targets(model: keras.Model, y: Arrays) -> Any:
     """Puts arrays by output name into the structure of the model's outputs."""
     if set(y) == {LABEL}:
         return y[LABEL]
@@ -59,7 +59,7 @@ def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
 
 
 def name_outputs(
-    model: Any, outputs: Any, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
+    model: keras.Model, outputs: Any, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
 ) -> Arrays:
     """A model's outputs as a dict by output name: of NumPy arrays, or what ``value`` makes."""
     if isinstance(outputs, dict):
@@ -77,7 +77,7 @@ def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
     return keras.tree.map_structure(lambda a: None if a is None else function(a), structure)
 
 
-def _names(model: Any, side: str) -> list[str]:
+def _names(model: keras.Model, side: str) -> list[str]:
     names = getattr(model, f"{side}_names", None)
     if names:
         return [str(n) for n in names]

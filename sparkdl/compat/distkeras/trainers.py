@@ -1,10 +1,12 @@
 """dist-keras' trainers under dist-keras' module name."""
 
+from __future__ import annotations
+
 import math
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +24,17 @@ from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.ml.parts import archive_of
+
+if TYPE_CHECKING:
+    import keras
+    from keras import Model
+    from pyspark.sql import DataFrame
+
+    Optimizer = str | keras.Optimizer
+    Loss = str | keras.Loss | Callable[..., Any] | list[Any] | dict[str, Any]
+    Metrics = list[Any] | dict[str, Any] | None
+    Weights = list[float] | dict[str, float] | None
+    Columns = str | Sequence[str] | Mapping[str, str]
 
 
 def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
@@ -61,8 +74,8 @@ class Trainer:
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, loss: Any, worker_optimizer: Any, metrics: Any = None,
-        loss_weights: Any = None,
+        self, keras_model: Model, loss: Loss, worker_optimizer: Optimizer, metrics: Metrics = None,
+        loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         self.loss, self.worker_optimizer, self.loss_weights = loss, worker_optimizer, loss_weights
         self.metrics = ["accuracy"] if metrics is None else metrics
@@ -179,9 +192,9 @@ class SingleTrainer(Trainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
-        batch_size: int = 32, loss_weights: Any = None,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        features_col: Columns = "features", label_col: Columns = "label", num_epoch: int = 1,
+        batch_size: int = 32, loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.features_column, self.label_column = features_col, label_col
@@ -196,9 +209,9 @@ class AveragingTrainer(SingleTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
-        batch_size: int = 32, num_workers: int = 2, loss_weights: Any = None,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        features_col: Columns = "features", label_col: Columns = "label", num_epoch: int = 1,
+        batch_size: int = 32, num_workers: int = 2, loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, features_col, label_col,
                          num_epoch, batch_size, loss_weights)  # fmt: skip
@@ -213,9 +226,9 @@ class EnsembleTrainer(SingleTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", batch_size: int = 32,
-        num_ensembles: int = 2, loss_weights: Any = None, num_epoch: int = 1,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        features_col: Columns = "features", label_col: Columns = "label", batch_size: int = 32,
+        num_ensembles: int = 2, loss_weights: Weights = None, num_epoch: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, features_col, label_col,
                          num_epoch, batch_size, loss_weights)  # fmt: skip
@@ -234,7 +247,7 @@ class EnsembleTrainer(SingleTrainer):
         return [serialize_keras_model(model) for model in spark_model.ensemble]
 
 
-def own_optimizer(optimizer: Any) -> Any:
+def own_optimizer(optimizer: Optimizer) -> Any:
     """An optimizer for one fit: a Keras optimizer belongs to the model that it first trained."""
     if hasattr(optimizer, "get_config"):
         return type(optimizer).from_config(optimizer.get_config())
@@ -257,10 +270,10 @@ class DistributedTrainer(Trainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, master_port: int = 0,
-        loss_weights: Any = None,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: Columns = "features",
+        label_col: Columns = "label", num_epoch: int = 1, master_port: int = 0,
+        loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.num_workers, self.batch_size, self.num_epoch = num_workers, batch_size, num_epoch
@@ -336,10 +349,10 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int | None = None,
-        master_port: int = 0, loss_weights: Any = None,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: Columns = "features",
+        label_col: Columns = "label", num_epoch: int = 1, communication_window: int | None = None,
+        master_port: int = 0, loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, master_port, loss_weights)  # fmt: skip
@@ -368,11 +381,11 @@ class AEASGD(AsynchronousDistributedTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 32,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: Columns = "features",
+        label_col: Columns = "label", num_epoch: int = 1, communication_window: int = 32,
         rho: float = 5.0, learning_rate: float = 0.1, master_port: int = 0,
-        loss_weights: Any = None,
+        loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, master_port, loss_weights)  # fmt: skip
@@ -399,11 +412,11 @@ class EAMSGD(AEASGD):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 32,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: Columns = "features",
+        label_col: Columns = "label", num_epoch: int = 1, communication_window: int = 32,
         rho: float = 5.0, learning_rate: float = 0.1, momentum: float = 0.9, master_port: int = 0,
-        loss_weights: Any = None,
+        loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, communication_window, rho,
@@ -419,10 +432,10 @@ class Experimental(DOWNPOUR):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 5,
-        learning_rate: float = 1.0, master_port: int = 0, loss_weights: Any = None,
+        self, keras_model: Model, worker_optimizer: Optimizer, loss: Loss, metrics: Metrics = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: Columns = "features",
+        label_col: Columns = "label", num_epoch: int = 1, communication_window: int = 5,
+        learning_rate: float = 1.0, master_port: int = 0, loss_weights: Weights = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, communication_window, master_port,
@@ -437,10 +450,10 @@ class Predictor:
     """Holds a Keras model."""
 
     @lists_its_arguments
-    def __init__(self, keras_model: Any) -> None:
+    def __init__(self, keras_model: Model) -> None:
         self.model = keras_model
 
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         """The DataFrame with a column of predictions."""
         raise NotImplementedError
 
@@ -456,12 +469,15 @@ class ModelPredictor(Predictor):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, features_col: Any = "features", output_col: str = "prediction"
+        self,
+        keras_model: Model,
+        features_col: Columns = "features",
+        output_col: str = "prediction",
     ) -> None:
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col
 
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         scored = sparkdl.predict(
             self.model, dataframe, batch_size=256, features=self.features_column,
             output_column=self.output_column,

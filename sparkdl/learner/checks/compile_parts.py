@@ -27,7 +27,7 @@ _KINDS = {
 }
 
 
-def require_remakable(model: Any) -> None:
+def require_remakable(model: keras.Model) -> None:
     """Refuses objects of the user's own among the compile settings that would not arrive whole.
 
     Keras sends such an object as its class and what ``get_config`` returns. Layers tell the
@@ -52,7 +52,7 @@ def require_remakable(model: Any) -> None:
             _require_remakable(model, part, {**objects, **functions})
 
 
-def _require_remakable(model: Any, part: Any, objects: dict[str, Any]) -> None:
+def _require_remakable(model: keras.Model, part: Any, objects: dict[str, Any]) -> None:
     given = {"custom_objects": objects, "safe_mode": False}
     try:
         saved = keras.saving.serialize_keras_object(part)
@@ -95,7 +95,7 @@ def _differs(one: Any, other: Any) -> bool:
     return plain[0] != plain[1] or (all(plain) and repr(one) != repr(other))
 
 
-def _refusal(model: Any, part: Any, arguments: list[str], received: str) -> ModelError:
+def _refusal(model: keras.Model, part: Any, arguments: list[str], received: str) -> ModelError:
     name = type(part).__name__
     kind = next((kind for kind, cls in _KINDS.items() if isinstance(part, cls)), "object")
     line = ", ".join(f"{a!r}: self.{_attribute(part, a)}" for a in arguments) or "..."
@@ -107,7 +107,7 @@ def _refusal(model: Any, part: Any, arguments: list[str], received: str) -> Mode
     )
 
 
-def require_loadable(model: Any) -> None:
+def require_loadable(model: keras.Model) -> None:
     """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
     _, lost = own_compile_settings(model)
     if lost and not has_own(model, "compile_from_config"):
@@ -123,7 +123,7 @@ def require_loadable(model: Any) -> None:
     require_remakable(model)
 
 
-def require_evaluable(model: Any) -> None:
+def require_evaluable(model: keras.Model) -> None:
     """Raises ModelError unless the model can be evaluated.
 
     A ``train_step`` of its own says nothing of what Keras' ``test_step`` computes: that needs a
@@ -152,7 +152,7 @@ def adds_loss(kind: type) -> bool:
     return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
 
 
-def layers_can_add_loss(model: Any) -> bool:
+def layers_can_add_loss(model: keras.Model) -> bool:
     """Whether a layer may add a loss when the model is called."""
     return bool(model.losses) or any(
         not type(layer).__module__.startswith("keras.")

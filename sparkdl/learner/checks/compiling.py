@@ -33,7 +33,7 @@ def model_from_json(config: str, custom_objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def require_trainable(model: Any) -> None:
+def require_trainable(model: keras.Model) -> None:
     """Raises ModelError for a model of which a step changes nothing: all of it is frozen."""
     if not model.trainable_variables and not has_own(model, "train_step"):
         raise ModelError(
@@ -45,7 +45,11 @@ def require_trainable(model: Any) -> None:
 
 
 def compile_model(
-    model: Any, optimizer: Any, loss: Any, metrics: Any, loss_weights: Any = None
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    loss: Any,
+    metrics: Any,
+    loss_weights: Any = None,
 ) -> None:
     """Compiles a model in place.
 
@@ -74,7 +78,7 @@ def compile_model(
         ) from error
 
 
-def set_learning_rate(model: Any, rate: float) -> None:
+def set_learning_rate(model: keras.Model, rate: float) -> None:
     """Gives the optimizer of a compiled model another learning rate.
 
     Raises:
@@ -137,7 +141,7 @@ def _is_plain(config: Json) -> bool:
     return config is None or isinstance(config, (str, int, float, bool))
 
 
-def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
+def adopt_optimizer(model: keras.Model, wanted: dict[str, Any] | None) -> None:
     """Gives ``model`` the optimizer options that a rule asks for; the learning rate stays.
 
     The options are such as the momentum of SGD. An optimizer that has them already stays, with its

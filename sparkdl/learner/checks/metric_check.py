@@ -87,7 +87,7 @@ def _known(metric: Any) -> bool:
     return module.split(".")[0] == "keras"
 
 
-def _try_out(model: keras.Model, metric: Any, batches: list[tuple[Any, Any]]) -> None:
+def _try_out(model: keras.Model, metric: keras.Metric, batches: list[tuple[Any, Any]]) -> None:
     if getattr(metric, DECLARATION, None) is False:
         raise _refusal(model, metric, f"{DECLARATION} = False")
     try:
@@ -107,14 +107,14 @@ def _try_out(model: keras.Model, metric: Any, batches: list[tuple[Any, Any]]) ->
         )  # fmt: skip
 
 
-def _state_after(metric: Any, batches: list[tuple[Any, Any]]) -> npt.NDArray[np.float64]:
+def _state_after(metric: keras.Metric, batches: list[tuple[Any, Any]]) -> npt.NDArray[np.float64]:
     metric.reset_state()
     for y, predicted in batches:
         metric.update_state(keras.ops.convert_to_tensor(y), keras.ops.convert_to_tensor(predicted))
     return flatten_arrays(keras.ops.convert_to_numpy(v) for v in metric.variables)
 
 
-def _refusal(model: keras.Model, metric: Any, received: str) -> ModelError:
+def _refusal(model: keras.Model, metric: keras.Metric, received: str) -> ModelError:
     return ModelError(
         f"metric {metric.name!r} of model {model.name!r} cannot be summed over the workers",
         expected="variables that start at zero and are sums over rows: "

@@ -19,7 +19,7 @@ from sparkdl.settings.call_arguments import lists_its_arguments
 
 @lists_its_arguments
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     *,
     communicator: Communicator | None = None,
     op: str = "average",
@@ -125,7 +125,7 @@ class _Distribution:
         finally:
             self.hiding = before
 
-    def owns(self, variable: Any) -> bool:
+    def owns(self, variable: keras.Variable) -> bool:
         return any(variable is own for own in (*self.sums, self.count))
 
 
@@ -186,7 +186,9 @@ class _Distributed:
         with self._made.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
         """Joins the gradients, and applies them."""
         state = self._made
         if state.inside or not len(grads):
@@ -240,7 +242,9 @@ class _Distributed:
         )
         return result
 
-    def _apply_sums(self, grads: list[Any], trainable_variables: Any) -> None:
+    def _apply_sums(
+        self, grads: list[Any], trainable_variables: Sequence[keras.Variable] | None
+    ) -> None:
         """Adds to the sums; joins and applies them when they are full."""
         state = self._made
         base: Any = super()
@@ -261,7 +265,9 @@ class _Distributed:
 
         keras.ops.cond(state.count >= state.passes, update, lambda: None)
 
-    def _apply_values(self, grads: Sequence[Any], trainable_variables: Any) -> None:
+    def _apply_values(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None
+    ) -> None:
         """JAX outside of a compiled step: by way of values."""
         tracked = self._trainable_variables  # type: ignore[attr-defined]
         by_place: list[Any] = [None] * len(tracked)
@@ -273,7 +279,7 @@ class _Distributed:
         for variable, value in zip([*tracked, *self.variables], [*trained, *mine], strict=True):
             variable.assign(value)
 
-    def _places(self, trainable_variables: Any) -> list[int]:
+    def _places(self, trainable_variables: Sequence[keras.Variable] | None) -> list[int]:
         if trainable_variables is None:
             return list(range(len(self._made.sums)))
         return [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]
@@ -283,7 +289,7 @@ def _place(variables: Sequence[Any], wanted: Any) -> int:
     return next(i for i, v in enumerate(variables) if v is wanted)
 
 
-def _check(optimizer: Any, passes: Any) -> None:
+def _check(optimizer: keras.Optimizer, passes: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "DistributedOptimizer cannot wrap this object", expected="a keras.optimizers.Optimizer",
@@ -311,7 +317,7 @@ def _check(optimizer: Any, passes: Any) -> None:
         )
 
 
-def _made_anew(optimizer: Any, cls: Any) -> Any:
+def _made_anew(optimizer: keras.Optimizer, cls: Any) -> Any:
     """A new optimizer of ``cls`` with the settings of ``optimizer``, not its state."""
     try:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -338,5 +344,5 @@ def _made_anew(optimizer: Any, cls: Any) -> Any:
     return made
 
 
-def _trained_by(optimizer: Any) -> list[Any]:
+def _trained_by(optimizer: keras.Optimizer) -> list[Any]:
     return list(optimizer._trainable_variables)

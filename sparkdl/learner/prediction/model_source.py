@@ -10,7 +10,7 @@ import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -26,6 +26,9 @@ from sparkdl.learner.signature import (
     gives_otherwise,
     model_signature,
 )
+
+if TYPE_CHECKING:
+    import keras
 
 
 class ModelSource(Protocol):
@@ -94,7 +97,7 @@ class KerasSource:
     """
 
     def __init__(
-        self, model: Any, custom_objects: dict[str, Any] | None = None, loss: Any = None
+        self, model: keras.Model, custom_objects: dict[str, Any] | None = None, loss: Any = None
     ) -> None:
         _require_built(model)
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
@@ -138,7 +141,7 @@ _LENGTH = 64
 
 
 def kept_positions(
-    model: Any, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
+    model: keras.Model, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> dict[str, str]:
     """The outputs with a value for each position of an input, found from the model's shapes.
 
@@ -195,7 +198,7 @@ def kept_positions(
     return {}
 
 
-def _require_built(model: Any) -> None:
+def _require_built(model: keras.Model) -> None:
     """Raises ModelError unless ``model`` is a ``keras.Model`` with built variables."""
     import keras
 
@@ -213,7 +216,7 @@ def _require_built(model: Any) -> None:
         )  # fmt: skip
 
 
-def _digest(archive: ModelArchive, model: Any) -> str:
+def _digest(archive: ModelArchive, model: keras.Model) -> str:
     """Equal for equal weights of an equal architecture, unlike the archive with its date."""
     import keras
 
@@ -263,7 +266,7 @@ LAYER = "layer "
 
 
 def forward_model(
-    model: Any, signature: Signature, outputs: Sequence[str], layers: Sequence[str]
+    model: keras.Model, signature: Signature, outputs: Sequence[str], layers: Sequence[str]
 ) -> Any:
     """A model with the same inputs that computes no more than what is wanted.
 

@@ -37,7 +37,7 @@ class KerasPredictor(ABC):
         model: A built ``keras.Model``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._preprocessing = model_signature(model).preprocessing
 
@@ -70,7 +70,7 @@ class KerasPredictor(ABC):
         raise NotImplementedError(f"{type(self).__name__} makes one forward pass at a time")
 
 
-def make_predictor(model: Any) -> KerasPredictor:
+def make_predictor(model: keras.Model) -> KerasPredictor:
     """A predictor around ``model`` for the Keras backend that is running.
 
     Raises:
@@ -86,7 +86,7 @@ def make_predictor(model: Any) -> KerasPredictor:
     raise UnknownNameError("Keras backend", backend, BACKENDS)
 
 
-def prediction_signature(model: Any) -> Signature:
+def prediction_signature(model: keras.Model) -> Signature:
     """The signature of a model whose outputs are what its ``predict`` gives.
 
     A step or call of the user's own is traced with symbols, or predicts for two rows of zeros.
@@ -114,7 +114,7 @@ def prediction_signature(model: Any) -> Signature:
 
 
 def _outputs_of_step(
-    model: Any, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
+    model: keras.Model, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
     """The outputs of ``predict`` by name, for inputs of the dtypes ``given``."""
     dtypes = {name: spec.dtype_for(given[name]) for name, spec in inputs.items()}
@@ -143,7 +143,7 @@ def _outputs_of_step(
     return found
 
 
-def _step(model: Any, x: Any) -> Any:
+def _step(model: keras.Model, x: Any) -> Any:
     if keras.backend.backend() != "jax":
         return model.predict_step(pack_batch(x))
     trained, other = model.trainable_variables, model.non_trainable_variables
@@ -151,7 +151,7 @@ def _step(model: Any, x: Any) -> Any:
     return model.predict_step(state, pack_batch(x))[0]
 
 
-def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
+def symbolic_outputs(model: keras.Model, symbols: Mapping[str, Any]) -> Any:
     """The outputs of ``predict`` for symbols by input; in the order of the outputs, or by name."""
     given = arrange_inputs(model, dict(symbols))
     if not gives_otherwise(model):
@@ -160,7 +160,7 @@ def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
     return name_outputs(model, made, lambda tensor: tensor)
 
 
-def _odd_step(model: Any, received: str) -> ModelError:
+def _odd_step(model: keras.Model, received: str) -> ModelError:
     return ModelError(
         f"predict_step or call of model {model.name!r} gives what cannot become columns",
         expected="an array whose first axis is the rows; or a list, tuple or dict of such arrays",
@@ -191,7 +191,7 @@ class TensorFlowPredictor(KerasPredictor):
     A model whose outputs have another shape in each pass stays with the first graph.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import tensorflow as tf
 
@@ -283,7 +283,7 @@ class TensorFlowPredictor(KerasPredictor):
 class JaxPredictor(KerasPredictor):
     """The model's ``predict_step`` as a compiled pure function of its variables."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import jax
 
@@ -307,7 +307,7 @@ class JaxPredictor(KerasPredictor):
 class TorchPredictor(KerasPredictor):
     """The model's ``predict_step`` without gradients."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import torch
 

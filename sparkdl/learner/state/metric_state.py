@@ -29,7 +29,9 @@ _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
 _LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl")
 
 
-def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+def compile_mistake(
+    model: keras.Model, y: Mapping[str, Any], error: Exception
+) -> ModelError | None:
     """The mistake in loss or metrics behind Keras' error about one batch.
 
     Args:
@@ -43,7 +45,7 @@ def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> Model
     return _unknown_name(model) or _failed_part(model, y, error)
 
 
-def _unknown_name(model: Any) -> ModelError | None:
+def _unknown_name(model: keras.Model) -> ModelError | None:
     for kind, module, name in _names(model):
         if name.lower() in _BY_SHAPE[kind] or _knows(module, name):
             continue
@@ -58,7 +60,7 @@ def _unknown_name(model: Any) -> ModelError | None:
     return None
 
 
-def _names(model: Any) -> Iterator[tuple[str, Any, str]]:
+def _names(model: keras.Model) -> Iterator[tuple[str, Any, str]]:
     """Kind, module and name of what was given to ``compile`` by its name."""
     settings = compile_settings(model)
     losses, metrics = keras.src.losses, keras.src.metrics
@@ -79,7 +81,7 @@ def _knows(module: Any, name: str) -> bool:
     return True
 
 
-def _failed_part(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+def _failed_part(model: keras.Model, y: Mapping[str, Any], error: Exception) -> ModelError | None:
     """Blames the metric, or the loss of the user's own, in whose methods the error was raised."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     part = next((p for p in (f.f_locals.get("self") for f in frames) if _is_part(p)), None)
@@ -115,7 +117,7 @@ def _is_part(thing: Any) -> bool:
     return is_one and not type(thing).__module__.endswith("compile_utils")
 
 
-def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+def build_metrics(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
     """Creates a model's metric variables from one example batch, whose values do not matter.
 
     Raises:
@@ -142,7 +144,7 @@ def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
             find_shown_values(model, *_made_zeros(x, y, sample_weight))
 
 
-def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+def _build_on_zeros(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
     inputs, labels, weights = arrange_batch(model, *_made_zeros(x, y, sample_weight))
     outputs = model(inputs, training=False)
     model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
@@ -165,7 +167,7 @@ def _zeros(arrays: Arrays) -> Arrays:
     }
 
 
-def _build_again(model: Any) -> None:
+def _build_again(model: keras.Model) -> None:
     """Makes Keras build loss and metrics at the next batch, and so find the same error again."""
     for part in (model._compile_metrics, model._compile_loss):
         if part is not None:
@@ -174,7 +176,7 @@ def _build_again(model: Any) -> None:
         model._compile_loss.metrics.clear()  # to which building adds one for each output
 
 
-def larger_is_better(model: Any, name: str) -> bool | None:
+def larger_is_better(model: keras.Model, name: str) -> bool | None:
     """Whether a metric is to grow, as Keras' object for it says; None where nothing tells.
 
     Args:
@@ -189,7 +191,7 @@ def larger_is_better(model: Any, name: str) -> bool | None:
     return None if direction is None else bool(direction == "up")
 
 
-def _metrics_by_name(model: Any) -> dict[str, Any]:
+def _metrics_by_name(model: keras.Model) -> dict[str, Any]:
     """Name in a History -> metric, of layers and of ``compile``; builds these, as labels do."""
     compiled = model._compile_metrics
     named = {metric.name: metric for metric in model.metrics}
@@ -213,11 +215,11 @@ def _metrics_by_name(model: Any) -> dict[str, Any]:
     return named
 
 
-def _itself(metric: Any) -> Any:
+def _itself(metric: keras.Metric) -> Any:
     return metric
 
 
-def flatten_metrics(model: Any) -> MetricState:
+def flatten_metrics(model: keras.Model) -> MetricState:
     """All metric variables of a model as one float64 vector, the loss first."""
     return flatten_arrays(v.numpy() for v in model.metrics_variables)
 
@@ -228,7 +230,7 @@ def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
+def metric_results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     """The values of the model's metrics for a metric state, also for a sum of several workers'.
 
     The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
@@ -238,7 +240,7 @@ def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
         return _results(model, state)
 
 
-def _results(model: Any, state: MetricState) -> dict[str, Any]:
+def _results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     offset = 0
     wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
     state = np.pad(state, (0, max(0, wanted - state.size)))

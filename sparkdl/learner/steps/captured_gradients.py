@@ -62,7 +62,7 @@ def captured_gradients(model: keras.Model, share: Any = None) -> Iterator[list[t
         object.__delattr__(optimizer, "scale_loss")
 
 
-def _divided(gradient: Any, variable: Any, share: Any) -> Any:
+def _divided(gradient: Any, variable: keras.Variable, share: Any) -> Any:
     if gradient is None or share is None or is_overwritten(variable):
         return gradient
     if hasattr(gradient, "dense_shape"):  # slices of TensorFlow

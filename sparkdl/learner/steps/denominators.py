@@ -148,7 +148,7 @@ _users = 0
 
 
 @contextlib.contextmanager
-def followed(terms: Terms, model: Any) -> Iterator[None]:
+def followed(terms: Terms, model: keras.Model) -> Iterator[None]:
     """Within, the losses that this thread computes are told to ``terms``.
 
     Args:
@@ -254,7 +254,7 @@ def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: str, dty
 
 
 @contextlib.contextmanager
-def _sums_of_activities(model: Any, terms: Terms) -> Iterator[None]:
+def _sums_of_activities(model: keras.Model, terms: Terms) -> Iterator[None]:
     """Within, Keras' own activity regularizers tell their sums over rows.
 
     Since Keras 3.14 a layer divides them by the rows.
@@ -270,7 +270,7 @@ def _sums_of_activities(model: Any, terms: Terms) -> Iterator[None]:
     ]
     regularizers = [layer.activity_regularizer for layer in layers]
 
-    def told(regularizer: Any) -> Callable[[Any], Any]:
+    def told(regularizer: keras.Regularizer) -> Callable[[Any], Any]:
         return lambda output: terms.weigh(regularizer(output), None)
 
     for layer, regularizer in zip(layers, regularizers, strict=True):
@@ -288,7 +288,7 @@ def _version() -> tuple[int, int]:
 
 
 def forward_terms(
-    model: Any,
+    model: keras.Model,
     data: Any,
     values: Sequence[tuple[Any, Any]] | None = None,
     state: Any = None,

@@ -155,7 +155,7 @@ class JaxLearner(KerasLearner):
     """See :class:`sparkdl.training.learning.Learner`. The state is donated to each compiled call:
     XLA updates it in place."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         # Keras, too, compiles neither what runs eagerly nor what was compiled with jit_compile off.
         self._compiles = bool(model.jit_compile) and not model.run_eagerly
@@ -448,7 +448,7 @@ class JaxLearner(KerasLearner):
         with self._optimizer_scope():
             super().set_step(step)
 
-    def _scale_of(self, optimizer: Any) -> float:
+    def _scale_of(self, optimizer: keras.Optimizer) -> float:
         with self._optimizer_scope():
             return super()._scale_of(optimizer)
 

@@ -62,7 +62,7 @@ class KerasLearner(ABC):
         ModelError: The model is not compiled or not built.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         require_compiled(model)
         self.model = model
         if not model.optimizer.built:
@@ -478,7 +478,7 @@ class KerasLearner(ABC):
         self._set_optimizer_values(pairs)
         return scale
 
-    def _scale_of(self, optimizer: Any) -> float:
+    def _scale_of(self, optimizer: keras.Optimizer) -> float:
         return loss_scale_of(optimizer)
 
     def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
@@ -527,7 +527,7 @@ def _one_batch(stacked: npt.NDArray[Any]) -> Any:
     return stacked[0]
 
 
-def require_compiled(model: Any) -> None:
+def require_compiled(model: keras.Model) -> None:
     """Raises ModelError unless ``model`` is a compiled ``keras.Model`` with built variables.
 
     It must have a loss: one that it was compiled with, or of its own.
@@ -570,14 +570,14 @@ def require_compiled(model: Any) -> None:
         )
 
 
-def _can_have_loss(model: Any) -> bool:
+def _can_have_loss(model: keras.Model) -> bool:
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
     return _is_own(model) or layers_can_add_loss(model)
 
 
-def _is_own(model: Any) -> bool:
+def _is_own(model: keras.Model) -> bool:
     return not type(model).__module__.startswith("keras.")
 
 

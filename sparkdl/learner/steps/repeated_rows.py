@@ -33,7 +33,7 @@ Gradient = Callable[[BatchStack, FloatArray | None], FloatArray]
 """A batch, and a factor for each term of the loss that is no mean over rows -> its gradient."""
 
 
-def has_own_loss(model: Any) -> bool:
+def has_own_loss(model: keras.Model) -> bool:
     """Whether code of the user's own computes a loss, or a part of it."""
     if has_own(model, "train_step", "compute_loss"):
         return True
@@ -50,17 +50,19 @@ def _is_a_known_one(loss: Any) -> bool:
     return str(getattr(named, "__module__", "")).startswith(("keras.", "sparkdl."))
 
 
-def takes_any_rows(model: Any) -> bool:
+def takes_any_rows(model: keras.Model) -> bool:
     """Whether a model takes batches of any size."""
     return all(tensor.shape[0] is None for tensor in getattr(model, "inputs", None) or [])
 
 
-def few_rows(model: Any) -> int | None:
+def few_rows(model: keras.Model) -> int | None:
     """How many rows of a batch tell which terms the loss has; None where it takes all of them."""
     return 2 if takes_any_rows(model) else None
 
 
-def sums_stay(gradient: Gradient, stack: BatchStack, counted: Sequence[bool], model: Any) -> bool:
+def sums_stay(
+    gradient: Gradient, stack: BatchStack, counted: Sequence[bool], model: keras.Model
+) -> bool:
     """Whether what Keras' losses sum up over rows is a sum in the whole loss, too.
 
     False: code of the user's own divides the sums by the rows.

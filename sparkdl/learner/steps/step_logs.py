@@ -16,7 +16,7 @@ from sparkdl.learner.signature import has_own
 from sparkdl.learner.state.shown_values import shown_values
 
 
-def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
+def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:
     """The model's ``train_step`` or ``test_step``, whose loss reaches the loss tracker.
 
     Args:
@@ -41,7 +41,7 @@ def logged_step(model: Any, name: str) -> Callable[[Any], Any]:
     return logged
 
 
-def _shown_step(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _shown_step(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A step that keeps what it shows beside metrics."""
 
     def shown(data: Any) -> Any:
@@ -55,7 +55,7 @@ def _shown_step(model: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def stateless_logged_step(
-    model: Any, name: str, metrics_at: int
+    model: keras.Model, name: str, metrics_at: int
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
     """The same for JAX, whose steps take the training state and return the next.
 
@@ -88,7 +88,7 @@ def stateless_logged_step(
 
 
 def _stateless_shown_step(
-    model: Any, step: Callable[[Any, Any], tuple[Any, Any]], metrics_at: int
+    model: keras.Model, step: Callable[[Any, Any], tuple[Any, Any]], metrics_at: int
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
     def shown(state: Any, data: Any) -> tuple[Any, Any]:
         logs, after = step(state, data)
@@ -103,7 +103,7 @@ def _stateless_shown_step(
     return shown
 
 
-def _tracker(model: Any) -> Any:
+def _tracker(model: keras.Model) -> Any:
     tracker = model._loss_tracker
     return tracker if any(metric is tracker for metric in model.metrics) else None
 
