@@ -93,7 +93,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._clock = current_clock()
         self.checks_gradients = self._check.looks
         self._not_finite: NotFiniteError | None = None
-        self._learner: SharedLearner | None = None
+        self._optimizer: LossScaling | None = None
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
         self._step = -1  # of the present stack
@@ -142,9 +142,9 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             TransportError: A rank is gone.
             NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
         """
-        self._learner, self._step, self._not_finite = learner, -1, None
+        self._optimizer, self._step, self._not_finite = learner.optimizer, -1, None
         if self.in_graph is not None:
-            self.checks_gradients = self._check.looks and not learner.scales_loss
+            self.checks_gradients = self._check.looks and not learner.optimizer.scales_loss
         with self._explained():
             learner.train_reducing(stack, self)
         self._check.settle()
@@ -196,7 +196,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         if self._sent_rows and (part == 0 or not self.skips):
             first += self.layout.trained_size - self._dense.trained_size
             slices = self.slices if self.skips else ()
-            self.refused = not self._check.notes(looked, first, self._learner, self._step, slices)
+            self.refused = not self._check.notes(looked, first, self._optimizer, self._step, slices)
             if self.refused:
                 self._sent_rows = 0
                 looked[...] = 0
@@ -244,7 +244,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         """Replaces this rank's slices by those of all ranks."""
         if self._sent_rows and not self.skips:
             none = self.buffer[:0]
-            if not self._check.notes(none, 0, self._learner, self._step, self.slices):
+            if not self._check.notes(none, 0, self._optimizer, self._step, self.slices):
                 self._sent_rows = 0
         if not self._sent_rows:
             self.slices = [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
@@ -306,10 +306,10 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         with self._clock.within("exchange", any_thread=True):
             return self.communicator.all_reduce(numbers)
 
-    def is_sound(self, learner: LossScaling) -> bool:
+    def is_sound(self) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
         first = self.layout.trained_size - self._dense.trained_size
-        return self._check.is_sound(self.buffer, first, learner, self.slices)
+        return self._check.is_sound(self.buffer, first, self._optimizer, self.slices)
 
 
 def take_root_state(
@@ -319,7 +319,7 @@ def take_root_state(
     learner.read_weights(buffer)
     communicator.broadcast(buffer, root, out=buffer)
     mine = communicator.rank == root
-    state = RunState(0, optimizer=learner.optimizer_state(), carried=learner.carried_state())
+    state = RunState(0, optimizer=learner.optimizer.state(), carried=learner.carried_state())
     given = communicator.all_gather(np.frombuffer(state.to_bytes() if mine else b"", np.uint8))
     if not mine:
         RunState.from_bytes(given[root].tobytes()).load_into(learner)

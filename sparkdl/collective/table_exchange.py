@@ -424,18 +424,18 @@ class TableSteps(StepSynchronizer):
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         for batch in stack.single_batches():
-            rate, scale = learner.learning_rate, learner.tables.loss_scale
-            before = 0 if scale is None else learner.step
+            rate, scale = learner.optimizer.learning_rate, learner.optimizer.loss_scale
+            before = 0 if scale is None else learner.optimizer.step
             self._exchange.begin_step(batch.num_rows, rate)
             with self._explained():
                 self._dense.train(learner, batch)
-                taken = scale is None or learner.step > before  # all ranks know the same
+                taken = scale is None or learner.optimizer.step > before  # all ranks know the same
                 self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        rate = learner.learning_rate
+        rate = learner.optimizer.learning_rate
         failures: list[BaseException] = []
 
         def serve() -> None:

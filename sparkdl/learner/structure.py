@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from sparkdl.learner.signature import LABEL, list_names, takes_list
-from sparkdl.training.learning import Arrays
+from sparkdl.training.learning import Arrays, BatchStack
 
 
 def arrange_batch(
@@ -18,6 +18,11 @@ def arrange_batch(
     there."""
     weights = None if sample_weight is None else arrange_targets(model, sample_weight)
     return arrange_inputs(model, x), arrange_targets(model, y) if y else None, weights
+
+
+def arranged(model: keras.Model, stack: BatchStack) -> tuple[Any, Any, Any]:
+    """The arrays of a stack as ``(x, y, sample_weight)``, see :func:`pack_batch`."""
+    return arrange_batch(model, stack.x, stack.y, stack.sample_weight)
 
 
 def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:

@@ -150,8 +150,12 @@ class RoundSynchronizer(Way):
         state = RunState.of(self._learner, self._progress.epoch)
         state.weights[self._layout.trained_size :] = self._statistics
         before = self._done - 1 - self._first
-        carried = self._learner.carried_state_at(self._own_steps, before)
+        carried = self._learner.carried_state(self._own_steps, before)
         return replace(state, carried=carried).to_bytes()
+
+    @property
+    def _optimizer(self) -> LossScaling | None:
+        return None if self._learner is None else self._learner.optimizer
 
     @property
     def _had_every_step(self) -> bool:
@@ -182,9 +186,9 @@ class RoundSynchronizer(Way):
         with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
-            elif self._with_tables or (learner.has_schedule and not self.takes_slices):
+            elif self._with_tables or (learner.optimizer.has_schedule and not self.takes_slices):
                 for batch in stack.single_batches():
-                    self._rate = learner.learning_rate
+                    self._rate = learner.optimizer.learning_rate
                     learner.train_reducing(batch, self)
             else:
                 learner.train_reducing(stack, self)
@@ -231,7 +235,7 @@ class RoundSynchronizer(Way):
         self._enter_step()
         buffer, first = self.buffer, self._layout.trained_size - self._dense.trained_size
         self.refused = self.rows > 0 and not self._check.notes(
-            buffer, first, self._learner, self._step, self.slices
+            buffer, first, self._optimizer, self._step, self.slices
         )
         self._sent_rows = 0 if self.refused else self.rows
         if not self._sent_rows:
@@ -321,7 +325,7 @@ class RoundSynchronizer(Way):
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
             return self._client.add_up(numbers, self._sums, self._progress_of_step())
 
-    def is_sound(self, learner: LossScaling) -> bool:
+    def is_sound(self) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
         first = self._layout.trained_size - self._dense.trained_size
-        return self._check.is_sound(self.buffer, first, learner, self.slices)
+        return self._check.is_sound(self.buffer, first, self._optimizer, self.slices)

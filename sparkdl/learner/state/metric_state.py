@@ -19,9 +19,13 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.signature import has_own, model_signature
-from sparkdl.learner.state.shown_values import find_shown_values, shown_values_attached
-from sparkdl.learner.structure import arrange_batch
-from sparkdl.training.learning import Arrays
+from sparkdl.learner.state.shown_values import (
+    attach_shown_values,
+    find_shown_values,
+    shown_values_attached,
+)
+from sparkdl.learner.structure import arrange_batch, map_arrays
+from sparkdl.training.learning import Arrays, BatchStack
 from sparkdl.training.reports import MetricState
 
 _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
@@ -219,11 +223,6 @@ def _itself(metric: keras.Metric) -> Any:
     return metric
 
 
-def flatten_metrics(model: keras.Model) -> MetricState:
-    """All metric variables of a model as one float64 vector, the loss first."""
-    return flatten_arrays(v.numpy() for v in model.metrics_variables)
-
-
 def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
     """Arrays one after the other as one float64 vector."""
     parts = [np.asarray(array, np.float64).ravel() for array in arrays]
@@ -265,3 +264,74 @@ def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
             array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
             plain[name] = float(array) if array.ndim == 0 else array.tolist()
     return plain
+
+
+class ModelMetrics:
+    """The metric variables of a model in training, which Keras makes at the first batch.
+
+    See :class:`sparkdl.training.learning.LearnerMetrics`.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._ready = False
+        self._kept: list[Any] | None = None
+
+    def build(self, stack: BatchStack) -> None:
+        """Creates the variables, unless they are there."""
+        if not self._ready:
+            example = (stack.x, stack.y, stack.sample_weight)
+            build_metrics(self._model, *map_arrays(_one_batch, example))
+            attach_shown_values(self._model)
+            self._ready = True
+            self.take_over()
+
+    def take_over(self) -> None:
+        """Called when Keras itself has set the variables."""
+
+    def state(self) -> MetricState:
+        return flatten_arrays(self.values())
+
+    def reset(self) -> None:
+        self.zero()
+        self._kept = None
+
+    def zero(self) -> None:
+        """Zeroes the variables; what was kept stays."""
+        self._model.reset_metrics()
+        self.take_over()
+
+    def keep(self) -> None:
+        self._kept = self.values() if self._ready else None
+
+    def restore(self) -> None:
+        if self._kept is None:
+            self.zero()
+        else:
+            self.set_values(self._kept)
+
+    @contextlib.contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Keeps the variables within, and gives them back; what was kept before stays so."""
+        former = self._kept
+        self.keep()
+        try:
+            yield
+        finally:
+            self.restore()
+            self._kept = former
+
+    def values(self) -> list[Any]:
+        """Copies of the variables' values."""
+        return [np.array(v.numpy()) for v in self._model.metrics_variables]
+
+    def set_values(self, values: list[Any]) -> None:
+        """Sets what :meth:`values` has returned."""
+        for variable, value in zip(self._model.metrics_variables, values, strict=True):
+            variable.assign(value)
+
+
+def _one_batch(stacked: npt.NDArray[Any]) -> Any:
+    if stacked.dtype == object:
+        return keras.KerasTensor(stacked.shape[1:], "string")
+    return stacked[0]

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import packed_arrays
 from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
@@ -205,11 +206,6 @@ def after_scaled_step(
     return float(scaled), [*pairs, (counter, np.array(steps))]
 
 
-def loss_scale_of(optimizer: keras.Optimizer) -> float:
-    """The scale of a ``LossScaleOptimizer`` now."""
-    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
-
-
 def batch_counter(optimizer: keras.Optimizer) -> Any:
     """The variable by which schedules go: batches, also where gradients of several make a step."""
     return optimizer._iterations
@@ -290,6 +286,98 @@ def _places(optimizer: keras.Optimizer, trained: list[Any], name: str) -> list[i
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):
         return None
     return [numbers[id(slots[inner._get_variable_index(v)])] for v in trained]
+
+
+class ModelOptimizer:
+    """A model's optimizer in training; see :class:`sparkdl.training.learning.LearnerOptimizer`.
+
+    Args:
+        model: Compiled.
+        trained: Its trained variables, in the order of the layout.
+        present: Within it the optimizer's variables have their present values, and keep what they
+            are given.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        trained: list[Any],
+        present: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._model, self._trained, self._present = model, trained, present
+
+    @property
+    def has_schedule(self) -> bool:
+        rate = getattr(innermost_optimizer(self._model), "_learning_rate", None)
+        return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+    @property
+    def learning_rate(self) -> float:
+        optimizer = innermost_optimizer(self._model)
+        optimizer = next(iter(optimizers_within(optimizer)), optimizer)  # of several the first
+        with self._present():
+            return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+    def set_learning_rate(self, value: float) -> None:
+        if self.has_schedule:
+            raise ConfigError(
+                "cannot set the learning rate of a running fit",
+                expected="an optimizer with a plain learning rate",
+                received="a LearningRateSchedule",
+                hint="use either the schedule or a callback that sets the rate, not both",
+            )
+        with self._present():
+            innermost_optimizer(self._model).learning_rate = value
+
+    @property
+    def step(self) -> int:
+        with self._present():
+            counter = batch_counter(innermost_optimizer(self._model))
+            return int(keras.ops.convert_to_numpy(counter))
+
+    def set_step(self, step: int) -> None:
+        if self.has_schedule:
+            self.assign([(batch_counter(innermost_optimizer(self._model)), step)])
+
+    @property
+    def scales_loss(self) -> bool:
+        return innermost_optimizer(self._model) is not self._model.optimizer
+
+    @property
+    def loss_scale(self) -> float | None:
+        with self._present():
+            scale = self._model.optimizer.dynamic_scale if self.scales_loss else None
+            return None if scale is None else float(keras.ops.convert_to_numpy(scale))
+
+    def end_scaled_step(self, finite: bool) -> float:
+        scale, pairs = after_scaled_step(self._model.optimizer, self._arrays(), finite)
+        self.assign(pairs)
+        return scale
+
+    def state(self) -> bytes:
+        return pack_arrays(self._arrays())
+
+    def load_state(self, state: bytes) -> None:
+        with self._present():
+            load_optimizer_state(self._model, state)
+
+    def slots(self, names: list[str]) -> dict[str, FloatArray] | None:
+        return read_slots(self._model.optimizer, self._trained, self._arrays(), names)
+
+    def load_slots(self, slots: dict[str, FloatArray], step: int) -> None:
+        optimizer = self._model.optimizer
+        changed = with_slots(optimizer, self._trained, self._arrays(), slots, step)
+        self.load_state(pack_arrays(changed))
+
+    def assign(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Gives variables of the optimizer new values."""
+        with self._present():
+            for variable, value in pairs:
+                variable.assign(value)
+
+    def _arrays(self) -> ArrayList:
+        with self._present():
+            return [np.asarray(v.numpy()) for v in self._model.optimizer.variables]
 
 
 class DriverSlots:

@@ -51,7 +51,8 @@ class ShapedCalls:
     a third of a small network's step on one batch.
 
     Args:
-        function: What to compile. What it computes follows from shapes and dtypes alone.
+        function: What to compile: returns tensors, and what was found while it was traced. Both
+            follow from shapes and dtypes alone.
         unknown: Tells the axes of which the graph is not to know the size: of batches, of rows.
         options: For ``tf.function``.
     """
@@ -59,30 +60,38 @@ class ShapedCalls:
     def __init__(
         self, function: Callable[..., Any], unknown: Callable[[], tuple[int, ...]], **options: Any
     ) -> None:
-        self._functions = RankedFunctions(function, **options)
+        self._function, self._last = function, None
+        self._functions = RankedFunctions(self._trace, **options)
         self._unknown = unknown
-        self._compiled: dict[Hashable, Any] = {}
+        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
+        self._found: dict[Any, Any] = {}
 
-    def __call__(self, stack: BatchStack, *arguments: Any) -> Any:
-        """The function's result.
+    def __call__(self, stack: BatchStack, *arguments: Any) -> tuple[Any, Any]:
+        """The function's tensors, and what was found when it was traced for such shapes.
 
         Args:
             stack: Where the arguments come from.
             arguments: Tensors, or structures of tensors; as many for every stack.
         """
-        return self.compiled(stack, *arguments)(*arguments)
+        compiled, found = self.compiled(stack, *arguments)
+        return compiled(*arguments), found
 
-    def compiled(self, stack: BatchStack, *arguments: Any) -> Any:
-        """The function for these shapes; compiles it, but does not run it."""
+    def compiled(self, stack: BatchStack, *arguments: Any) -> tuple[Any, Any]:
+        """The function for these shapes, and what was found; compiles it, but does not run it."""
         unknown = self._unknown()
         arrays = (stack.x, stack.y, stack.sample_weight or {})
         shapes = (unknown, *(_shapes(group, unknown) for group in arrays))
         compiled = self._compiled.get(shapes)
         if compiled is None:
             specs = tf.nest.map_structure(lambda t: _spec(t, unknown), arguments)
-            compiled = self._functions.of(*arguments).get_concrete_function(*specs)
-            self._compiled[shapes] = compiled
+            traced = self._functions.of(*arguments).get_concrete_function(*specs)
+            found = self._found.setdefault(traced, self._last)  # traced now, or for other shapes
+            compiled = self._compiled[shapes] = traced, found
         return compiled
+
+    def _trace(self, *arguments: Any) -> Any:
+        tensors, self._last = self._function(*arguments)
+        return tensors
 
 
 def _spec(tensor: Any, unknown: tuple[int, ...]) -> Any:
