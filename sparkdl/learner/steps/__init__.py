@@ -1,6 +1,7 @@
 """Compiled training steps: a learner for each Keras backend, and the half that they share.
 
 - ``keras_learner``: the shared half. ``tensorflow``, ``jax``, ``torch``: one backend each.
+- ``reduced_step``: one step whose gradient is joined with those of all workers.
 - ``tensorflow_calls``: compiled TensorFlow functions, found by shape. ``tensorflow_exchange``:
   gradients that are joined inside a compiled step. ``torch_parts``: parts of a gradient that leave
   during PyTorch's backward pass.

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from sparkdl.learner.signature import has_own
-from sparkdl.learner.state.shown_values import shown_values
+from sparkdl.learner.state.metric_state import shown_values
 
 
 def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:

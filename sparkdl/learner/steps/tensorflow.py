@@ -86,11 +86,8 @@ class TensorFlowLearner(KerasLearner):
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._moments = SynchronizedMoments(model)
-        self._gradients = self._compile_batch(lambda x, y, w: self._trace_weighed(x, y, w, None))
-        self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        apart = self._trace_weighed_apart
-        self._apart_gradients = self._compile_batch(lambda x, y, w: apart(x, y, w, None))
-        self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
+        self._gradients = self._compile_batch(self._trace_weighed)
+        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
@@ -251,10 +248,8 @@ class TensorFlowLearner(KerasLearner):
     ) -> None:
         require_one_batch(stack)
         self.metrics.build(stack)
-        data = self._tensors(stack, 0)
-        weighed = () if factors is None else (tf.convert_to_tensor(factors),)
-        steps = self._weighed_gradients if weighed else self._gradients
-        values, found = steps(stack, *data, *weighed)
+        given = (*self._tensors(stack, 0), _tensor_or_none(factors))
+        values, found = self._gradients(stack, *given)
         self.note(found)
         copy_flat(values, self.layout.slots, out)
         self._flat = None
@@ -269,7 +264,7 @@ class TensorFlowLearner(KerasLearner):
     def find_terms(self, stack: BatchStack) -> Found:
         data = self._tensors(stack, 0)
         if isinstance(self._gradients, ShapedCalls):
-            found: Found = self._gradients.compiled(stack, *data)[1]
+            found: Found = self._gradients.compiled(stack, *data, None)[1]
             return found
         few = map_arrays(lambda tensor: tensor[: few_rows(self.model)], data)
         terms = forward_terms(self.model, pack_batch(*few), sums=self.sums)
@@ -323,12 +318,8 @@ class TensorFlowLearner(KerasLearner):
             self.metrics.build(batch)
             self._reducer = reducer
             try:
-                data = self._tensors(batch, 0)
-                if factors is None:
-                    (flat, *rows), found = self._apart_gradients(batch, *data)
-                else:
-                    weighed = tf.convert_to_tensor(factors)
-                    (flat, *rows), found = self._weighed_apart(batch, *data, weighed)
+                given = (*self._tensors(batch, 0), _tensor_or_none(factors))
+                (flat, *rows), found = self._apart_gradients(batch, *given)
             finally:
                 self._reducer = None
         self.note(found)
@@ -574,6 +565,10 @@ class TensorFlowLearner(KerasLearner):
             self.layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
+
+
+def _tensor_or_none(array: FloatArray | None) -> tf.Tensor | None:
+    return None if array is None else tf.convert_to_tensor(array)
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:

@@ -71,7 +71,8 @@ class ShapedCalls:
 
         Args:
             stack: Where the arguments come from.
-            arguments: Tensors, or structures of tensors; as many for every stack.
+            arguments: Tensors, or structures of tensors, whose shapes are those of the stack; the
+                last one may be None.
         """
         compiled, found = self.compiled(stack, *arguments)
         return compiled(*arguments), found
@@ -80,7 +81,7 @@ class ShapedCalls:
         """The function for these shapes, and what was found; compiles it, but does not run it."""
         unknown = self._unknown()
         arrays = (stack.x, stack.y, stack.sample_weight or {})
-        shapes = (unknown, *(_shapes(group, unknown) for group in arrays))
+        shapes = (unknown, arguments[-1] is None, *(_shapes(group, unknown) for group in arrays))
         compiled = self._compiled.get(shapes)
         if compiled is None:
             specs = tf.nest.map_structure(lambda t: _spec(t, unknown), arguments)
