@@ -192,6 +192,22 @@ def test_gradient_of_a_linear_model_by_hand():
     assert learner.optimizer.step == 1
 
 
+def test_a_step_takes_the_gradients_that_the_workers_of_its_run_know():
+    """A learner that is kept takes other steps in a later run, also with what it compiled before."""
+    learner = make_learner(dense_model())
+    slot = learner.layout.slots[0]
+    first = slice(slot.offset, slot.offset + slot.size)
+    out = np.empty(learner.layout.size, np.float32)
+    learner.gradients(next(stacks(*classes(8), 8, 1)), out)
+    for has, moves in (([True] * 4, True), ([False] + [True] * 3, False), ([True] * 4, True)):
+        learner.know_gradients(lambda mine, has=has: has)
+        before = weights_of(learner)
+        learner.apply_gradients(out)
+        changed = weights_of(learner) != before
+        assert changed[first].any() == moves
+        assert changed[first.stop :].any()
+
+
 def test_gradients_and_apply_equal_train():
     x, y = classes(30)
     one, two = (make_learner(dense_model("adam", norm=True)) for _ in range(2))
