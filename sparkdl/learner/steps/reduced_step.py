@@ -25,12 +25,13 @@ class Found:
         has_gradient: For each trained variable whether it has a gradient.
         counted: For each term of the loss that is no mean over rows whether it has a denominator;
             see :class:`sparkdl.learner.steps.denominators.Terms`.
-        sliced: Numbers of the variables whose gradients are slices; only TensorFlow has any.
+        sliced: Numbers of the variables whose gradients are slices; None where nobody looked, as
+            only TensorFlow has any.
     """
 
     has_gradient: tuple[bool, ...]
     counted: tuple[bool, ...]
-    sliced: tuple[int, ...] = ()
+    sliced: tuple[int, ...] | None = None
 
 
 class ReducedStep:

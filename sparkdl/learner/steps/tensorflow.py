@@ -307,7 +307,7 @@ class TensorFlowLearner(KerasLearner):
         return formed, found
 
     def _places_of(self, found: Found) -> tuple[int, ...]:
-        return found.sliced if self.sliced is None else self.sliced
+        return (found.sliced if self.sliced is None else self.sliced) or ()
 
     def write_gradient(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None

@@ -193,7 +193,7 @@ def test_gradient_of_a_linear_model_by_hand():
 
 
 def test_a_step_takes_the_gradients_that_the_workers_of_its_run_know():
-    """A learner that is kept takes other steps in a later run, also with what it compiled before."""
+    """A kept learner takes other steps in a later run, with what it compiled before, too."""
     learner = make_learner(dense_model())
     slot = learner.layout.slots[0]
     first = slice(slot.offset, slot.offset + slot.size)
