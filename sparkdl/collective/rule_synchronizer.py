@@ -25,7 +25,7 @@ from sparkdl.collective.rules import (
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import unpack_arrays
-from sparkdl.optimizers.optimizer import State
+from sparkdl.optimizers.flat import State
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError, is_finite
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner

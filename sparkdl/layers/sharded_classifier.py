@@ -14,7 +14,7 @@ from keras.src.losses import loss as keras_losses
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers.backends import Ids, after, losses
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import StoredRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.learner.signature import loss_by_output
 from sparkdl.settings.values import require_int

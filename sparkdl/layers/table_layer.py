@@ -10,8 +10,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from sparkdl.errors import ModelError
-from sparkdl.layers.local_rows import LocalRows
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import LocalRows, StoredRows
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.tables import rules
 from sparkdl.tables.rules import RowRule, SgdRows

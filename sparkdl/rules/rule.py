@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import add_scaled
-from sparkdl.optimizers.optimizer import State
+from sparkdl.optimizers.flat import State
 from sparkdl.settings.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
 

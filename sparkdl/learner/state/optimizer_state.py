@@ -22,7 +22,7 @@ from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
 from sparkdl.learner.state.carried_state import SMALL
 from sparkdl.learner.state.model_weights import trained_variables
-from sparkdl.optimizers.optimizer import FlatOptimizer
+from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]

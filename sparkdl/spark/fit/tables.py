@@ -11,7 +11,7 @@ from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
 from sparkdl.learner.state.optimizer_state import ModelOptimizer
 from sparkdl.learner.state.served_rows import ModelTables
