@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from keras import Model
     from pyspark.sql import DataFrame
 
-    Optimizer = str | keras.Optimizer
-    Loss = str | keras.Loss | Callable[..., Any] | list[Any] | dict[str, Any]
-    Metrics = list[Any] | dict[str, Any] | None
-    Weights = list[float] | dict[str, float] | None
-    Columns = str | Sequence[str] | Mapping[str, str]
+    Optimizer: TypeAlias = str | keras.Optimizer
+    Loss: TypeAlias = str | keras.Loss | Callable[..., Any] | list[Any] | dict[str, Any]
+    Metrics: TypeAlias = list[Any] | dict[str, Any] | None
+    Weights: TypeAlias = list[float] | dict[str, float] | None
+    Columns: TypeAlias = str | Sequence[str] | Mapping[str, str]
 
 
 def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
@@ -247,7 +247,7 @@ class EnsembleTrainer(SingleTrainer):
         return [serialize_keras_model(model) for model in spark_model.ensemble]
 
 
-def own_optimizer(optimizer: Optimizer) -> Any:
+def own_optimizer(optimizer: Any) -> Any:
     """An optimizer for one fit: a Keras optimizer belongs to the model that it first trained."""
     if hasattr(optimizer, "get_config"):
         return type(optimizer).from_config(optimizer.get_config())

@@ -108,7 +108,7 @@ def unknown_variables(model: keras.Model) -> list[Any]:
     return [v for v in model.trainable_variables if id(v) not in known]
 
 
-def fills_itself(optimizer: keras.Optimizer | None) -> bool:
+def fills_itself(optimizer: Any) -> bool:
     """Whether an optimizer has large slots, all as they are when they are made: 0."""
     slots = [] if optimizer is None else _slots_within(optimizer)
     if sum(int(np.prod(v.shape)) for v in slots) < _WORTH or int(optimizer.iterations.numpy()):

@@ -306,12 +306,12 @@ class JaxLearner(KerasLearner):
         self._take(computed, out)
 
     def find_terms(self, stack: BatchStack) -> Found:
-        *state, batch = self._state_and_batch(stack)
+        state_and_batch = self._state_and_batch(stack)
         if self._compiles:  # the call that follows finds what is traced here
-            found = self._gradients.trace(*state, batch, None).out_info[1]
+            found = self._gradients.trace(*state_and_batch, None).out_info[1]
         else:  # code that wants numbers (RandomCrop); no state is changed
-            few = jax.tree.map(lambda array: array[: few_rows(self.model)], batch)
-            found = self._trace_gradients(*state, few, None)[1]
+            few = jax.tree.map(lambda array: array[: few_rows(self.model)], state_and_batch[-1])
+            found = self._trace_gradients(*state_and_batch[:4], few, None)[1]
         assert isinstance(found, Found)
         return found
 

@@ -1094,7 +1094,7 @@ def test_cached_learner_is_as_new():
     assert again is first
     close(weights_of(again), start, 0)
     assert again.optimizer.step == 0
-    assert again.learning_rate == pytest.approx(0.05)
+    assert again.optimizer.learning_rate == pytest.approx(0.05)
     assert not again.metrics.state().any()
     train_all(again, x, y, 8, 2)
     close(weights_of(again), trained, 1e-7)
