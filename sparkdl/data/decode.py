@@ -403,7 +403,7 @@ def _decode_values(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:
     return empty_rows(spec) if out is None else out
 
 
-def _decode_values_of_any_length(array: Any, spec: ColumnSpec, place: ValuePlace) -> Ragged:
+def _decode_values_of_any_length(array: object, spec: ColumnSpec, place: ValuePlace) -> Ragged:
     """The same for values whose first dimension may differ, to be padded."""
     rows = [
         cast(result, spec.value_dtype, place, row)

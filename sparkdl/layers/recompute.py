@@ -196,7 +196,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         **kwargs: Arguments of ``keras.layers.Layer``.
     """
 
-    def __init__(self, block: Any, **kwargs: Any) -> None:
+    def __init__(self, block: keras.Model, **kwargs: object) -> None:
         # The layers inside cast as their own policies say; this layer casts nothing.
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
         self.block = block
@@ -270,7 +270,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         """The outputs of the layers, without values."""
         return self.block.compute_output_spec(inputs)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+    def compute_mask(self, inputs: object, previous_mask: object) -> None:
         """None: :meth:`call` has given each output its own."""
 
     def get_config(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     """Whether each step touches all rows that it is to change."""
 
     def __init__(
-        self, *, table: str | None, optimizer: Any, seed: int | None, **kwargs: Any
+        self, *, table: str | None, optimizer: object, seed: int | None, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         if getattr(self, "_remat_mode", None) is not None:

@@ -27,7 +27,7 @@ from sparkdl.training.changes import VariableChanges
 _VALIDATION = "val_"
 
 
-def at_least_one(callbacks: Any) -> Any:
+def at_least_one(callbacks: object) -> Any:
     """``callbacks``, or one that does nothing: with it the driver has the weights of each epoch's
     end, and workers wait there until it has looked."""
     return callbacks or [keras.callbacks.Callback()]

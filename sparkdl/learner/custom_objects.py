@@ -85,13 +85,13 @@ def compiled_objects(model: keras.Model) -> list[Any]:
     return [part for part in found if not isinstance(part, type) and _is_saved_object(part)]
 
 
-def comes_with_keras(target: Any) -> bool:
+def comes_with_keras(target: object) -> bool:
     """Whether a class, a function or the class of an object is not the user's own."""
     module = getattr(target, "__module__", "") or ""
     return module.split(".")[0] in _LIBRARIES
 
 
-def _is_nameless(target: Any) -> bool:
+def _is_nameless(target: object) -> bool:
     return isinstance(target, FunctionType) and "<" in target.__qualname__
 
 
@@ -156,6 +156,6 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
                     yield part  # what else it keeps is nothing that Keras saves
 
 
-def _is_saved_object(thing: Any) -> bool:
+def _is_saved_object(thing: object) -> bool:
     kind = type(thing)
     return hasattr(kind, "get_config") and not comes_with_keras(kind)

@@ -233,7 +233,7 @@ def takes_strings(model: keras.Model) -> bool:
     return any(tensor.dtype == "string" for tensor in getattr(model, "inputs", None) or [])
 
 
-def _keys(struct: Any, tensors: Any, names: Any = None) -> list[str]:
+def _keys(struct: object, tensors: Any, names: Any = None) -> list[str]:
     if isinstance(struct, dict):
         return sorted(struct)
     if names and len(names) == len(tensors):
@@ -301,7 +301,7 @@ def _has_texts(model: keras.Model) -> bool:
     return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
 
 
-def traced(call: Callable[[Any], Any], given: Any) -> Any:
+def traced(call: Callable[[Any], Any], given: object) -> Any:
     """The outputs of a call for symbols; None where it needs values."""
     import keras
 
@@ -339,7 +339,7 @@ def _label_kinds(model: keras.Model, outputs: list[str]) -> dict[str, LabelKind]
     return {name: _kind(item) for name, item in loss_by_output(loss, outputs).items()}
 
 
-def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
+def loss_by_output(loss: object, outputs: list[str]) -> dict[str, Any]:
     """The ``loss`` that a model was compiled with, for each of its outputs (None: no loss)."""
     if isinstance(loss, dict):
         return {name: loss.get(name) for name in outputs}
@@ -356,7 +356,7 @@ def _without_loss(model: keras.Model, losses: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, loss in losses.items() if loss is None)
 
 
-def ignored_class(loss: Any) -> int | None:
+def ignored_class(loss: object) -> int | None:
     """The label whose rows or positions a loss of Keras leaves out; None where it takes all."""
     ignored = _options(loss).get("ignore_class")
     return None if ignored is None else int(ignored)
@@ -371,7 +371,7 @@ def _options(loss: Any) -> dict[str, Any]:
     return options
 
 
-def loss_name(loss: Any) -> tuple[str | None, bool]:
+def loss_name(loss: object) -> tuple[str | None, bool]:
     """The name of a loss of Keras, lower case without underscores, and whether it takes logits.
 
     The name is None for a loss that does not come with Keras.
@@ -394,13 +394,13 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
     return named.__name__.lower().replace("_", ""), bool(_options(loss).get("from_logits", False))
 
 
-def _class_count(loss: Any) -> int | None:
+def _class_count(loss: object) -> int | None:
     count = getattr(loss, "num_classes", None)
     of_ours = type(loss).__module__.startswith("sparkdl.")
     return count if of_ours and isinstance(count, int) else None
 
 
-def _kind(loss: Any) -> LabelKind:
+def _kind(loss: object) -> LabelKind:
     if loss is None:
         return "dense"
     if _class_count(loss) is not None:

@@ -25,7 +25,7 @@ def arranged(model: keras.Model, stack: BatchStack) -> tuple[Any, Any, Any]:
     return arrange_batch(model, stack.x, stack.y, stack.sample_weight)
 
 
-def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+def pack_batch(x: object, y: object = None, sample_weight: object = None) -> Any:
     """The argument of ``train_step`` or ``predict_step`` as Keras' own loops pack it: ``x``,
     ``(x, y)`` or all three.
 
@@ -54,7 +54,7 @@ def arrange_targets(model: keras.Model, y: Arrays) -> Any:
     return arrange(y, struct, names)
 
 
-def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
+def arrange(arrays: Arrays, struct: object, names: list[str]) -> Any:
     """Puts named arrays into the structure of ``struct``, whose leaves are called ``names``."""
     if len(arrays) == 1 and not isinstance(struct, dict):
         return next(iter(arrays.values()))
@@ -64,7 +64,7 @@ def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
 
 
 def name_outputs(
-    model: keras.Model, outputs: Any, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
+    model: keras.Model, outputs: object, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
 ) -> Arrays:
     """A model's outputs as a dict by output name: of NumPy arrays, or what ``value`` makes."""
     if isinstance(outputs, dict):
@@ -77,7 +77,7 @@ def name_outputs(
     return {names[0] if names else "output": value(outputs)}
 
 
-def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_arrays(function: Callable[[Any], Any], structure: object) -> Any:
     """``function`` of every array of a structure; None (absent sample weights) stays None."""
     return keras.tree.map_structure(lambda a: None if a is None else function(a), structure)
 

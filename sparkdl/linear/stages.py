@@ -198,7 +198,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         found = float(probabilities(np.array([self._margin(value)]))[0])
         return DenseVector([1 - found, found])
 
-    def predict(self, value: Any) -> float:
+    def predict(self, value: object) -> float:
         """The class of one row."""
         return float(self.predictProbability(value)[1] > self._cut())
 

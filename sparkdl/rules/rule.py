@@ -245,7 +245,7 @@ _METHODS = (
 class AdaptedRule(Rule):
     """A rule with every part of :class:`Rule` that ``inner`` has; made by :func:`adapt`."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: object) -> None:
         self.inner = inner
 
     def bind(self, num_workers: int) -> Rule:
@@ -278,7 +278,7 @@ def adapt(inner: object) -> AdaptedRule:
 
 
 def _delegate(part: str) -> Callable[..., Any]:
-    def call(self: AdaptedRule, *args: Any, **kwargs: Any) -> Any:
+    def call(self: AdaptedRule, *args: object, **kwargs: object) -> Any:
         return getattr(self.inner, part)(*args, **kwargs)
 
     return call

@@ -74,7 +74,7 @@ class BinaryLabelTransformer(Transformer):
     """``[1, 0]`` where a column has a value, else ``[0, 1]``, as vectors."""
 
     @lists_its_arguments
-    def __init__(self, input_column: str, output_column: str, label: Any) -> None:
+    def __init__(self, input_column: str, output_column: str, label: object) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
     def transform(self, dataframe: DataFrame) -> Any:
@@ -247,7 +247,7 @@ def _array(frame: DataFrame, name: str) -> Any:
     return column(name).cast("array<double>")
 
 
-def _parts(values: Any, length: int) -> Any:
+def _parts(values: object, length: int) -> Any:
     """An array as an array of its parts of a length."""
     begins = F.sequence(F.lit(1), F.size(values) - length + 1, F.lit(length))
     return F.transform(begins, lambda begin: F.slice(values, begin, F.lit(length)))

@@ -390,7 +390,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
         accepted = inspect.signature(cls).parameters
         return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
 
-    def _revive(value: Any) -> Any:
+    def _revive(value: object) -> Any:
         if isinstance(value, dict) and "class_name" in value and "config" in value:
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value

@@ -234,7 +234,7 @@ def _batch_for(model: keras.Model) -> Any:
     return arrange_inputs(model, {n: made(s.shape or (), s.dtype) for n, s in specs})
 
 
-def _outputs(model: keras.Model, values: Any, batch: Any) -> list[np.ndarray]:
+def _outputs(model: keras.Model, values: Any, batch: object) -> list[np.ndarray]:
     """The outputs of a model for a batch, with the values that another one has."""
     pairs = zip(model.variables, values.variables, strict=True)
     with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
@@ -263,7 +263,7 @@ def _odd_part(kinds: list[str], others: list[str]) -> str:
     return f"{there} in place of {here}, layer {place}"
 
 
-def _kind(thing: Any) -> str:
+def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
@@ -339,7 +339,7 @@ class SharedLayers:
         """Within, Keras writes the number of a shared layer at each of its places."""
         record = serialization_lib.record_object_after_serialization
 
-        def record_all(thing: Any, config: dict[str, Any]) -> None:
+        def record_all(thing: object, config: dict[str, Any]) -> None:
             record(thing, config)
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
@@ -384,7 +384,7 @@ class SharedLayers:
         begun: list[tuple[dict[str, Any], ...]] = []
         make, read = functional.functional_from_config, functional.deserialize_node
 
-        def make_graph(cls: Any, mine: dict[str, Any], custom_objects: Any = None) -> Any:
+        def make_graph(cls: object, mine: dict[str, Any], custom_objects: object = None) -> Any:
             begun.append((dict(mine), graphs.get(id(mine["layers"]), {})))
             depth = len(begun)
             try:
@@ -392,7 +392,7 @@ class SharedLayers:
             finally:
                 del begun[depth - 1 :]
 
-        def read_node(node: Any, layers: dict[str, Any]) -> Any:
+        def read_node(node: object, layers: dict[str, Any]) -> Any:
             if begun and begun[-1]:  # the first call of this graph: no other was made yet
                 both, begun[-1] = begun[-1], ()
                 calls = {
@@ -427,7 +427,7 @@ class SharedLayers:
         )  # fmt: skip
 
 
-def _graphs(value: Any) -> Iterator[dict[str, Any]]:
+def _graphs(value: object) -> Iterator[dict[str, Any]]:
     """The configurations of functional models in a saved one."""
     if isinstance(value, list):
         for item in value:
@@ -439,7 +439,7 @@ def _graphs(value: Any) -> Iterator[dict[str, Any]]:
             yield from _graphs(item)
 
 
-def _renumber(value: Any, calls: dict[str, int]) -> None:
+def _renumber(value: object, calls: dict[str, int]) -> None:
     """Adds to each ``[layer, call, tensor]`` the calls that the layer had before."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -453,7 +453,7 @@ def _renumber(value: Any, calls: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> Iterator[None]:
+def _replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)

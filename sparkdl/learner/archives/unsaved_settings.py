@@ -251,7 +251,7 @@ class UnsavedSettings:
             inner._exclude_from_weight_decay_cache = {}
 
 
-def _settings_of_rows(before: Any) -> dict[str, Any]:
+def _settings_of_rows(before: object) -> dict[str, Any]:
     """The plain arguments of a preprocessor's constructor, as it has them now."""
     told = () if before is None else inspect.signature(type(before).__init__).parameters
     kept = {name: getattr(before, name, None) for name in told}
@@ -423,7 +423,7 @@ def compared_parts(model: keras.Model) -> list[ComparedPart]:
     return [_part(what, thing) for what, thing in things]
 
 
-def _part(what: str, thing: Any) -> ComparedPart:
+def _part(what: str, thing: object) -> ComparedPart:
     kind, own = type(thing), not comes_with_keras(type(thing))
     attributes = {
         name: form_of(value)

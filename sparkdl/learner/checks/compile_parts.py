@@ -52,7 +52,7 @@ def require_remakable(model: keras.Model) -> None:
             _require_remakable(model, part, {**objects, **functions})
 
 
-def _require_remakable(model: keras.Model, part: Any, objects: dict[str, Any]) -> None:
+def _require_remakable(model: keras.Model, part: object, objects: dict[str, Any]) -> None:
     given = {"custom_objects": objects, "safe_mode": False}
     try:
         saved = keras.saving.serialize_keras_object(part)
@@ -81,21 +81,21 @@ def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
     }
 
 
-def _value(thing: Any, argument: str) -> Any:
+def _value(thing: object, argument: str) -> Any:
     return getattr(thing, "__dict__", {}).get(_attribute(thing, argument))
 
 
-def _attribute(thing: Any, argument: str) -> str:
+def _attribute(thing: object, argument: str) -> str:
     hidden = f"_{argument}"
     return hidden if hidden in getattr(thing, "__dict__", {}) else argument
 
 
-def _differs(one: Any, other: Any) -> bool:
+def _differs(one: object, other: object) -> bool:
     plain = [all(isinstance(v, _PLAIN) for v in keras.tree.flatten(x)) for x in (one, other)]
     return plain[0] != plain[1] or (all(plain) and repr(one) != repr(other))
 
 
-def _refusal(model: keras.Model, part: Any, arguments: list[str], received: str) -> ModelError:
+def _refusal(model: keras.Model, part: object, arguments: list[str], received: str) -> ModelError:
     name = type(part).__name__
     kind = next((kind for kind, cls in _KINDS.items() if isinstance(part, cls)), "object")
     line = ", ".join(f"{a!r}: self.{_attribute(part, a)}" for a in arguments) or "..."

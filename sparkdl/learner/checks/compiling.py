@@ -52,9 +52,9 @@ def require_trainable(model: keras.Model) -> None:
 def compile_model(
     model: keras.Model,
     optimizer: keras.Optimizer,
-    loss: Any,
-    metrics: Any,
-    loss_weights: Any = None,
+    loss: object,
+    metrics: object,
+    loss_weights: object = None,
 ) -> None:
     """Compiles a model in place.
 
@@ -99,7 +99,7 @@ def set_learning_rate(model: keras.Model, rate: float) -> None:
     model.optimizer.learning_rate = rate
 
 
-def plain_form(value: Any) -> Json | None:
+def plain_form(value: object) -> Json | None:
     """A name, an optimizer, a loss or metrics as JSON; None if code of the user's is in it."""
     try:
         config = keras.saving.serialize_keras_object(value)

@@ -87,7 +87,7 @@ def DistributedOptimizer(
     return made
 
 
-def is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: object) -> bool:
     """Whether :func:`DistributedOptimizer` made it."""
     return isinstance(optimizer, _Distributed)
 
@@ -176,12 +176,12 @@ class _Distributed:
             return found
         return [v for v in found if not state.owns(v)]
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: object) -> None:
         """As the plain optimizer does."""
         with self._made.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: object) -> None:
         """As the plain optimizer does."""
         with self._made.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
@@ -285,11 +285,11 @@ class _Distributed:
         return [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]
 
 
-def _place(variables: Sequence[Any], wanted: Any) -> int:
+def _place(variables: Sequence[Any], wanted: object) -> int:
     return next(i for i, v in enumerate(variables) if v is wanted)
 
 
-def _check(optimizer: keras.Optimizer, passes: Any) -> None:
+def _check(optimizer: keras.Optimizer, passes: object) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "DistributedOptimizer cannot wrap this object", expected="a keras.optimizers.Optimizer",

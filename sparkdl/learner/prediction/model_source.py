@@ -46,12 +46,12 @@ class ModelSource(Protocol):
             ModelError: The model cannot be sent, or its layers cannot be read.
         """
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         """The outputs for NumPy arrays, in this process."""
 
 
 def open_model(
-    model: Any, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
 ) -> ModelSource:
     """A model to predict with.
 
@@ -97,7 +97,7 @@ class KerasSource:
     """
 
     def __init__(
-        self, model: keras.Model, custom_objects: dict[str, Any] | None = None, loss: Any = None
+        self, model: keras.Model, custom_objects: dict[str, Any] | None = None, loss: object = None
     ) -> None:
         _require_built(model)
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
@@ -132,7 +132,7 @@ class KerasSource:
             {} if whole.preprocessing else kept_positions(forward, whole.inputs, specs),
         )  # fmt: skip
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         return self._model.predict(x, batch_size=batch_size, verbose=0)
 
 

@@ -112,7 +112,7 @@ def _place_of(error: Exception) -> str:
     return places[-1] if places else ""
 
 
-def _is_part(thing: Any) -> bool:
+def _is_part(thing: object) -> bool:
     is_one = isinstance(thing, (keras.losses.Loss, keras.metrics.Metric))
     return is_one and not type(thing).__module__.endswith("compile_utils")
 
@@ -275,7 +275,7 @@ class ShownValue(keras.metrics.Metric):  # type: ignore[misc]
         self.total = self.add_variable((), "zeros", name="total")
         self.rows = self.add_variable((), "zeros", name="rows")
 
-    def update_state(self, value: Any, rows: Any) -> None:
+    def update_state(self, value: object, rows: object) -> None:
         """Takes the value that was shown after a batch of ``rows`` rows."""
         self.rows.assign_add(rows)
         self.total.assign(keras.ops.cast(value, self.total.dtype) * self.rows)

@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 @contextlib.contextmanager
-def captured_gradients(model: keras.Model, share: Any = None) -> Iterator[list[tuple[Any, Any]]]:
+def captured_gradients(model: keras.Model, share: object = None) -> Iterator[list[tuple[Any, Any]]]:
     """Within, a model's optimizer takes no step: ``(gradient, variable)`` pairs are listed instead.
 
     Keras calls ``stateless_apply`` on JAX and ``apply`` on the other backends.
@@ -34,7 +34,7 @@ def captured_gradients(model: keras.Model, share: Any = None) -> Iterator[list[t
     optimizer = model.optimizer
     scale = optimizer.scale_loss
 
-    def scale_loss(loss: Any) -> Any:
+    def scale_loss(loss: object) -> Any:
         scaled = scale(loss)
         return scaled if share is None else scaled * keras.ops.cast(share, scaled.dtype)
 
@@ -45,7 +45,7 @@ def captured_gradients(model: keras.Model, share: Any = None) -> Iterator[list[t
         captured.extend((_divided(g, v, share), v) for g, v in zip(grads, variables, strict=True))
 
     def stateless_apply(
-        optimizer_variables: Any, grads: Sequence[Any], trainable_variables: Any
+        optimizer_variables: object, grads: Sequence[Any], trainable_variables: object
     ) -> tuple[Any, Any]:
         apply(grads)
         return trainable_variables, optimizer_variables

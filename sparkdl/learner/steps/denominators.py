@@ -201,7 +201,7 @@ def _require_known() -> None:
         )
 
 
-def _call(self: Any, *arguments: Any, **named: Any) -> Any:
+def _call(self: object, *arguments: object, **named: object) -> Any:
     """Keras' ``CompileLoss.call``."""
     terms = _active.terms
     if terms is None:
@@ -236,7 +236,9 @@ def _reduce(
     return loss if denominator is None else terms.weigh(loss, denominator)
 
 
-def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+def _denominator(
+    values: object, sample_weight: object, mask: object, reduction: str, dtype: object
+) -> Any:
     """The denominator of a mean; None if that is proportional to the rows."""
     ops = keras.ops
     if reduction == "mean_with_sample_weight":
@@ -289,9 +291,9 @@ def _version() -> tuple[int, int]:
 
 def forward_terms(
     model: keras.Model,
-    data: Any,
+    data: object,
     values: Sequence[tuple[Any, Any]] | None = None,
-    state: Any = None,
+    state: object = None,
     *,
     sums: bool = True,
 ) -> Terms:

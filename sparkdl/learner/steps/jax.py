@@ -56,7 +56,7 @@ class StackedSteps:
         self._loops: bool | None = None
         self._capacity: dict[Any, int] = {}
 
-    def __call__(self, state: Any, fixed: Any, data: Any, num_batches: int) -> Any:
+    def __call__(self, state: object, fixed: object, data: object, num_batches: int) -> Any:
         if self._compiles and self._loops is not False:
             stacked, count = self._stack(data, num_batches), np.int32(num_batches)
             if self._loops is None:
@@ -68,13 +68,13 @@ class StackedSteps:
             state = run(state, fixed, jax.tree.map(lambda a, i=index: a[i], data))
         return state
 
-    def _worth_looping(self, *args: Any) -> bool:
+    def _worth_looping(self, *args: object) -> bool:
         """No for convolutions on a CPU, which XLA runs 10 times slower inside a loop."""
         if jax.default_backend() != "cpu":
             return True
         return "conv_general_dilated" not in str(self._loop.trace(*args).jaxpr)
 
-    def _stack(self, data: Any, num_batches: int) -> Any:
+    def _stack(self, data: object, num_batches: int) -> Any:
         """``data``, padded to the most batches seen in a stack of batches of this shape."""
         leaves, structure = jax.tree.flatten(data)
         key = (structure, *(a.shape[1:] for a in leaves))
@@ -86,8 +86,8 @@ class StackedSteps:
             return data
         return jax.tree.map(lambda a: padded(a, capacity), data)
 
-    def _trace_loop(self, state: Any, fixed: Any, data: Any, count: Any) -> Any:
-        def body(index: Any, state: Any) -> Any:
+    def _trace_loop(self, state: object, fixed: object, data: object, count: object) -> Any:
+        def body(index: object, state: object) -> Any:
             batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), data)
             return self._trace_single(state, fixed, batch)
 
@@ -95,11 +95,11 @@ class StackedSteps:
             return body(0, state)
         return lax.fori_loop(0, count, body, state)
 
-    def _trace_single(self, state: Any, fixed: Any, batch: Any) -> Any:
+    def _trace_single(self, state: object, fixed: object, batch: object) -> Any:
         return with_types_of(self._step(state, fixed, batch), state)
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: object) -> Any:
     """Copies that share no memory: donating one of them leaves all other arrays as they are."""
     return _copy_call(tree)
 
@@ -114,7 +114,7 @@ def padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     return result
 
 
-def with_types_of(new: Any, old: Any) -> Any:
+def with_types_of(new: object, old: object) -> Any:
     """``new`` with the structure and dtypes of ``old``; a JAX loop demands that they stay equal."""
     leaves = [jnp.asarray(a, b.dtype) for a, b in zip(
         jax.tree.leaves(new), jax.tree.leaves(old), strict=True)]  # fmt: skip
@@ -132,7 +132,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._pinned = None if jax.default_backend() == "cpu" else pinned_copy()
 
-    def __call__(self, array: Any, out: npt.NDArray[Any]) -> None:
+    def __call__(self, array: object, out: npt.NDArray[Any]) -> None:
         """Copies ``array`` into ``out``."""
         np.copyto(out, np.asarray(array if self._pinned is None else self._pinned(array)))
 
@@ -332,8 +332,8 @@ class JaxLearner(KerasLearner):
         return forward_terms(model, data, mapping, state, sums=self.sums).stacked()
 
     def _trace_gradients(
-        self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any,
-        factors: Any,
+        self, trainable: object, optimizer: object, non_trainable: object, metrics: object,
+        batch: Any, factors: object,
     ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
         terms = Terms.with_factors(factors, sums=self.sums)

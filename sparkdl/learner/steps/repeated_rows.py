@@ -43,7 +43,7 @@ def has_own_loss(model: keras.Model) -> bool:
     return own_losses or any(adds_loss(type(layer)) for layer in layers)
 
 
-def _is_a_known_one(loss: Any) -> bool:
+def _is_a_known_one(loss: object) -> bool:
     named = loss if inspect.isfunction(loss) else type(loss)
     if isinstance(loss, keras.losses.Loss) and hasattr(loss, "fn"):
         named = loss.fn
@@ -167,24 +167,24 @@ def _without_chance() -> Iterator[None]:
 
 def _fixed_here(fixed: Callable[..., Any], drawn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(drawn)
-    def function(*arguments: Any, **named: Any) -> Any:
+    def function(*arguments: object, **named: object) -> Any:
         return (fixed if _CHANCE.fixed else drawn)(*arguments, **named)
 
     return function
 
 
-def _dropout(inputs: Any, *_: Any, **__: Any) -> Any:
+def _dropout(inputs: object, *_: object, **__: object) -> Any:
     return inputs
 
 
 def _normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: object = None
 ) -> Any:
     return keras.ops.full(shape, mean + 0.5 * stddev, dtype or backend.floatx())
 
 
 def _uniform(
-    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: object = None
 ) -> Any:
     return keras.ops.full(shape, 0.5 * (minval + maxval), dtype or backend.floatx())
 

@@ -29,7 +29,7 @@ def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:
     if tracker is None or not has_own(model, name):
         return step
 
-    def logged(data: Any) -> Any:
+    def logged(data: object) -> Any:
         before = keras.ops.copy(tracker.count)
         logs = step(data)
         loss = _loss_of(logs)
@@ -44,7 +44,7 @@ def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:
 def _shown_step(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A step that keeps what it shows beside metrics."""
 
-    def shown(data: Any) -> Any:
+    def shown(data: object) -> Any:
         logs = step(data)
         for value in shown_values(model):
             if isinstance(logs, dict) and value.name in logs:
@@ -70,7 +70,7 @@ def stateless_logged_step(
     if tracker is None or not has_own(model, name):
         return step
 
-    def logged(state: Any, data: Any) -> tuple[Any, Any]:
+    def logged(state: Any, data: object) -> tuple[Any, Any]:
         places = {id(v): i for i, v in enumerate(model.metrics_variables)}
         total_at, count_at = places[id(tracker.total)], places[id(tracker.count)]
         before = state[metrics_at][count_at]
@@ -90,7 +90,7 @@ def stateless_logged_step(
 def _stateless_shown_step(
     model: keras.Model, step: Callable[[Any, Any], tuple[Any, Any]], metrics_at: int
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
-    def shown(state: Any, data: Any) -> tuple[Any, Any]:
+    def shown(state: object, data: object) -> tuple[Any, Any]:
         logs, after = step(state, data)
         pairs = list(zip(model.metrics_variables, after[metrics_at], strict=True))
         with keras.StatelessScope(state_mapping=pairs) as scope:
@@ -108,10 +108,10 @@ def _tracker(model: keras.Model) -> Any:
     return tracker if any(metric is tracker for metric in model.metrics) else None
 
 
-def _loss_of(logs: Any) -> Any:
+def _loss_of(logs: object) -> Any:
     return logs.get("loss") if isinstance(logs, dict) else None
 
 
-def _rows(data: Any) -> Any:
+def _rows(data: object) -> Any:
     first = keras.tree.flatten(data)[0]
     return keras.ops.cast(keras.ops.shape(first)[0], "float32")

@@ -155,7 +155,7 @@ class TensorFlowLearner(KerasLearner):
             return lambda stack, *given: function(*given)
         return self._shaped(function, 0)
 
-    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
+    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: object) -> ShapedCalls:
         """Keras weighs the losses of several outputs by the rows of a batch where the graph knows
         their number. Its own graphs do not, nor do one worker's; of several workers each number of
         rows has a graph of its own."""
@@ -178,7 +178,7 @@ class TensorFlowLearner(KerasLearner):
         if self._eager:
             return run_eagerly
 
-        def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
+        def run(x: object, y: object, sample_weight: object, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
                 step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
                 return (index + 1,)
@@ -208,7 +208,7 @@ class TensorFlowLearner(KerasLearner):
         """The compiled loop over a stack's batches, with an exchange after each window."""
 
         def run(
-            x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor, window: tf.Tensor
+            x: object, y: object, sample_weight: object, num_batches: tf.Tensor, window: tf.Tensor
         ) -> tuple[tf.Tensor, None]:
             def batch(index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 self._train_step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
@@ -273,18 +273,22 @@ class TensorFlowLearner(KerasLearner):
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         return np.asarray(self._denominators(stack, *self._tensors(stack, 0))[0])
 
-    def _trace_denominators(self, x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, None]:
+    def _trace_denominators(
+        self, x: object, y: object, sample_weight: object
+    ) -> tuple[tf.Tensor, None]:
         batch = pack_batch(x, y, sample_weight)
         return forward_terms(self.model, batch, sums=self.sums).stacked(), None
 
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: tf.Tensor | None
+        self, x: object, y: object, sample_weight: object, factors: tf.Tensor | None
     ) -> tuple[tf.Tensor | list[tf.Tensor], Found]:
         values, found = self._trace_step(pack_batch(x, y, sample_weight), factors)
         form = flat_parts if self.layout.size_bytes >= LARGE_BYTES else flatten
         return form(values, self.layout.slots), found
 
-    def _trace_step(self, batch: Any, factors: tf.Tensor | None = None) -> tuple[list[Any], Found]:
+    def _trace_step(
+        self, batch: object, factors: tf.Tensor | None = None
+    ) -> tuple[list[Any], Found]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
         terms = Terms.with_factors(factors, sums=self.sums)
         share = share_in(factors, self.overwritten)
@@ -298,7 +302,7 @@ class TensorFlowLearner(KerasLearner):
         return [*gradients, *(v.value for v in self.averaged)], found
 
     def _trace_exchanged(
-        self, batch: Any, factors: tf.Tensor | None = None
+        self, batch: object, factors: tf.Tensor | None = None
     ) -> tuple[list[Any], Found]:
         """The same; gradients of equal forms for all batches, as the exchange takes them."""
         values, found = self._trace_step(batch, factors)
@@ -331,7 +335,7 @@ class TensorFlowLearner(KerasLearner):
         return 0
 
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: tf.Tensor | None
+        self, x: object, y: object, sample_weight: object, factors: tf.Tensor | None
     ) -> tuple[list[tf.Tensor], Found]:
         values, found = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
         places = self._places_of(found)
@@ -491,7 +495,12 @@ class TensorFlowLearner(KerasLearner):
             exchange = self._exchange_of(reducer)
 
             def run(  # weight: this worker's among all, weights: of the samples
-                x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
+                x: object,
+                y: object,
+                weights: object,
+                count: tf.Tensor,
+                weight: tf.Tensor,
+                stop: tf.Tensor,
             ) -> tuple[tuple[tf.Tensor, ...], Found]:
                 """Whether a worker wants to stop; the first batch whose joined gradient was not
                 finite, or -1; whether this worker's own was not."""

@@ -12,7 +12,7 @@ import tensorflow as tf
 from sparkdl.training.learning import Arrays, BatchStack
 
 
-def compiled_apart(function: Callable[..., Any], **options: Any) -> Any:
+def compiled_apart(function: Callable[..., Any], **options: object) -> Any:
     """``tf.function`` of a function that is compiled anew for each model.
 
     TensorFlow counts how often functions are traced by where their code stands, and warns of
@@ -32,11 +32,11 @@ class RankedFunctions:
     of unknown rank, which no loss takes: TensorFlow relaxes what differs between two calls.
     """
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **options: object) -> None:
         self._function, self._options = function, options
         self._compiled: dict[Hashable, Any] = {}
 
-    def of(self, *arguments: Any) -> Any:
+    def of(self, *arguments: object) -> Any:
         """The ``tf.function`` for such arguments: tensors, or structures of tensors."""
         ranks = tuple((t.shape.rank, t.dtype) for t in tf.nest.flatten(arguments) if t is not None)
         if ranks not in self._compiled:
@@ -58,7 +58,10 @@ class ShapedCalls:
     """
 
     def __init__(
-        self, function: Callable[..., Any], unknown: Callable[[], tuple[int, ...]], **options: Any
+        self,
+        function: Callable[..., Any],
+        unknown: Callable[[], tuple[int, ...]],
+        **options: object,
     ) -> None:
         self._function, self._last = function, None
         self._functions = RankedFunctions(self._trace, **options)
@@ -66,7 +69,7 @@ class ShapedCalls:
         self._compiled: dict[Hashable, tuple[Any, Any]] = {}
         self._found: dict[Any, Any] = {}
 
-    def __call__(self, stack: BatchStack, *arguments: Any) -> tuple[Any, Any]:
+    def __call__(self, stack: BatchStack, *arguments: object) -> tuple[Any, Any]:
         """The function's tensors, and what was found when it was traced for such shapes.
 
         Args:
@@ -77,7 +80,7 @@ class ShapedCalls:
         compiled, found = self.compiled(stack, *arguments)
         return compiled(*arguments), found
 
-    def compiled(self, stack: BatchStack, *arguments: Any) -> tuple[Any, Any]:
+    def compiled(self, stack: BatchStack, *arguments: object) -> tuple[Any, Any]:
         """The function for these shapes, and what was found; compiles it, but does not run it."""
         unknown = self._unknown()
         arrays = (stack.x, stack.y, stack.sample_weight or {})
@@ -90,7 +93,7 @@ class ShapedCalls:
             compiled = self._compiled[shapes] = traced, found
         return compiled
 
-    def _trace(self, *arguments: Any) -> Any:
+    def _trace(self, *arguments: object) -> Any:
         tensors, self._last = self._function(*arguments)
         return tensors
 

@@ -279,5 +279,5 @@ def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
 
-def _batch(data: Any, index: int) -> Any:
+def _batch(data: object, index: int) -> Any:
     return pack_batch(*map_arrays(lambda tensor: tensor[index], data))

@@ -69,7 +69,7 @@ class Stage(Params):
     REFUSED: ClassVar[Mapping[str, str]] = {}
     """Arguments that a user may look for in vain -> what to do instead."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: object) -> None:
         super().__init__()
         for spec in self.SPECS:
             if spec.default is not None or spec.optional:

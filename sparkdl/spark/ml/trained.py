@@ -135,7 +135,7 @@ class Trained:
         model: object,
         archive: ModelArchive,
         *,
-        decoder: object = None,
+        decoder: Any = None,
         summary: TrainingSummary | None = None,
     ) -> Trained:
         """From a Keras model, as it is now, and its archive."""

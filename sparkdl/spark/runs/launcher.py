@@ -212,7 +212,7 @@ class SparkRanks:
         return None if found is None else str(found)
 
 
-def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
+def ship(task: Task, context: Any | None, connect: object = None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
