@@ -103,7 +103,7 @@ def test_the_number_of_modules_and_lines_does_not_grow() -> None:
 
     Several servers and FTRL brought 3,900, readers of files 360.
     """
-    assert len(TEXTS) <= 436
+    assert len(TEXTS) <= 433
     assert sum(text.count("\n") for text in TEXTS.values()) <= 94_181
 
 
@@ -177,7 +177,7 @@ def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
 
 @pytest.mark.parametrize(("path", "name", "limit"), [
     ("learner/steps/keras_learner.py", "KerasLearner", 35),
-    ("learner/steps/tensorflow.py", "TensorFlowLearner", 44),
+    ("learner/steps/tensorflow.py", "TensorFlowLearner", 45),
 ])  # fmt: skip
 def test_classes_do_not_grow(path: str, name: str, limit: int) -> None:
     """Wanted: 25 methods."""
@@ -231,7 +231,7 @@ def test_imports_by_name_stay_few() -> None:
 
 
 def test_parameters_of_type_any_become_fewer() -> None:
-    """Wanted: 700. What is only looked at, or passed on, is an ``object``, which mypy checks."""
+    """Wanted: 350. What is only looked at, or passed on, is an ``object``, which mypy checks."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     loose = 0
     for text in TEXTS.values():
@@ -242,4 +242,4 @@ def test_parameters_of_type_any_become_fewer() -> None:
                 every = [*of.posonlyargs, *of.args, *of.kwonlyargs, *beside]
                 found = [a.annotation for a in every if isinstance(a.annotation, ast.Name)]
                 loose += sum(annotation.id == "Any" for annotation in found)
-    assert loose <= 1_133
+    assert loose <= 405

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Found:
-    """What is found while a step of a model is traced; the same for all batches of one form.
+    """Facts of a model that tracing one of its steps finds; the same for all batches of one form.
 
     Args:
         has_gradient: For each trained variable whether it has a gradient.
@@ -35,7 +35,7 @@ class Found:
 
 
 class ReducedStep:
-    """What a worker does, and tells the others, in one step; in the same order on all workers.
+    """One step of a worker, and what it tells the others in it; in the same order on all workers.
 
     They agree how many terms of the loss have denominators, add these up, agree which variables
     have a gradient, hand over the parts of the gradient and wait for the joined one.
