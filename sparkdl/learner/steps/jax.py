@@ -25,12 +25,12 @@ from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     match_gradients,
     overwriting,
+    stateless_logged_step,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
 from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import stateless_logged_step
 from sparkdl.learner.structure import arranged, pack_batch
 from sparkdl.training.learning import BatchStack
 from sparkdl.weights import FloatArray

@@ -24,6 +24,7 @@ from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
+    logged_step,
     match_gradients,
     overwriting,
 )
@@ -31,7 +32,6 @@ from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
 from sparkdl.learner.steps.reduced_step import Found, ReducedStep
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart, in_main_thread
 from sparkdl.learner.steps.tensorflow_exchange import (
     LARGE_BYTES,

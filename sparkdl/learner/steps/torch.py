@@ -26,6 +26,7 @@ from sparkdl.learner.signature import has_own
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
+    logged_step,
     match_gradients,
     overwriting,
 )
@@ -33,7 +34,6 @@ from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
 from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.steps.torch_parts import BackwardPass
 from sparkdl.learner.structure import arranged, map_arrays, pack_batch
 from sparkdl.training.learning import BatchStack, Reducer
