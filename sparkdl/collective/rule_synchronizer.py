@@ -103,7 +103,7 @@ class FilledSteps(RuleSteps):
 
             def compute(out: FloatArray, batch: BatchStack = batch) -> None:
                 learner.gradients(batch, out)
-                self._check.admits(out, learner.optimizer)
+                self._check.admits(out, learner.optimizer.scales_loss)
                 self._computed = True
 
             self._parts.append((compute, batch.num_rows))

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,6 @@ from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
 from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.session.frames import require_frame
-
-if TYPE_CHECKING:
-    import keras
-    from pyspark.sql import DataFrame
 
 S = TypeVar("S", bound="SavedImageStage")
 
@@ -338,7 +334,7 @@ class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
         require_pillow()
         return ImageReader(height, width, scale_hint, preprocess)
 
-    def _predicted(self, frame: DataFrame, source: ModelSource, reader: Any, output: str) -> Any:
+    def _predicted(self, frame: Any, source: ModelSource, reader: Any, output: str) -> Any:
         signature = source.signature
         if output.startswith(LAYER):
             archive = source.encode([], [output.removeprefix(LAYER)])
@@ -450,7 +446,7 @@ class DeepImagePredictor(_DeepImage):
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
         modelName: str | None = None, decodePredictions: bool = False, topK: int = 5,
-        model: keras.Model | None = None, labels: list[str] | None = None,
+        model: Any = None, labels: list[str] | None = None,
         preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         self._begin()
@@ -482,7 +478,7 @@ class DeepImagePredictor(_DeepImage):
         return class_names(self.getModelName())
 
 
-def as_vector(frame: DataFrame, column: str) -> Any:
+def as_vector(frame: Any, column: str) -> Any:
     """The frame with a column of numbers or (nested) arrays as ML vectors."""
     kind, values = frame.schema[column].dataType, F.col(_quoted(column))
     if not isinstance(kind, T.ArrayType):

@@ -67,8 +67,6 @@ class LocalRows:
         if isinstance(model, keras.Model):
             self._model = weakref.ref(model)
 
-    # -- the service -------------------------------------------------------------------------------
-
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         self.flush()
         self._number += 1
@@ -134,8 +132,6 @@ class LocalRows:
             together = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             unique, gradients, counts = merged(*together)
             self._store(table).push(unique, gradients, self._rate_now[table], counts)
-
-    # -- tables ------------------------------------------------------------------------------------
 
     def store(self, table: str) -> RowStore:
         """The table as of the last step."""

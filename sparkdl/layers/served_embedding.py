@@ -169,8 +169,6 @@ class ServedEmbedding(TableLayer):
     def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
         return _unique(ids, self.pad_id)[0]
 
-    # -- Keras -------------------------------------------------------------------------------------
-
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.dim)
@@ -219,8 +217,6 @@ class ServedEmbedding(TableLayer):
                 if wide
                 else "keras.Input(..., dtype='int64'): floats lose ids above 2**24",
             )
-
-    # -- config and files --------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the class, and what all layers with a table have."""

@@ -220,8 +220,6 @@ class ShardedClassifier(TableLayer):
         every = (np.arange(a, min(a + self.chunk, self.num_classes)) for a in edges)
         return (Chunk(classes, self.centers(classes)) for classes in every)
 
-    # -- Keras -------------------------------------------------------------------------------------
-
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape)
         if len(shape) != 2 or shape[1] is None:

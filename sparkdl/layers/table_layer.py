@@ -145,8 +145,6 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             expected="a layer of the driver's model", received="one that is trained",
         )  # fmt: skip
 
-    # -- Keras -------------------------------------------------------------------------------------
-
     def build(self, input_shape: object) -> None:
         """Makes the variable that stands for the rows where the framework differentiates."""
         self._anchor = self.add_weight(shape=(), initializer="zeros", name="anchor", autocast=False)

@@ -144,8 +144,6 @@ class CallbackSink:
             self._take(found)
         self._callbacks.on_test_end(dict(held_out))
 
-    # -- what callbacks write ----------------------------------------------------------------------
-
     def model_sent(self) -> None:
         """The workers were sent the model as it is: what callbacks write from now on counts."""
         self._written = self._last_written = VariableChanges()
@@ -221,8 +219,6 @@ class CallbackSink:
         every = [self._model.variables[number] for number in sorted(numbers)]
         paths = [variable.path for variable in every if id(variable) not in metrics]
         return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
-
-    # -- what the driver reads -------------------------------------------------------------------
 
     @property
     def stop_wanted(self) -> bool:

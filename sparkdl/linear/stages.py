@@ -212,8 +212,6 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         row = SparseVectors(starts, indices, np.array(values, np.float64), len(values))
         return float(self.weights.margins(row)[0])
 
-    # -- files -------------------------------------------------------------------------------------
-
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
         model = self.weights
@@ -385,8 +383,6 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
                 raise
             raise raised from error
         return [found.load(rank) for rank in found.results]
-
-    # -- files -------------------------------------------------------------------------------------
 
     def content(self) -> StageContent:
         """Nothing: an estimator has its Params alone."""

@@ -232,8 +232,6 @@ class WindowSynchronizer(Way):
         )
         self._flight.start()
 
-    # -- several windows in one call ---------------------------------------------------------------
-
     @property
     def cuts_stacks(self) -> bool:
         """Whether exchanges may happen inside a learner's call.
@@ -410,7 +408,7 @@ class ServerGradientSynchronizer(Way):
         if self._check.skips:
             learner.metrics.keep()
         learner.gradients(batch, self._client.buffer)
-        if self._check.admits(self._client.buffer, learner.optimizer):
+        if self._check.admits(self._client.buffer, learner.optimizer.scales_loss):
             self._take(learner, self._client.push_pull(progress))
         else:
             learner.metrics.restore()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,17 +37,6 @@ class NotFiniteError(Exception):
         self.joined = joined
 
 
-class LossScaling(Protocol):
-    """The optimizer of a learner, as far as gradients are concerned."""
-
-    @property
-    def scales_loss(self) -> bool: ...
-
-
-def _is_scaled(optimizer: LossScaling | None) -> bool:
-    return optimizer is not None and optimizer.scales_loss
-
-
 class FiniteCheck:
     """Looks at every number that a worker is about to send.
 
@@ -73,18 +61,18 @@ class FiniteCheck:
         """Whether training goes on after an update that is not finite."""
         return self._on_nan == "skip"
 
-    def admits(self, values: FloatArray, optimizer: LossScaling | None = None) -> bool:
+    def admits(self, values: FloatArray, scaled: bool = False) -> bool:
         """Whether a whole flat buffer may be sent.
 
         Args:
             values: Weights, or gradients and statistics.
-            optimizer: The learner's, where it computed gradients: infinite ones of a scaled loss
-                tell it to scale less.
+            scaled: Whether they are gradients of a scaled loss, of which infinite ones tell the
+                optimizer to scale less.
 
         Raises:
             NotFiniteError: It is not finite, with ``'raise'``.
         """
-        if self._is_finite(values, 0) or _is_scaled(optimizer):
+        if scaled or self._is_finite(values, 0):
             return True
         if self._on_nan == "raise":
             raise NotFiniteError
@@ -92,20 +80,16 @@ class FiniteCheck:
         return False
 
     def is_sound(
-        self,
-        values: FloatArray,
-        first: int,
-        optimizer: LossScaling | None,
-        slices: Sequence[Slices],
+        self, values: FloatArray, first: int, scaled: bool, slices: Sequence[Slices]
     ) -> bool:
         """The answer that :meth:`notes` would give; nothing is counted."""
-        return self._all_finite(values, first, slices) or _is_scaled(optimizer)
+        return scaled or self._all_finite(values, first, slices)
 
     def notes(
         self,
         values: FloatArray,
         first: int,
-        optimizer: LossScaling | None,
+        scaled: bool,
         batch: int = 0,
         slices: Sequence[Slices] = (),
     ) -> bool:
@@ -117,7 +101,7 @@ class FiniteCheck:
         It does not raise there: the caller sends nothing of this step, and calls :meth:`settle`
         after the compiled call.
         """
-        if self.is_sound(values, first, optimizer, slices):
+        if self.is_sound(values, first, scaled, slices):
             return True
         if self.skips:
             self.refused += 1

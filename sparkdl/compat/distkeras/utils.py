@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,24 +14,20 @@ from pyspark.sql import functions as F
 from sparkdl.errors import DataError
 from sparkdl.learner.checks.compiling import model_from_json
 
-if TYPE_CHECKING:
-    import keras
-    from pyspark.sql import DataFrame
 
-
-def shuffle(dataset: DataFrame) -> Any:
+def shuffle(dataset: Any) -> Any:
     """The rows of a DataFrame in a random order."""
     return dataset.orderBy(F.rand())
 
 
-def precache(dataset: DataFrame, num_workers: int) -> Any:
+def precache(dataset: Any, num_workers: int) -> Any:
     """A DataFrame in as many partitions as there are workers, computed and cached."""
     cached = dataset.repartition(num_workers).cache()
     cached.count()
     return cached
 
 
-def serialize_keras_model(model: keras.Model) -> dict[str, Any]:
+def serialize_keras_model(model: Any) -> dict[str, Any]:
     """A model as ``{'model': JSON, 'weights': arrays}``."""
     return {"model": model.to_json(), "weights": model.get_weights()}
 
@@ -43,7 +39,7 @@ def deserialize_keras_model(dictionary: dict[str, Any]) -> Any:
     return model
 
 
-def uniform_weights(model: keras.Model, constraints: Sequence[float] = (-0.5, 0.5)) -> None:
+def uniform_weights(model: Any, constraints: Sequence[float] = (-0.5, 0.5)) -> None:
     """Gives a model weights that are drawn evenly between two bounds."""
     low, high = constraints
     rng = np.random.default_rng()

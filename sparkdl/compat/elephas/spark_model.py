@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,9 +32,6 @@ from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
 from sparkdl.spark.session.frames import is_rdd
-
-if TYPE_CHECKING:
-    import keras
 
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip
@@ -168,7 +165,7 @@ class SparkModel(_Names):
             or ``port`` by name), else ``'synchronous'``.
     """
 
-    def __init__(self, model: keras.Model, *arguments: object, **options: object) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         super().__init__(model, **_given("SparkModel", arguments, options))
 
 
@@ -182,7 +179,7 @@ class AsynchronousSparkModel(_Names):
         **options: Elephas' or sparkdl's arguments by name.
     """
 
-    def __init__(self, model: keras.Model, *arguments: object, **options: object) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         given = _given("AsynchronousSparkModel", arguments, options, _NEWER_ASYNCHRONOUS)
         super().__init__(model, **given)
 
@@ -193,7 +190,7 @@ class SparkMLlibModel(_Names, _SparkMLlibModel):
     Its arguments are those of :class:`SparkModel`.
     """
 
-    def __init__(self, model: keras.Model, *arguments: object, **options: object) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         super().__init__(model, **_given("SparkMLlibModel", arguments, options))
 
 

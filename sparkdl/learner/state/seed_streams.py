@@ -90,8 +90,6 @@ class SeedStreams:
         is_seed = self._key and any(variable is seed for seed in self._seeds)
         return _keyed(value, self._key) if is_seed else value
 
-    # -- the same number of draws on all ranks -----------------------------------------------------
-
     def mark(self) -> None:
         """Notes the draws so far: an epoch begins."""
         self._marked = [value for _, value in self._values()] if self._ranks > 1 else []

@@ -179,8 +179,6 @@ class JaxLearner(KerasLearner):
         self._copy_to_host = HostCopy()
         self.reload()
 
-    # -- state ---------------------------------------------------------------------------------
-
     def _variables(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
         model = self.model
         fixed = model.trainable_variables, model.non_trainable_variables
@@ -208,8 +206,6 @@ class JaxLearner(KerasLearner):
             old if new is None else list(new) for old, new in zip(self._state, given, strict=True)
         )
         self._state = a, b, c, d
-
-    # -- weights -------------------------------------------------------------------------------
 
     def read_weights(self, out: FloatArray) -> None:
         self.layout.check(out)
@@ -257,8 +253,6 @@ class JaxLearner(KerasLearner):
             jnp.copy(flat[s.offset : s.offset + s.size].reshape(s.shape).astype(s.dtype))
             for s in self.layout.slots
         ]
-
-    # -- training ------------------------------------------------------------------------------
 
     def train(self, stack: BatchStack) -> None:
         self.metrics.build(stack)
@@ -377,8 +371,6 @@ class JaxLearner(KerasLearner):
             (non_trainable, metrics), trainable, arranged(self.model, stack), stack.num_batches
         )
         self._set(non_trainable=non_trainable, metrics=metrics)
-
-    # -- optimizer -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _optimizer_scope(self) -> Iterator[Any]:

@@ -89,8 +89,6 @@ class KerasLearner(ABC):
         found = model_signature(self.model).preprocessing
         return None if found is None else found.stack
 
-    # -- what each backend does itself -----------------------------------------------------------
-
     @abstractmethod
     def read_weights(self, out: FloatArray) -> None: ...
 
@@ -126,8 +124,6 @@ class KerasLearner(ABC):
     def _evaluate_stack(self, stack: BatchStack) -> None:
         """Adds the rows of ``stack`` to the metric variables."""
 
-    # -- structure -----------------------------------------------------------------------------
-
     def weights_within(self, place: slice) -> Iterator[tuple[slice, FloatArray]]:
         for index, slot in enumerate(self.layout.slots):
             first, stop = max(place.start, slot.offset), min(place.stop, slot.offset + slot.size)
@@ -140,16 +136,12 @@ class KerasLearner(ABC):
     def constrained(self, flat: FloatArray) -> FloatArray:
         return constrained(self.trained, self.layout, flat)
 
-    # -- windows within a stack -------------------------------------------------------------------
-
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
         for first in range(0, stack.num_batches, window):
             self.train(stack.part(first, min(window, stack.num_batches - first)))
             self.read_weights(exchanger.buffer)
             exchanger.exchange()
             self.write_weights(exchanger.buffer)
-
-    # -- steps in two halves ---------------------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         for batch in stack.single_batches():
@@ -220,8 +212,6 @@ class KerasLearner(ABC):
         own = () if self.found is None else self.found.has_gradient
         self.agreed = tuple(agree(list(own))) or self.agreed
 
-    # -- metrics -------------------------------------------------------------------------------
-
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
         training: list[Any] | None = None
         seeds = self.draws.kept()
@@ -237,8 +227,6 @@ class KerasLearner(ABC):
         self.metrics.set_values(training)
         self.draws.give_back(seeds)
         return state
-
-    # -- what no flat buffer holds -----------------------------------------------------------------
 
     @cached_property
     def _carried(self) -> CarriedState:
@@ -272,8 +260,6 @@ class KerasLearner(ABC):
         model, optimizer = changed_pairs(self.model, changes)
         self.set_values(model)
         self.optimizer.assign(optimizer)
-
-    # -- the Keras model itself ------------------------------------------------------------------
 
     def sync_model(self) -> None:  # noqa: B027
         """Writes the training state to the Keras model, for tests and benchmarks.

@@ -82,8 +82,6 @@ class ReducedStep:
             self.learn_gradients()
             self._learner.apply_joined(reducer)
 
-    # -- what the workers agree on -----------------------------------------------------------------
-
     def agree_on_terms(self, batch: BatchStack) -> int:
         """How many terms of the loss need a factor; 0 where this is the only worker."""
         learner = self._learner
@@ -143,8 +141,6 @@ class ReducedStep:
     def _know(self, kinds: list[int]) -> None:
         self._learner.agreed = tuple(kind > 0 for kind in kinds)
         self._learner.agreed_with = weakref.ref(self._reducer)
-
-    # -- denominators ------------------------------------------------------------------------------
 
     def _compute_weighed(self, batch: BatchStack) -> None:
         """Writes the gradient of a loss whose terms have denominators of their own."""

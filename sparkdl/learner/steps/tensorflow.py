@@ -92,8 +92,6 @@ class TensorFlowLearner(KerasLearner):
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
 
-    # -- weights -------------------------------------------------------------------------------
-
     def read_weights(self, out: FloatArray) -> None:
         if self._reducer is not None:  # within a compiled call, which may hold all threads
             variables = (*self.trained, *self.averaged)
@@ -132,8 +130,6 @@ class TensorFlowLearner(KerasLearner):
             tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in (*self.trained, *self.averaged)
         ]
         return tf.concat(parts, 0)
-
-    # -- training ------------------------------------------------------------------------------
 
     def train(self, stack: BatchStack) -> None:
         self.metrics.build(stack)
@@ -423,8 +419,6 @@ class TensorFlowLearner(KerasLearner):
     def _optimizer_may_keep_gradients(self) -> bool:
         """Keras' own optimizers keep what they compute of a gradient, never the gradient itself."""
         return not type(innermost_optimizer(self.model)).__module__.startswith("keras.")
-
-    # -- steps with an exchange inside -----------------------------------------------------------
 
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         if not self._steps_in_graph(reducer):

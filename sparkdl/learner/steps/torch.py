@@ -68,8 +68,6 @@ class TorchLearner(KerasLearner):
         compiled: Callable[[Any], Any] = torch.compile(step)
         return compiled
 
-    # -- weights -------------------------------------------------------------------------------
-
     def read_weights(self, out: FloatArray) -> None:
         self.layout.check(out)
         self._concat([v.value for v in (*self.trained, *self.averaged)], out)
@@ -122,8 +120,6 @@ class TorchLearner(KerasLearner):
             # A Dropout without a seed draws from PyTorch's own generator, which begins with the
             # same number in every process.
             torch.manual_seed(number)
-
-    # -- training ------------------------------------------------------------------------------
 
     def train(self, stack: BatchStack) -> None:
         self.metrics.build(stack)

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy.typing as npt
 import pyarrow as pa
@@ -50,10 +50,6 @@ from sparkdl.spark.session.running import (
     with_this_interpreter,
 )
 from sparkdl.spark.session.versions import has_arrow_functions
-
-if TYPE_CHECKING:
-    from pyspark import RDD
-    from pyspark.sql import DataFrame
 
 Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""
@@ -231,7 +227,7 @@ class PredictRowsTask(PredictorTask):
 
 
 def predict_rdd(
-    rdd: RDD[Any],
+    rdd: Any,
     archive: PredictorArchive,
     *,
     batch_size: int,
@@ -382,7 +378,7 @@ _PREDICTIONS = "predictions"
 
 
 def predict_columns(
-    frame: DataFrame,
+    frame: Any,
     archive: PredictorArchive,
     inputs: Columns,
     outputs: Sequence[OutputColumn],
@@ -422,7 +418,7 @@ def predict_columns(
     return predicted.toDF(*names)
 
 
-def _selected(frame: DataFrame, schema: T.StructType, task: PredictTask) -> Any:
+def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """The columns that the model reads travel to Python, and all others stay in the JVM."""
     function = column_function(task, frame.sparkSession, "sparkdl_predict", once=True)
     read = [frame.columns[schema.names.index(name)] for name in task.spec.columns]
@@ -433,7 +429,7 @@ def _selected(frame: DataFrame, schema: T.StructType, task: PredictTask) -> Any:
     return predicted.select(*frame.columns, *columns)
 
 
-def _appended(frame: DataFrame, schema: T.StructType, task: PredictTask) -> Any:
+def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """All columns travel to Python and back: for Spark before 4.1."""
     positions = tuple(map(schema.names.index, task.spec.columns))
     for column in schema:

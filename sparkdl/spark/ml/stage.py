@@ -103,8 +103,6 @@ class Stage(Params):
         inherited = (n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param))
         return [*cls.PARTS, *inherited]
 
-    # -- Params: the same as Spark's, but an error has its four beats -----------------------------
-
     def _set(self: Self, **values: object) -> Self:
         for name, value in values.items():
             if not self.hasParam(name):

@@ -297,8 +297,6 @@ class FittedStage(ColumnsStage, SavedStage):
             handle_invalid=self.getOrDefault("handleInvalid"),
         )  # fmt: skip
 
-    # -- files -------------------------------------------------------------------------------------
-
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
         trained = self.trained

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pyarrow as pa
 
@@ -21,9 +21,6 @@ from sparkdl.launch.feeds.stream_store import Offer, StreamStore
 from sparkdl.launch.results import Result, of_kind
 from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.spark.runs.launcher import SparkLauncher
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 
 def _anywhere() -> DeviceRequest:
@@ -121,7 +118,7 @@ class BatchFeeder:
             self._driver.request(self._store.offer(None))
         return self._driver is not None
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+    def __call__(self, frame: Any, batch_id: int) -> None:
         """The function that Spark calls, one micro-batch after the other.
 
         Raises:
@@ -142,7 +139,7 @@ class BatchFeeder:
         finally:
             self.active.clear()
 
-    def _feed(self, frame: DataFrame, batch_id: int) -> None:
+    def _feed(self, frame: Any, batch_id: int) -> None:
         self._meet()
         number, self._number = self._number, self._number + 1
         with self._causes():
@@ -189,7 +186,7 @@ class BatchFeeder:
     def _all_listen(self) -> bool:
         return len(self._store.addresses) == self._to.count
 
-    def _send(self, frame: DataFrame, number: int) -> tuple[dict[int, int], dict[int, int]]:
+    def _send(self, frame: Any, number: int) -> tuple[dict[int, int], dict[int, int]]:
         """Sends the rows by a job; rank -> rows, and rank -> attempt that sent them."""
         to = self._to
         task = SendTask(
