@@ -373,8 +373,6 @@ class Communicator(Closing):
 
         return work
 
-    # -- order -------------------------------------------------------------------------------
-
     def _call(self, work: Callable[[], T]) -> T:
         with self._turn:
             inline = not self._busy and not self._queue
@@ -438,8 +436,6 @@ class Communicator(Closing):
             self._failure = error
             self._abort()  # the others learn of it by the end of the connection
             raise
-
-    # -- what a communicator of one kind implements -----------------------------------------
 
     @abc.abstractmethod
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:

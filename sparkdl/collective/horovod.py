@@ -165,8 +165,6 @@ class HorovodCommunicator(Communicator):
             self._stop()
             raise
 
-    # -- set-up and end ----------------------------------------------------------------------
-
     def _start(self, members: Sequence[Member], interface: str | None) -> None:
         slots = _slots([m.host_id for m in members])
         together = len({m.host_id for m in members}) == 1
@@ -256,8 +254,6 @@ class HorovodCommunicator(Communicator):
         except SparkDLError as cause:
             return cause
         return _failed(self.rank, error)
-
-    # -- operations --------------------------------------------------------------------------
 
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
         self._reduce("all_reduce", source, target, op, weight)

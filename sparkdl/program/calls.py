@@ -171,7 +171,7 @@ class CallClient:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return self._wait_for(name, args, kwargs)
 
         return call

@@ -378,7 +378,7 @@ class _Late:
         if not callable(found):
             return found
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             reset = _current.set(self.__program)
             try:
                 return found(*args, **kwargs)

@@ -205,8 +205,6 @@ class Client(Closing):
     def close(self) -> None:
         self.session.close()
 
-    # -- the verbs -------------------------------------------------------------------------------
-
     def pull(self, *, last: bool = False) -> FloatArray:
         """Fills ``buffer`` with the center, and returns it.
 
@@ -351,8 +349,6 @@ class Client(Closing):
     def kept(self) -> bytearray:
         """The state that a worker left last for the driver; empty if none has."""
         return self.session.kept()
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _all_chunks(self, kind: StoreKind, flags: Flag = Flag.NONE) -> bytearray:
         """The bytes that the server keeps for this rank, in as many requests as it takes."""

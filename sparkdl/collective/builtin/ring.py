@@ -85,8 +85,6 @@ class Ring:
         self._next.close()
         self._previous.close()
 
-    # -- records -----------------------------------------------------------------------------
-
     def exchange(self, record: bytes) -> list[bytes]:
         """Every rank's record in ring order; each is passed once around the ring."""
         records: list[bytes] = [b""] * self.count
@@ -127,8 +125,6 @@ class Ring:
                 expected=f"at most {self.capacity} bytes", received=f"{length} bytes",
             )  # fmt: skip
         return int(length)
-
-    # -- large arrays ------------------------------------------------------------------------
 
     def all_reduce(
         self, source: Array, target: Array, edges: Sequence[int], factor: float, ufunc: np.ufunc
@@ -301,8 +297,6 @@ class Ring:
                 )
                 rest = end - came[r] - filled if wants else 1
                 self._pause([self._previous_rank], wants, can_send, rest)
-
-    # -- sockets -----------------------------------------------------------------------------
 
     @property
     def _previous_rank(self) -> int:

@@ -249,8 +249,6 @@ class SharedMemory:
         self._exchanges = 0
         self._pieces: dict[np.dtype[np.generic], list[list[list[Array]]]] = {}
 
-    # -- end -----------------------------------------------------------------------------------
-
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for link in self._links.values():
@@ -266,8 +264,6 @@ class SharedMemory:
             self._words.release()
             self._bytes.release()
             self._map.close()
-
-    # -- records -----------------------------------------------------------------------------
 
     def exchange(self, record: bytes) -> list[bytes]:
         """Every rank's record (at most ``capacity`` bytes) in the host's order."""
@@ -296,8 +292,6 @@ class SharedMemory:
             start += _LENGTH.size
             records.append(bytes(self._bytes[start : start + length]))
         return records
-
-    # -- large arrays ------------------------------------------------------------------------
 
     def all_reduce(
         self,

@@ -23,7 +23,7 @@ from sparkdl.learner.callback_sink import (
     require_directions,
     warn_of_waiting_in_vain,
 )
-from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
+from sparkdl.learner.checks.compiling import guessing_loss, normalizes
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -26,10 +26,16 @@ from sparkdl.spark.tfrecord.options import Options
 from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader, inferred_schema
 from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def read_in_stage(spark: Any, options: Mapping[str, str], schema: Any) -> Any:
+def read_in_stage(
+    spark: SparkSession, options: Mapping[str, str], schema: StructType | str | None
+) -> Any:
     """The files as a DataFrame; this process looks for the files, and infers the schema."""
     known = Options.of(options)
     if schema is None:
@@ -54,7 +60,7 @@ def _reading(reader: TFRecordReader, groups: list[FileGroup]) -> Stage:
     return read
 
 
-def write_in_stage(frame: Any, options: Mapping[str, str], *, overwrite: bool) -> None:
+def write_in_stage(frame: DataFrame, options: Mapping[str, str], *, overwrite: bool) -> None:
     """Writes a DataFrame; the files of all tasks show when the last has ended."""
     writer = TFRecordWriter(Options.of(options), frame.schema, overwrite)
     try:
@@ -80,7 +86,7 @@ SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
 _MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
 
 
-def register_tfrecord(spark: Any) -> None:
+def register_tfrecord(spark: SparkSession) -> None:
     """Makes the format ``tfrecord`` known to a session.
 
     Needed where the Python that Spark starts on the driver does not find the module
@@ -108,9 +114,9 @@ def register_tfrecord(spark: Any) -> None:
 
 @lists_its_arguments
 def read_tfrecords(
-    spark: Any,
+    spark: SparkSession,
     path: str | Sequence[str],
-    schema: Any = None,
+    schema: StructType | str | None = None,
     *,
     record_type: str = "Example",
     codec: str | None = None,
@@ -173,7 +179,7 @@ def read_tfrecords(
 
 @lists_its_arguments
 def write_tfrecords(
-    df: Any,
+    df: DataFrame,
     path: str,
     mode: SaveMode = "error",
     *,
