@@ -3,9 +3,10 @@
 - ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
 - ``decode``, with ``plain_arrow``, ``conform`` and ``ragged``: a record batch -> NumPy arrays, and
   which rows no model can take.
-- ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
+- ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk, and
+  what a fit asks of its rows.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
-- ``statistics``: what a fit asks of a partition's rows. ``shards``: files dealt to their readers.
+- ``shards``: files dealt to their readers.
 - ``feed``: the rows of ``run(fn, data=...)``. ``tfrecord``: files of TFRecord.
 - ``arrays``: NumPy arrays of the driver -> rows, or an Arrow table for Spark.
 """

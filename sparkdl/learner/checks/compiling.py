@@ -191,7 +191,7 @@ def guessing_loss(model: keras.Model, label_mean: Sequence[float]) -> float | No
 
     Args:
         model: A compiled ``keras.Model`` with one output.
-        label_mean: See :func:`sparkdl.data.statistics.label_mean`.
+        label_mean: See :func:`sparkdl.data.partition.label_mean`.
 
     Returns:
         The loss; None if the model's loss is no cross-entropy of Keras, the mean is empty, or all

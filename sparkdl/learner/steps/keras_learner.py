@@ -48,16 +48,6 @@ class KerasLearner(ABC):
     Args:
         model: Built and compiled. The learner trains it in place.
 
-    Attributes:
-        found: What a step of the model has; None: no step was traced yet.
-        agreed: For each trained variable whether it has a gradient on any worker; empty: the
-            workers of no run have agreed yet.
-        agreed_with: The reducer through which they have.
-        sliced: Numbers of the variables whose gradients are slices on all workers; None: not known
-            yet.
-        sums: Whether sums over rows are sums in the whole loss; see
-            :class:`sparkdl.learner.steps.denominators.Terms`.
-
     Raises:
         ModelError: The model is not compiled or not built.
     """
@@ -76,11 +66,11 @@ class KerasLearner(ABC):
         self.metrics, self.tables = ModelMetrics(model), ModelTables(model)
         self.optimizer = ModelOptimizer(model, self.trained)
         self.draws = SeedStreams(model, self.values_of, self.set_values)
-        self.found: Found | None = None
-        self.agreed: tuple[bool, ...] = ()
+        self.found: Found | None = None  # by tracing a step
+        self.agreed: tuple[bool, ...] = ()  # by the workers of a run: who has a gradient
         self.agreed_with: weakref.ref[Reducer] | None = None
-        self.sliced: tuple[int, ...] | None = None
-        self.sums, self.looked_at_sums = True, False
+        self.sliced: tuple[int, ...] | None = None  # the gradients that are slices, once known
+        self.sums, self.looked_at_sums = True, False  # see Terms
         self.rank = 0
 
     @cached_property

@@ -68,7 +68,7 @@ def warn_of_damping(
         counted: The part of their changes that counted; see :mod:`sparkdl.rules.damping`.
         num_workers: Workers that trained at the same time.
         steps: Steps of each worker, in all epochs.
-        off_center: See :func:`sparkdl.data.statistics.off_center`; of the input where it is
+        off_center: See :func:`sparkdl.data.partition.off_center`; of the input where it is
             highest; 0 where the model centers.
         furthest: The name of that input.
     """
