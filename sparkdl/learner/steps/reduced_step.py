@@ -39,10 +39,6 @@ class ReducedStep:
 
     They agree how many terms of the loss have denominators, add these up, agree which variables
     have a gradient, hand over the parts of the gradient and wait for the joined one.
-
-    Args:
-        learner: Computes the gradient, and takes the step.
-        reducer: Joins the gradients.
     """
 
     def __init__(self, learner: KerasLearner, reducer: Reducer) -> None:
