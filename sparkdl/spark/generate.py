@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -120,8 +120,7 @@ def _archive(
 ) -> PredictorArchive:
     specs = [TensorSpec(PROMPT, (), "string"), *[TensorSpec(SEED, (), "int64")] * seeded]
     text = {TEXT: TensorSpec(TEXT, (), "string")}
-    with _uncompiled(task):
-        made = KerasSource(task, objects).encode([])
+    made = KerasSource(task, objects).encode([])
     told = repr(generation).encode()
     key = hashlib.sha256(made.archive.key.encode() + told).hexdigest()
     return PredictorArchive(
@@ -130,17 +129,6 @@ def _archive(
         Signature({spec.name: spec for spec in specs}, text, {TEXT: "own"}, True),
         generation=generation,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _uncompiled(task: Any) -> Iterator[None]:
-    """Within, the task has no optimizer: its state would be twice the weights."""
-    optimizer, compiled = task.optimizer, task.compiled
-    task.optimizer, task.compiled = None, False
-    try:
-        yield
-    finally:
-        task.optimizer, task.compiled = optimizer, compiled
 
 
 def _require_causal_model(task: Any) -> int | None:

@@ -34,6 +34,34 @@ def spark() -> Iterator[Any]:
     session.stop()
 
 
+@pytest.fixture(autouse=True)
+def no_task_fails_unseen(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Spark tries a failed task again, so a job that ends well may hide an error of ours.
+
+    Tests whose workers are to fail have the mark ``tries_again``.
+    """
+    yield
+    if "spark" not in request.fixturenames:
+        return
+    context = request.getfixturevalue("spark").sparkContext
+    core, tracker = context._jsc.sc(), context.statusTracker()
+    first, end = _seen_jobs.get(context.applicationId, 0), core.dagScheduler().numTotalJobs()
+    _seen_jobs[context.applicationId] = end
+    if request.node.get_closest_marker("tries_again"):
+        return
+    core.listenerBus().waitUntilEmpty(10_000)
+    jobs = [job for job in map(tracker.getJobInfo, range(first, end)) if job is not None]
+    stages = [
+        tracker.getStageInfo(n) for job in jobs if job.status == "SUCCEEDED" for n in job.stageIds
+    ]
+    failed = [stage.name for stage in stages if stage is not None and stage.numFailedTasks]
+    assert not failed, "tasks of a job that ended well had failed, and were tried again"
+
+
+_seen_jobs: dict[str, int] = {}
+"""Application -> the number of jobs whose tasks have been looked at."""
+
+
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits

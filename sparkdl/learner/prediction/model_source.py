@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import io
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -122,7 +123,8 @@ class KerasSource:
         scores = class_scores(model, whole.outputs, self._loss)
         if gives_otherwise(model) and whole.outputs != model_signature(model).outputs:
             scores = {}  # the loss is about other numbers
-        archive = encode_model(forward, self._custom_objects)
+        with _uncompiled(forward):
+            archive = encode_model(forward, self._custom_objects)
         return PredictorArchive(
             archive, "keras", _digest(archive, forward), replace(whole, outputs=specs),
             {name: scores[name] for name in chosen if name in scores},
@@ -131,6 +133,20 @@ class KerasSource:
 
     def predict(self, x: Any, batch_size: int) -> Any:
         return self._model.predict(x, batch_size=batch_size, verbose=0)
+
+
+@contextlib.contextmanager
+def _uncompiled(model: Any) -> Iterator[None]:
+    """Within, the model has no optimizer, whose state would be twice the weights, and no loss."""
+    if not model.compiled:
+        yield
+        return
+    optimizer, compiled = model.optimizer, model.compiled
+    model.optimizer, model.compiled = None, False
+    try:
+        yield
+    finally:
+        model.optimizer, model.compiled = optimizer, compiled
 
 
 _LENGTH = 64

@@ -179,6 +179,37 @@ def test_predictors_are_kept_by_their_weights() -> None:
         np.testing.assert_allclose(c, network(3).predict(X[:8], verbose=0), atol=1e-6)
 
 
+class Compiled(keras.Model):
+    """A class of its own, which travels as it is, with a seed and an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.drop = layers.Dense(2**19), layers.Dropout(0.5)
+        self.head = layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.drop(self.hidden(x)))
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_kept_predictor_of_a_model_that_is_compiled(trained: bool) -> None:
+    """The state of its optimizer does not travel, and a worker's model has none to restore."""
+    for seed in (1, 1, 2):  # equal weights, then others
+        keras.utils.set_random_seed(seed)
+        model = Compiled()
+        model(X[:8])
+        model.compile("adam", "mse")
+        model.optimizer.build(model.trainable_variables)
+        if trained:
+            model.fit(X[:8], X[:8, :1], verbose=0)
+        source, optimizer = KerasSource(model), model.optimizer
+        size = sum(v.value.numpy().nbytes for v in model.variables)
+        assert len(source.encode(list(source.signature.outputs)).archive.content) < 1.2 * size
+        assert model.optimizer is optimizer and model.compiled
+        (values,) = predict(source, X[:8]).values()
+        np.testing.assert_allclose(values, model.predict(X[:8], verbose=0), rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("version", "refused"),
     [("3.10.0", True), ("3.11.2", True), ("3.11.3", False), ("3.12.0", False), ("4.0", False)],
