@@ -8,6 +8,7 @@ needs none of them is ``make check``.
 from __future__ import annotations
 
 import atexit
+import gc
 import glob
 import os
 import re
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -88,6 +89,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if mark and f"not {mark}" in (config.option.markexpr or "") else None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Leaves the frameworks and the list of tests to no collector of garbage: they stay, and each
+    full collection would look at all of them."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 _imported_keras: list[str] = []
 """The file in whose collection Keras was imported."""
 
@@ -148,22 +161,35 @@ def _children() -> set[int]:
     return found
 
 
-def _descendants(pid: int) -> list[int]:
-    listings = glob.glob(f"/proc/{pid}/task/*/children")
-    if not listings:  # not Linux, where psutil looks at every process, or the process has ended
-        try:
-            return [child.pid for child in psutil.Process(pid).children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return []
-    found = []
-    for listing in listings:
-        try:
-            children = [int(child) for child in Path(listing).read_text().split()]
-        except OSError:  # the thread has ended
-            continue
-        for child in children:
-            found += [child, *_descendants(child)]
+def _descendants(root: int) -> list[int]:
+    """All processes below one.
+
+    A JVM has hundreds of threads, and each of them has a list of the processes that it started. So
+    where there is any child, each process of the machine is asked for its parent.
+    """
+    listings = glob.glob(f"/proc/{root}/task/*/children")
+    if not listings:  # not Linux
+        return [child.pid for child in psutil.Process(root).children(recursive=True)]
+    if not any(map(_read, listings)):
+        return []
+    below: dict[int, list[int]] = {}
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        words = _read(f"/proc/{name}/stat").rpartition(b")")[2].split()
+        if words:
+            below.setdefault(int(words[1]), []).append(int(name))
+    found = list(below.get(root, ()))
+    for pid in found:  # which grows meanwhile
+        found += below.get(pid, ())
     return found
+
+
+def _read(path: str) -> bytes:
+    """A file of ``/proc``; empty where the process or thread has ended."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
 
 
 def _files() -> set[str]:

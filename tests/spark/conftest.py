@@ -27,6 +27,7 @@ def spark() -> Iterator[Any]:
         .config("spark.executorEnv.PYTHONPATH", f"{root}:{root}/tests:{root}/tests/start")
         .config("spark.executorEnv.TF_CPP_MIN_LOG_LEVEL", "3")
         .config("spark.task.reaper.enabled", "true")
+        .config("spark.python.daemon.module", "preloaded_workers")
         .getOrCreate()
     )
     session.sparkContext.setLogLevel("OFF")

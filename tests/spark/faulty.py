@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -15,17 +16,40 @@ class Raises(keras.layers.Layer):
         return x
 
 
+_THREADS = 3
+"""A worker that computes with TensorFlow has six or more, another one has one."""
+
+
+def forked_workers() -> list[psutil.Process]:
+    """Spark's Python workers below this process: those that a daemon has forked."""
+    below = psutil.Process().children(recursive=True)
+    daemons = {process.pid for process in below if _is_daemon(process)}
+    return [process for process in below if {process.pid, _parent_of(process)} <= daemons]
+
+
 def python_workers() -> list[psutil.Process]:
-    """The Python worker processes of this session's executors that have a model loaded."""
+    """Those in which TensorFlow has computed.
+
+    Their memory does not show it, as they share the daemon's, which has imported TensorFlow.
+    """
     found = []
-    for process in psutil.Process().children(recursive=True):
-        try:
-            daemon = "pyspark.daemon" in " ".join(process.cmdline())
-            if daemon and process.memory_info().rss > 250 << 20:
+    for process in forked_workers():
+        with contextlib.suppress(psutil.Error):
+            if process.num_threads() > _THREADS:
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
+
+
+def _is_daemon(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return not {"preloaded_workers", "pyspark.daemon"}.isdisjoint(process.cmdline())
+    return False
+
+
+def _parent_of(process: psutil.Process) -> int:
+    with contextlib.suppress(psutil.Error):
+        return int(process.ppid())
+    return 0
 
 
 class AtEpoch(keras.callbacks.Callback):

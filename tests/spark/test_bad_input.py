@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-import os
 import socket
 import threading
 import time
@@ -17,6 +16,7 @@ import keras
 import numpy as np
 import pandas as pd
 import pytest
+from faulty import forked_workers
 from keras import layers
 from sparkdl.compat.distkeras.evaluators import AccuracyEvaluator
 
@@ -659,25 +659,6 @@ def test_wrong_elements_of_an_rdd(spark: Any) -> None:
         model.fit(rdd, verbose=0)
 
 
-def python_workers() -> set[int]:
-    """Spark's Python workers: the processes below this one that its daemon has forked."""
-    parents: dict[int, int] = {}
-    daemons: set[int] = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            pid = int(folder.name)
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-            if stat[0] != "Z":
-                parents[pid] = int(stat[1])
-                if b"pyspark.daemon" in (folder / "cmdline").read_bytes():
-                    daemons.add(pid)
-
-    def below(pid: int) -> bool:
-        return pid == os.getpid() or (pid in parents and below(parents[pid]))
-
-    return {pid for pid in daemons if parents[pid] in daemons and below(pid)}
-
-
 def test_workers_outlive_data_that_do_not_fit(spark: Any) -> None:
     """Spark ends a worker that leaves input unread; the next fit imported the framework again."""
     good = "array(1.0F, 2.0F, 3.0F) as features", "1.0 as label"
@@ -687,14 +668,14 @@ def test_workers_outlive_data_that_do_not_fit(spark: Any) -> None:
     for call in (model.fit, model.evaluate):
         for _ in range(3):
             model.fit(spark.range(64).selectExpr(*good), verbose=0)
-            began, before = time.monotonic(), python_workers()
+            began, before = time.monotonic(), {process.pid for process in forked_workers()}
             assert before
             with refused(spark, DataError, "1 nulls", "dropna", jobs=True):
                 call(bad, verbose=0)
             time.sleep(0.5)
             if time.monotonic() - began < 50:  # Spark ends a worker that was idle for a minute
                 break
-        assert before <= python_workers()
+        assert before <= {process.pid for process in forked_workers()}
 
 
 def test_labels_that_a_binary_cross_entropy_does_not_take(spark: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from faulty import python_workers
 
 from sparkdl import SparkModel
 from sparkdl.layers import ServedEmbedding
@@ -36,15 +38,11 @@ class _KillsAmid(keras.callbacks.Callback):
             timer.start()
 
     def _kill(self) -> None:
-        for process in psutil.Process().children(recursive=True):
-            try:
-                daemon = "pyspark.daemon" in " ".join(process.cmdline())
-                if daemon and process.memory_info().rss > 250 << 20:
-                    process.kill()
-                    self.killed.append(process.pid)
-                    return
-            except psutil.Error:
-                continue
+        for process in python_workers():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+                self.killed.append(process.pid)
+                return
 
 
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])

@@ -23,7 +23,7 @@ from sparkdl.learner.callback_sink import (
     require_directions,
     warn_of_waiting_in_vain,
 )
-from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
+from sparkdl.learner.checks.compiling import guessing_loss, normalizes
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
@@ -59,13 +59,7 @@ from sparkdl.spark.fit.plan import (
 )
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
-from sparkdl.spark.fit.telling import (
-    describe_run,
-    facts_of,
-    open_sinks,
-    progress_sink,
-    window_of,
-)
+from sparkdl.spark.fit.telling import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
 from sparkdl.spark.fit.training import (
     StageLost,
