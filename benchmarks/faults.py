@@ -368,7 +368,7 @@ def judge(cell: Cell, report: dict[str, Any]) -> str:
     error = report.get("error", "")
     if not report["fired"]:
         return "no fault came"
-    if report["seconds"] < 0 and report["seconds"] < 0 and cell.moment not in promise.late:
+    if report["seconds"] < 0 and cell.moment not in promise.late:
         return "the fault came after the fit"
     if promise.error is not None and not (cell.moment in promise.late and not error):
         if not re.search(promise.error, error):

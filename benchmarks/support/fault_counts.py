@@ -45,26 +45,38 @@ def make_frame(spark: Any, mode: str, kind: str = "") -> Any:
     return frame.repartition(7).repartition(5) if kind.endswith(SHUFFLED) else frame
 
 
-def make_model(mode: str) -> Any:
+def make_model(mode: str, *, summed: bool = False) -> Any:
+    """The model of counters.
+
+    Args:
+        summed: The loss is a sum over the rows of a step, so that each counts once however many a
+            step has; else it is their mean, which the rate makes a sum for steps of full batches.
+    """
     import keras
 
     def uncounted(y_true: Any, y_pred: Any) -> Any:
         return -keras.ops.mean(y_pred, axis=-1)
 
+    class Summed(keras.losses.Loss):
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return uncounted(y_true, y_pred)
+
     inputs = keras.Input((1,), dtype="int32")
     counters = keras.layers.Embedding(ROWS[mode], 1, embeddings_initializer="zeros")
     model = keras.Model(inputs, keras.layers.Flatten()(counters(inputs)))
     joined = mode in ("synchronous", "allreduce")
-    model.compile(keras.optimizers.SGD(float(BATCH * (WORKERS if joined else 1))), uncounted)
+    rate = 1.0 if summed else float(BATCH * (WORKERS if joined else 1))
+    loss = Summed(reduction="sum") if summed else uncounted
+    model.compile(keras.optimizers.SGD(rate), loss)
     return model
 
 
-def make_spark_model(kind: str, mode: str) -> Any:
+def make_spark_model(kind: str, mode: str, *, summed: bool = False) -> Any:
     from sparkdl import Limits, SparkModel
 
     limits = Limits(worker_timeout_s=LEASE_S) if kind == "count-silent" else Limits()
     return SparkModel(
-        make_model(mode),
+        make_model(mode, summed=summed),
         mode,
         num_workers=WORKERS,
         batch_size=BATCH,

@@ -180,7 +180,7 @@ def test_a_cell_holds(cell: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="makes network namespaces")
 @pytest.mark.parametrize(
-    "arguments", [("connect", "--rounds", "30"), ("stream", "--minutes", "1.5"), ("link",)]
+    "arguments", [("connect", "--rounds", "100"), ("stream", "--minutes", "1.5"), ("link",)]
 )
 def test_what_lasts(arguments: tuple[str, ...]) -> None:
     """Shorter than the runs of the page."""
