@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.learner.archives.value_forms import names_of_data, plain_config
+from sparkdl.learner.archives.plain_config import names_of_data, plain_config
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
@@ -61,7 +61,7 @@ class ModelArchive:
             :class:`sparkdl.learner.archives.unsaved_settings.BesideFile`; none for a model that is
             known as a file only.
         packages: Installed package -> its version, of those that ``objects`` names.
-        named: See :func:`sparkdl.learner.archives.value_forms.names_of_data`.
+        named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
         fresh: Whether the file lacks the state of the optimizer, which is as it is made.
     """

@@ -235,7 +235,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_the_kind_of_files_is_not_told_by_a_folder_above_them(tmp_path: Path) -> None:
-    """Nor by a name alone: those of Hive do not say it."""
+    """Nor only by a name: a name like those of Hive says nothing."""
     table = pa.table({"label": [1]})
     top = tmp_path / "from.parquet_then.tfrecord"
     for folder in ("hive", "other", "arrow"):
