@@ -61,11 +61,7 @@ def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
             several folders that a pattern names have partitions, each of its own.
     """
     with explained("read", path):
-        found = {
-            file.path: file
-            for place, top in _tops(path)
-            for file in _in(place, top, path, recursive)
-        }
+        found = {file.path: file for top in _tops(path) for file in _in(top, path, recursive)}
     if not found:
         raise ResourceError(
             f"no files at {path!r}",
@@ -222,21 +218,21 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
     return infos
 
 
-def _in(place: FilePlace, info: Any, path: str, recursive: bool) -> list[FoundFile]:
+def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFile]:
     """The file, or those in the folder."""
     from pyarrow import fs
 
+    place, info = top
     if info.type == fs.FileType.File:
         whole = [FoundFile(place.outer(info.path), int(info.size), _name(info))]
         return [] if is_hidden(_name(info)) or not info.size else whole
     if info.type != fs.FileType.Directory:
         return []
-    top = info.path
-    infos = place.system.get_file_info(fs.FileSelector(top, recursive=True))
+    infos = place.system.get_file_info(fs.FileSelector(info.path, recursive=True))
     files = [
-        FoundFile(place.outer(info.path), int(info.size), inner)
-        for inner, info in _of_rows(infos, top)
-        if info.type == fs.FileType.File and info.size and not any(map(is_hidden, inner.split("/")))
+        FoundFile(place.outer(file.path), int(file.size), inner)
+        for inner, file in _of_rows(infos, info.path)
+        if file.type == fs.FileType.File and file.size and not any(map(is_hidden, inner.split("/")))
     ]
     return files if recursive else _of_partitions(files, path)
 

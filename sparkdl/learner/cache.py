@@ -14,11 +14,7 @@ from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.prediction.shared_weights import (
-    SharedWeights,
-    frozen_weights,
-    shared_weights,
-)
+from sparkdl.learner.prediction.shared_weights import SharedWeights, frozen_weights, shared_weights
 from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:

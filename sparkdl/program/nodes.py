@@ -18,11 +18,7 @@ class Handle:
     """A node as another node's argument: there it becomes a client that calls the node."""
 
     def __init__(
-        self,
-        number: int,
-        label: str,
-        timeout_s: float | None = None,
-        wait_for_ready: bool = True,
+        self, number: int, label: str, timeout_s: float | None = None, wait_for_ready: bool = True
     ) -> None:
         self._number, self._label, self._timeout_s = number, label, timeout_s
         self._wait_for_ready = wait_for_ready

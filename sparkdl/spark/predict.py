@@ -22,11 +22,7 @@ from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.sequences import Pad, mask_inputs, paddings_of
 from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.inference.function import (
-    UdfTask,
-    column_function,
-    give_rows,
-)
+from sparkdl.spark.inference.function import UdfTask, column_function, give_rows
 from sparkdl.spark.inference.output_columns import Form
 from sparkdl.spark.inference.predict import Names, PredictionChoice, predict_columns, predict_rdd
 from sparkdl.spark.session.running import (

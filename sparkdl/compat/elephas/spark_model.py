@@ -261,10 +261,7 @@ def _settings_in(content: bytes, path: str) -> dict[str, Any]:
 
 
 def _given(
-    name: str,
-    arguments: tuple[Any, ...],
-    options: dict[str, Any],
-    newer: tuple[str, ...] = _NEWER,
+    name: str, arguments: tuple[Any, ...], options: dict[str, Any], newer: tuple[str, ...] = _NEWER
 ) -> dict[str, Any]:
     """Elephas' arguments by name, with the mode that they mean."""
     is_older = bool(_ONLY_OLDER & set(options))
@@ -293,9 +290,4 @@ def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
             for k, v in arguments.items()}  # fmt: skip
 
 
-__all__ = [
-    "AsynchronousSparkModel",
-    "SparkMLlibModel",
-    "SparkModel",
-    "load_spark_model",
-]
+__all__ = ["AsynchronousSparkModel", "SparkMLlibModel", "SparkModel", "load_spark_model"]

@@ -38,11 +38,7 @@ from sparkdl.learner.archives.unsaved_settings import (
 from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
-from sparkdl.learner.state.carried_state import (
-    untrusted_values,
-    values_of,
-    variables_by_name,
-)
+from sparkdl.learner.state.carried_state import untrusted_values, values_of, variables_by_name
 from sparkdl.learner.structure import arrange_inputs
 
 LARGE_BYTES = 32 << 20

@@ -25,12 +25,7 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.signature import (
-    Signature,
-    TensorSpec,
-    gives_otherwise,
-    model_signature,
-)
+from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
 
 if TYPE_CHECKING:
     import keras

@@ -131,8 +131,7 @@ class SavedModelPredictor:
         rows = len(next(iter(x.values())))
         tensors = {
             name: self._tf.convert_to_tensor(
-                array if rows == batch_size else filled(array, batch_size),
-                self._inputs[name].dtype,
+                array if rows == batch_size else filled(array, batch_size), self._inputs[name].dtype
             )
             for name, array in x.items()
         }

@@ -25,11 +25,7 @@ from sparkdl.learner.state.model_weights import (
     overwritten_variables,
     trained_variables,
 )
-from sparkdl.learner.state.optimizer_state import (
-    ModelOptimizer,
-    build_if_empty,
-    unknown_variables,
-)
+from sparkdl.learner.state.optimizer_state import ModelOptimizer, build_if_empty, unknown_variables
 from sparkdl.learner.state.seed_streams import SeedStreams
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.learner.steps.denominators import Numbers, factors

@@ -563,9 +563,7 @@ def _scaled(dense: list[tf.Tensor], factor: tf.Tensor) -> list[tf.Tensor]:
     if not dense:
         return []
     scaled: list[tf.Tensor] = tf.cond(
-        factor > 0,
-        lambda: [t * factor for t in dense],
-        lambda: [tf.zeros_like(t) for t in dense],
+        factor > 0, lambda: [t * factor for t in dense], lambda: [tf.zeros_like(t) for t in dense]
     )
     return scaled
 

@@ -30,11 +30,7 @@ from sparkdl.spark.forms.sources import dealt
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.capacity import slot_pool
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.resources import (
-    certificate_of,
-    listening_address,
-    rank_listening,
-)
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.transport.address import ListenOptions
 

@@ -156,7 +156,7 @@ def arrow_type_of(kind: DataType) -> pa.DataType:
     return arrow_schema_of(T.StructType().add("value", kind)).field(0).type
 
 
-def folder_types_of(spark: Any) -> FolderTypes:
+def folder_types_of(spark: SparkSession) -> FolderTypes:
     """How a session types the columns of folders."""
     conf = spark.conf
     zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
