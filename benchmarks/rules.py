@@ -169,7 +169,7 @@ class Bench:
             learner.model.set_weights(self._starts[seed])
             for variable, value in zip(learner.model.optimizer.variables, kept, strict=True):
                 variable.assign(value)
-            learner.reset_metrics()
+            learner.metrics.reset()
             learner.reload()
             made.append(learner)
         return made

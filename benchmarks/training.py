@@ -283,7 +283,7 @@ def be_bare() -> None:
     while sys.stdin.readline():
         started = time.perf_counter()
         for epoch in range(EPOCHS):
-            learner.reset_metrics()
+            learner.metrics.reset()
             for w in batches.stacks(epoch, window):
                 learner.train(w)
         seconds = time.perf_counter() - started

@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     from sparkdl.images.deep_image import DeepImageFeaturizer as DeepImageFeaturizer
     from sparkdl.images.deep_image import DeepImagePredictor as DeepImagePredictor
     from sparkdl.images.image_file import KerasImageFileEstimator as KerasImageFileEstimator
-    from sparkdl.images.image_file import (
-        KerasImageFileTransformer as KerasImageFileTransformer,
-    )
+    from sparkdl.images.image_file import KerasImageFileTransformer as KerasImageFileTransformer
     from sparkdl.images.image_file import registerKerasImageUDF as registerKerasImageUDF
     from sparkdl.learner.description import describe as describe
     from sparkdl.learner.distributed.callbacks import BroadcastCallback as BroadcastCallback

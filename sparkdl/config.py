@@ -108,7 +108,7 @@ def check_use_gpu(use_gpu: Any) -> UseGpu:
     return use_gpu  # type: ignore[no-any-return]
 
 
-def check_pad(pad: Any) -> float | dict[str, float] | None:
+def check_pad(pad: object) -> float | dict[str, float] | None:
     """Returns None, a number to pad with or a copy of input name -> number; raises ConfigError."""
     values = list(pad.values()) if isinstance(pad, Mapping) else [pad]
     named = not isinstance(pad, Mapping) or all(isinstance(name, str) for name in pad)

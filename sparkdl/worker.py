@@ -139,15 +139,15 @@ class _Loop(Generic[L]):
 
     def run(self, start: Start) -> None:
         """Trains the epochs from ``start`` on."""
-        self.first_step = self.learner.step
+        self.first_step = self.learner.optimizer.step
         self._go_on(start)
-        self.learning_rate = self.learner.learning_rate
+        self.learning_rate = self.learner.optimizer.learning_rate
         self._follow_driver()  # a rank that joins late begins at the rate of the others
         position = start.position
         for epoch in range(max(start.epoch, self.settings.first_epoch), self.settings.epochs):
             if self.synchronizer.orders.stopped:
                 return
-            self.learner.reset_metrics()
+            self.learner.metrics.reset()
             self.first_report = True
             if not self._train_epoch(epoch, position, start.windows_per_epoch):
                 return
@@ -166,7 +166,7 @@ class _Loop(Generic[L]):
                 self.next_keep = time.monotonic() + _KEEP_S
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(
-                self.learner, epoch, self.learner.metric_state(), held_out,
+                self.learner, epoch, self.learner.metrics.state(), held_out,
                 self.settings.wait_for_driver,
             )  # fmt: skip
             self._follow_driver()
@@ -187,7 +187,7 @@ class _Loop(Generic[L]):
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
         source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
         first_batch = batches_done
-        self.learner.mark_draws()
+        self.learner.draws.mark()
         with closing(source):
             for stack in source:
                 stacks += 1
@@ -219,7 +219,7 @@ class _Loop(Generic[L]):
             if self.synchronizer.orders.stopped:
                 return False
         if windows_of_all is not None and every_batch:
-            self.learner.fill_draws(batches_done - first_batch, windows_of_all - first_batch)
+            self.learner.draws.fill(batches_done - first_batch, windows_of_all - first_batch)
         return True
 
     def _batches_of(self, position: int, windows_of_all: int | None) -> int:
@@ -276,8 +276,8 @@ class _Loop(Generic[L]):
     def _report(
         self, epoch: int, batches_done: int, windows_done: int, batches: int, rows: int
     ) -> Report:
-        if self.learner.has_schedule:
-            self.learning_rate = self.learner.learning_rate
+        if self.learner.optimizer.has_schedule:
+            self.learning_rate = self.learner.optimizer.learning_rate
         self.last_report = Report(
             epoch=epoch, batches_done=batches_done, windows_done=windows_done, batches=batches,
             rows=rows, learning_rate=self.learning_rate, metrics=self._live_metrics(),
@@ -295,14 +295,14 @@ class _Loop(Generic[L]):
         self.steps = epochs * per_epoch + position
         if self.steps and not start.with_optimizer:
             together = self.num_workers if self.settings.follow_schedule else 1
-            self.learner.set_step(self.first_step + self.steps * together)
-            self.learner.skip_draws(self.steps)
+            self.learner.optimizer.set_step(self.first_step + self.steps * together)
+            self.learner.draws.skip(self.steps)
         self.own_steps = self.steps
-        self.counted_step = self.learner.step
+        self.counted_step = self.learner.optimizer.step
 
     @property
     def _follows_schedule(self) -> bool:
-        return self.settings.follow_schedule and self.learner.has_schedule
+        return self.settings.follow_schedule and self.learner.optimizer.has_schedule
 
     def _follow_schedule(self, batches: int) -> None:
         """Tells a learning-rate schedule the steps of all workers, as if all were equally fast.
@@ -311,10 +311,14 @@ class _Loop(Generic[L]):
             batches: Batches since the last call. One whose scaled loss overflows is no step.
         """
         if self._follows_schedule:
-            own = self.learner.step - self.counted_step if self.learner.scales_loss else batches
+            own = (
+                self.learner.optimizer.step - self.counted_step
+                if self.learner.optimizer.scales_loss
+                else batches
+            )
             self.own_steps += own
             self.counted_step = self.first_step + self.own_steps * self.num_workers
-            self.learner.set_step(self.counted_step)
+            self.learner.optimizer.set_step(self.counted_step)
 
     def _live_metrics(self) -> MetricState | None:
         """The metrics for a live report, if one is due."""
@@ -323,14 +327,14 @@ class _Loop(Generic[L]):
             self.first_report = False
             return None
         self.next_report = now + self.settings.report_interval_s
-        return self.learner.metric_state()
+        return self.learner.metrics.state()
 
     def _follow_driver(self) -> None:
         """Sets what the driver's callbacks wrote: variables, and the learning rate, once each."""
         self.synchronizer.take_changes(self.learner)
         rate = self.synchronizer.orders.learning_rate
         if rate is not None and rate != self.rate:
-            self.learner.set_learning_rate(rate)
+            self.learner.optimizer.set_learning_rate(rate)
             self.rate = self.learning_rate = rate
 
 

@@ -306,9 +306,9 @@ def be_worker() -> None:
         job, meeting, rank = given
         if job.sizes not in learners:
             learner = make_learner(make_model(job.sizes))
-            learners[job.sizes] = learner, learner.optimizer_state()
+            learners[job.sizes] = learner, learner.optimizer.state()
         learner, fresh = learners[job.sizes]
-        learner.load_optimizer_state(fresh)
+        learner.optimizer.load_state(fresh)
         rows = rows_from_numpy(*rows_of(job, rank))
         batches = Batches(rows, job.batch_size, rank=rank, seed=job.seed)
         settings = LoopSettings(epochs=job.epochs, batch_size=job.batch_size, window=job.window)

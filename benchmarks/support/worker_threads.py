@@ -327,7 +327,7 @@ class _GradientSteps(_Steps):
 class _OptimizerSteps(_Steps):
     def train(self, batch: Any, last: bool) -> int:
         rows = self.exchange.fill(self._compute(batch))
-        self.exchange.step(self.learner.weights_within, rows, self.learner.learning_rate)
+        self.exchange.step(self.learner.weights_within, rows, self.learner.optimizer.learning_rate)
         self.learner.write_weights(self.exchange.buffer)
         return int(rows)
 
@@ -338,7 +338,7 @@ class _WeightSteps(_Steps):
         exchange.start(self.flat)
         self._window = 1 if adaptive else window
         self.piece = 1 if adaptive else -(-window // -(-window // MAX_STACK))
-        self._rate = learner.learning_rate
+        self._rate = learner.optimizer.learning_rate
         self._batches = self._rows = 0
         self._seen = (0.0, 0.0)
 
@@ -361,7 +361,7 @@ class _WeightSteps(_Steps):
 
     def _loss(self) -> float:
         """Mean loss since the last exchange, from the learner's running (sum, count)."""
-        total, count = (float(v) for v in self.learner.metric_state()[:2])
+        total, count = (float(v) for v in self.learner.metrics.state()[:2])
         loss = (total - self._seen[0]) / max(count - self._seen[1], 1e-9)
         self._seen = (total, count)
         return loss

@@ -55,12 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def _command(
-    commands: Commands,
-    name: str,
-    function: str,
-    help: str,
-    *,
-    session: bool = True,
+    commands: Commands, name: str, function: str, help: str, *, session: bool = True
 ) -> argparse.ArgumentParser:
     """A command with the options that all commands have, and (``session``) those of Spark."""
     parser = commands.add_parser(name, help=help, description=help, formatter_class=_Help)
@@ -92,7 +87,7 @@ def _add_data(parser: argparse.ArgumentParser, *, label: bool) -> None:
     parser.add_argument("--data", required=True, metavar="PATH|TABLE",
                         help="files on any file system, or a table of Spark's")  # fmt: skip
     parser.add_argument("--format", help="parquet, csv, json, orc, arrow, tfrecord, ...; default: "
-                        "by the path's ending, else parquet")  # fmt: skip
+                        "by the path's ending or its files")  # fmt: skip
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of Spark's reader; may be repeated")  # fmt: skip
     parser.add_argument("--features", help="a column, or several numeric ones with commas between "

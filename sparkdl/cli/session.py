@@ -79,23 +79,22 @@ def format_of(path: str) -> str | None:
 def read_data(spark: Any, given: Namespace) -> Any:
     """The data that ``--data`` names: a DataFrame, or the path of files.
 
-    A path's ending tells the format; one without is Parquet, a name without a path a table.
+    A path's ending, or its files, tell the format; a name without a path is a table.
 
     Raises:
         ConfigError: Options for files that Spark does not read.
     """
     form = given.format or format_of(given.data)
-    if form is None and ("/" in given.data or os.path.exists(given.data)):
-        form = "parquet"
     options = pairs("--option", given.option)
-    if form is None:
+    if form is None and "/" not in given.data and not os.path.exists(given.data):
         return spark.table(given.data)
     if form == "arrow" and options:
         raise ConfigError(
             "Arrow files are read without Spark's reader", expected="no --option",
             received=", ".join(options),
         )  # fmt: skip
-    if form == "arrow" or (form == "tfrecord" and not options):
+    own = form in ("arrow", "tfrecord") or (not given.format and form in ("parquet", None))
+    if own and not options:
         return given.data
     if form == "tfrecord":
         import sparkdl
@@ -103,7 +102,7 @@ def read_data(spark: Any, given: Namespace) -> Any:
         sparkdl.register_tfrecord(spark)
     if form == "csv":
         options = {"header": "true", "inferSchema": "true", **options}
-    return spark.read.format(form).options(**options).load(given.data)
+    return spark.read.format(form or "parquet").options(**options).load(given.data)
 
 
 def columns(text: str | None) -> Any:

@@ -98,10 +98,7 @@ def reduce_in_order(
 
 OPS = ("sum", "mean", "weighted", "max", "min")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
-DTYPES = (
-    *FLOATING,
-    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-)
+DTYPES = (*FLOATING, *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))
 MAX_DIMENSIONS = 8
 
 

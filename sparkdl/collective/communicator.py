@@ -222,11 +222,7 @@ class Communicator(Closing):
         self._groups: list[Communicator] = []
 
     def all_reduce(
-        self,
-        array: npt.ArrayLike,
-        op: str = "sum",
-        weight: float = 1.0,
-        out: Array | None = None,
+        self, array: npt.ArrayLike, op: str = "sum", weight: float = 1.0, out: Array | None = None
     ) -> Array:
         """The reduction of every rank's array, on every rank.
 
@@ -244,11 +240,7 @@ class Communicator(Closing):
         return self._call(self._reduce_work(array, op, weight, out))
 
     def all_reduce_async(
-        self,
-        array: npt.ArrayLike,
-        op: str = "sum",
-        weight: float = 1.0,
-        out: Array | None = None,
+        self, array: npt.ArrayLike, op: str = "sum", weight: float = 1.0, out: Array | None = None
     ) -> Pending[Array]:
         """:meth:`all_reduce` in the background.
 
@@ -257,11 +249,7 @@ class Communicator(Closing):
         return self._submit(self._reduce_work(array, op, weight, out), "all_reduce")
 
     def reduce_scatter(
-        self,
-        array: npt.ArrayLike,
-        op: str = "sum",
-        weight: float = 1.0,
-        out: Array | None = None,
+        self, array: npt.ArrayLike, op: str = "sum", weight: float = 1.0, out: Array | None = None
     ) -> Array:
         """This rank's part of :meth:`all_reduce`, flat.
 
@@ -385,8 +373,6 @@ class Communicator(Closing):
 
         return work
 
-    # -- order -------------------------------------------------------------------------------
-
     def _call(self, work: Callable[[], T]) -> T:
         with self._turn:
             inline = not self._busy and not self._queue
@@ -450,8 +436,6 @@ class Communicator(Closing):
             self._failure = error
             self._abort()  # the others learn of it by the end of the connection
             raise
-
-    # -- what a communicator of one kind implements -----------------------------------------
 
     @abc.abstractmethod
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:

@@ -19,7 +19,7 @@ from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors
 from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, LossScaling, NotFiniteError
+from sparkdl.training.finite import FiniteCheck, NotFiniteError
 from sparkdl.training.learning import BatchStack, SharedLearner
 from sparkdl.training.parts import FLAGS, PART_BYTES, PORTION_BYTES, parts_of
 from sparkdl.training.phases import current_clock
@@ -93,7 +93,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._clock = current_clock()
         self.checks_gradients = self._check.looks
         self._not_finite: NotFiniteError | None = None
-        self._learner: SharedLearner | None = None
+        self._scaled = False
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
         self._step = -1  # of the present stack
@@ -132,8 +132,6 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             learner.read_weights(weights)
             self._statistics[...] = weights[self.layout.trained_size :]
 
-    # -- whole stacks of batches ---------------------------------------------------------------
-
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         """Trains every batch of ``stack``, each a step of all ranks.
 
@@ -142,9 +140,9 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             TransportError: A rank is gone.
             NotFiniteError: A gradient was not finite, with ``on_nan='raise'``.
         """
-        self._learner, self._step, self._not_finite = learner, -1, None
+        self._scaled, self._step, self._not_finite = learner.optimizer.scales_loss, -1, None
         if self.in_graph is not None:
-            self.checks_gradients = self._check.looks and not learner.scales_loss
+            self.checks_gradients = self._check.looks and not self._scaled
         with self._explained():
             learner.train_reducing(stack, self)
         self._check.settle()
@@ -166,8 +164,6 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             if cause is error:
                 raise
             raise cause from error
-
-    # -- the reducer ---------------------------------------------------------------------------
 
     @property
     def takes_slices(self) -> bool:
@@ -196,7 +192,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         if self._sent_rows and (part == 0 or not self.skips):
             first += self.layout.trained_size - self._dense.trained_size
             slices = self.slices if self.skips else ()
-            self.refused = not self._check.notes(looked, first, self._learner, self._step, slices)
+            self.refused = not self._check.notes(looked, first, self._scaled, self._step, slices)
             if self.refused:
                 self._sent_rows = 0
                 looked[...] = 0
@@ -244,7 +240,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         """Replaces this rank's slices by those of all ranks."""
         if self._sent_rows and not self.skips:
             none = self.buffer[:0]
-            if not self._check.notes(none, 0, self._learner, self._step, self.slices):
+            if not self._check.notes(none, 0, self._scaled, self._step, self.slices):
                 self._sent_rows = 0
         if not self._sent_rows:
             self.slices = [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
@@ -306,10 +302,10 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         with self._clock.within("exchange", any_thread=True):
             return self.communicator.all_reduce(numbers)
 
-    def is_sound(self, learner: LossScaling) -> bool:
+    def is_sound(self) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
         first = self.layout.trained_size - self._dense.trained_size
-        return self._check.is_sound(self.buffer, first, learner, self.slices)
+        return self._check.is_sound(self.buffer, first, self._scaled, self.slices)
 
 
 def take_root_state(
@@ -319,7 +315,7 @@ def take_root_state(
     learner.read_weights(buffer)
     communicator.broadcast(buffer, root, out=buffer)
     mine = communicator.rank == root
-    state = RunState(0, optimizer=learner.optimizer_state(), carried=learner.carried_state())
+    state = RunState(0, optimizer=learner.optimizer.state(), carried=learner.carried_state())
     given = communicator.all_gather(np.frombuffer(state.to_bytes() if mine else b"", np.uint8))
     if not mine:
         RunState.from_bytes(given[root].tobytes()).load_into(learner)

@@ -38,13 +38,7 @@ from sparkdl.collective.arithmetic import (
     shard_edges,
 )
 from sparkdl.collective.communicator import Communicator, Member, name_ranks
-from sparkdl.errors import (
-    ConfigError,
-    ProtocolError,
-    ResourceError,
-    SparkDLError,
-    TransportError,
-)
+from sparkdl.errors import ConfigError, ProtocolError, ResourceError, SparkDLError, TransportError
 from sparkdl.wire.hosts import interface_addresses
 
 _ANY_ADDRESS = ""
@@ -171,8 +165,6 @@ class HorovodCommunicator(Communicator):
             self._stop()
             raise
 
-    # -- set-up and end ----------------------------------------------------------------------
-
     def _start(self, members: Sequence[Member], interface: str | None) -> None:
         slots = _slots([m.host_id for m in members])
         together = len({m.host_id for m in members}) == 1
@@ -262,8 +254,6 @@ class HorovodCommunicator(Communicator):
         except SparkDLError as cause:
             return cause
         return _failed(self.rank, error)
-
-    # -- operations --------------------------------------------------------------------------
 
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
         self._reduce("all_reduce", source, target, op, weight)

@@ -25,7 +25,7 @@ from sparkdl.collective.rules import (
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import unpack_arrays
-from sparkdl.optimizers.optimizer import State
+from sparkdl.optimizers.flat import State
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError, is_finite
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
@@ -103,7 +103,7 @@ class FilledSteps(RuleSteps):
 
             def compute(out: FloatArray, batch: BatchStack = batch) -> None:
                 learner.gradients(batch, out)
-                self._check.admits(out, learner)
+                self._check.admits(out, learner.optimizer.scales_loss)
                 self._computed = True
 
             self._parts.append((compute, batch.num_rows))
@@ -152,9 +152,9 @@ class OptimizerSteps(FilledSteps):
         self._knows_still = False
 
     def start(self, learner: SharedLearner) -> None:
-        self._number = learner.step
+        self._number = learner.optimizer.step
         names = self._exchange.keras_slots()
-        slots = learner.optimizer_slots([slot for slot, _ in names.values()])
+        slots = learner.optimizer.slots([slot for slot, _ in names.values()])
         self.fits = slots is not None
         if slots and self._number:
             state: State = {
@@ -166,12 +166,12 @@ class OptimizerSteps(FilledSteps):
         rows = self._exchange.fill(self._taken())
         if not self._knows_still:
             learner.know_gradients(self._find_still)
-        if learner.scales_loss and not self._unscaled(learner, rows):
+        if learner.optimizer.scales_loss and not self._unscaled(learner, rows):
             return None
-        if self._exchange.step(learner.weights_within, rows, learner.learning_rate):
+        if self._exchange.step(learner.weights_within, rows, learner.optimizer.learning_rate):
             learner.write_weights(self._exchange.buffer)
             self._number += 1
-            learner.set_step(self._number)
+            learner.optimizer.set_step(self._number)
         return None
 
     def _unscaled(self, learner: SharedLearner, rows: int) -> bool:
@@ -181,7 +181,7 @@ class OptimizerSteps(FilledSteps):
         told = np.array([wrong, float(rows)])
         wrong, together = self._exchange.communicator.all_reduce(told, "sum")
         if together:
-            scale = learner.end_scaled_step(not wrong)
+            scale = learner.optimizer.end_scaled_step(not wrong)
             if not wrong:
                 gradient *= np.float32(1 / scale)
         return bool(together and not wrong)
@@ -207,7 +207,7 @@ class OptimizerSteps(FilledSteps):
     def keep(self, learner: SharedLearner, state: State) -> None:
         names = self._exchange.keras_slots() if state and self.fits else {}
         slots = {slot: state[name] * np.float32(factor) for name, (slot, factor) in names.items()}
-        learner.load_optimizer_slots(slots, self._number)
+        learner.optimizer.load_slots(slots, self._number)
 
 
 class WeightsSteps(RuleSteps):
@@ -234,7 +234,7 @@ class WeightsSteps(RuleSteps):
         self._check.admits(self._flat)
         loss = rate = None
         if self._exchange.adapts and self._rows:
-            loss, rate = self._loss(learner), learner.learning_rate
+            loss, rate = self._loss(learner), learner.optimizer.learning_rate
         window = self._exchange.after_window(self._flat, self._rows, loss, rate)
         learner.write_weights(self._flat)
         self._rows = 0
@@ -242,7 +242,7 @@ class WeightsSteps(RuleSteps):
 
     def _loss(self, learner: SharedLearner) -> float | None:
         """Mean loss since the last exchange: Keras' first metric is its total and its count."""
-        state = learner.metric_state()
+        state = learner.metrics.state()
         if state.size < 2:
             return None
         total, count = state[:2] - self._counted

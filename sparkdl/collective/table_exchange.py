@@ -97,8 +97,6 @@ class TableExchange:
         self.sent_bytes = 0
         self.pulled_rows = 0
 
-    # -- what layers call --------------------------------------------------------------------------
-
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
         anew = self._pulls.have_gradients
@@ -142,8 +140,6 @@ class TableExchange:
         """Whether the owner of a row wants to know how often its id was seen."""
         return self.stores[table].entry is not None or self.stores[table].tracks
 
-    # -- what the loop calls -----------------------------------------------------------------------
-
     def begin_step(self, rows: int, learning_rate: float) -> None:
         """Says of the coming step what :meth:`end_step` is told after it."""
         self._weight, self._rate = float(rows), learning_rate
@@ -183,8 +179,6 @@ class TableExchange:
                 self._forget()
                 return
             self._serve(came)
-
-    # -- exchanges ---------------------------------------------------------------------------------
 
     def _tell(self, head: Sequence[int], ids: Sequence[IdArray] = ()) -> list[IdArray]:
         """Tells all ranks what this one does, and each the ids that it is asked for."""
@@ -424,18 +418,18 @@ class TableSteps(StepSynchronizer):
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         for batch in stack.single_batches():
-            rate, scale = learner.learning_rate, learner.tables.loss_scale
-            before = 0 if scale is None else learner.step
+            rate, scale = learner.optimizer.learning_rate, learner.optimizer.loss_scale
+            before = 0 if scale is None else learner.optimizer.step
             self._exchange.begin_step(batch.num_rows, rate)
             with self._explained():
                 self._dense.train(learner, batch)
-                taken = scale is None or learner.step > before  # all ranks know the same
+                taken = scale is None or learner.optimizer.step > before  # all ranks know the same
                 self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        rate = learner.learning_rate
+        rate = learner.optimizer.learning_rate
         failures: list[BaseException] = []
 
         def serve() -> None:

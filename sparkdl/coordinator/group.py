@@ -10,12 +10,7 @@ from typing import Any, Literal
 
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import Telemetry, WorkerStatus
-from sparkdl.errors import (
-    ProtocolError,
-    SparkDLError,
-    TransportError,
-    WaitTimeoutError,
-)
+from sparkdl.errors import ProtocolError, SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad
 from sparkdl.training.phases import Usage
@@ -219,8 +214,6 @@ class Group(Buffers):
         self._waits: dict[int, Wait] = {}
         self._outbox: Replies = []
 
-    # -- connections and buffers -----------------------------------------------------------------
-
     def attach(self, connection: int, buffer: ByteArray) -> None:
         with self.lock:
             super().attach(connection, buffer)
@@ -236,8 +229,6 @@ class Group(Buffers):
                 worker.connection = None
                 if worker.alive and worker.lost_at is None:
                     worker.lost_at = self.now
-
-    # -- replies ---------------------------------------------------------------------------------
 
     def answer(self, connection: int, reply: Message, worker: Worker | None = None) -> None:
         """Ends the connection's wait with ``reply``."""
@@ -317,8 +308,6 @@ class Group(Buffers):
         found = [w for w in self.workers.values() if w.finished or (w.member and w.alive)]
         return max(found, key=lambda w: (w.said.batches_per_epoch, -w.rank), default=alone)
 
-    # -- workers ---------------------------------------------------------------------------------
-
     def members(self) -> list[Worker]:
         """Workers that take part now, by rank."""
         found = [w for w in self.workers.values() if w.member and w.alive]
@@ -374,8 +363,6 @@ class Group(Buffers):
         """The worker's work is done, whatever happens to its process from now on."""
         worker.finished, worker.member = True, False
         self.on_leave(worker)
-
-    # -- failure ---------------------------------------------------------------------------------
 
     def fail(self, error: Exception, hint: str) -> SparkDLError:
         """The service's own code, or the user's rule, raised: ends the run for everybody.

@@ -83,8 +83,6 @@ class Reporting:
         self._lines = LogLines()
         self._driver_seen = 0.0
 
-    # -- workers ---------------------------------------------------------------------------------
-
     def report(self, connection: int, message: Message) -> None:
         """Metrics of an epoch; with WAIT, the reply comes when the driver releases the epoch."""
         group = self._group
@@ -155,8 +153,6 @@ class Reporting:
             self._changes.forget(min((w.changes_taken for w in group.members()), default=0))
         group.answer(connection, reply, worker)
 
-    # -- driver ----------------------------------------------------------------------------------
-
     def changes(self, connection: int, message: Message) -> VariableChanges | None:
         """One chunk of changes that a CONTROL will tell of; the changes, once they are whole."""
         require_driver(message)
@@ -198,8 +194,6 @@ class Reporting:
             Kind.CHUNK, total=body.size, meta={"ranks": ranks}, body=body if body.size else None,
         )  # fmt: skip
         self._group.answer(connection, reply)
-
-    # -- waits -----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Lets workers pass the epochs that the driver has released."""

@@ -111,8 +111,6 @@ class Session(Closing):
         self._heartbeat: threading.Thread | None = None
         self._ended = threading.Event()
 
-    # -- joining and leaving ---------------------------------------------------------------------
-
     def join(
         self,
         *,
@@ -182,8 +180,6 @@ class Session(Closing):
         if self._heartbeat is not None and self._heartbeat is not threading.current_thread():
             self._heartbeat.join(5)
 
-    # -- telling the driver ----------------------------------------------------------------------
-
     def report(self, report: EpochReport, *, wait: bool = False) -> None:
         """Sends metrics of an epoch, and what this rank has used so far.
 
@@ -242,8 +238,6 @@ class Session(Closing):
                 batch.append(line)
                 size += len(line) + 1
 
-    # -- for stores ------------------------------------------------------------------------------
-
     @property
     def raw(self) -> ByteArray:
         """The buffer that bodies are sent from and received into.
@@ -297,8 +291,6 @@ class Session(Closing):
         message = Message(kind, epoch=epoch, batch=batch, meta=meta)
         for frame, chunk in chunked(message, blob, self.limits.chunk_bytes):
             self.request(frame, chunk)
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _signed(self, message: Message) -> Message:
         message.rank, message.attempt = self.rank, self.attempt

@@ -1,8 +1,8 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
 
 - ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
-- ``decode``, with ``plain_arrow``, ``conform`` and ``ragged``: a record batch -> NumPy arrays.
-- ``invalid``: rows that no model can take, told from those that it can.
+- ``decode``, with ``plain_arrow``, ``conform`` and ``ragged``: a record batch -> NumPy arrays, and
+  which rows no model can take.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk.
 - ``batches``: rows -> batches in a new random order each epoch, stacked for the learner.
 - ``statistics``: what a fit asks of a partition's rows. ``shards``: files dealt to their readers.
@@ -13,8 +13,7 @@
 from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
 from sparkdl.data.batches import Batches, EpochPlan
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
-from sparkdl.data.decode import decode, decode_slices
-from sparkdl.data.invalid import decode_valid, rows_with_nulls
+from sparkdl.data.decode import decode, decode_slices, decode_valid, rows_with_nulls
 from sparkdl.data.partition import Partition, read_partition
 from sparkdl.data.rows import Rows
 

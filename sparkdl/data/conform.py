@@ -72,12 +72,12 @@ class ValuePlace:
         )  # fmt: skip
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: object) -> bool:
     """Whether an Arrow type holds texts, views of them included (which pyarrow has from 16 on)."""
     return str(kind) in ("string", "large_string", "string_view")
 
 
-def is_numeric(kind: Any) -> bool:
+def is_numeric(kind: object) -> bool:
     """Whether an Arrow type holds single numbers."""
     return bool(
         pa.types.is_integer(kind)

@@ -10,15 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, datetime, tzinfo
+from datetime import time as clock
 from decimal import Decimal
 from itertools import islice
 from typing import Any, BinaryIO, Generic, TypeVar
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from sparkdl.data.tfrecord.blocks import Block, Codec, decompressed, read_blocks
 from sparkdl.errors import ConfigError
+from sparkdl.files.listing import unescaped
 from sparkdl.process.host_load import LoadMeter
 
 T = TypeVar("T")
@@ -68,56 +71,96 @@ def file_blocks(
     return read_blocks(decompressed(stream, codec), name, verify=verify)
 
 
-_WHOLE = re.compile(r"[+-]?[0-9]+")
-_NUMBER = re.compile(r"\s*[+-]?((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|Infinity|NaN)\s*")
+_WHOLE = re.compile(r"[+-]?\d+")
+_EXACT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?")
+_DOUBLE = re.compile(
+    r"[\0- ]*[+-]?(Infinity|NaN|((\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|"
+    r"0[xX]([\da-fA-F]+\.?|[\da-fA-F]*\.[\da-fA-F]+)[pP][+-]?\d+)[dDfF]?)[\0- ]*",
+    re.ASCII,
+)
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d)?", re.ASCII)
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d(\.\d{1,6})?", re.ASCII)
+
+
+def _float(text: str) -> float:
+    number = text.strip().rstrip("dDfF")
+    return float.fromhex(number) if "x" in number.lower() else float(number)
+
+
 _PARSERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[str], Any]], ...] = (
     (pa.types.is_integer, int),
-    (pa.types.is_floating, float),
+    (pa.types.is_floating, _float),
     (pa.types.is_decimal, Decimal),
     (pa.types.is_date, date.fromisoformat),
+    (pa.types.is_time, lambda text: clock.fromisoformat(unescaped(text))),
+    (pa.types.is_timestamp, lambda text: datetime.fromisoformat(unescaped(text))),
 )
 """Kinds of Arrow's types, and how a folder's text becomes a value of them."""
 
 
-def folder_type(texts: Iterable[str]) -> pa.DataType:
-    """The type of a column that folders ``name=text`` give, as Spark infers it; times are texts.
+@dataclass(frozen=True)
+class FolderTypes:
+    """How a session of Spark types the columns that folders give.
 
-    >>> folder_type(['1', '0.5']), folder_type(['1', '9999999999']), folder_type(['1', 'a'])
-    (DataType(double), DataType(int64), DataType(string))
+    Args:
+        zone: Its time zone; empty: its times have none; None: not known, and such are texts.
+        clock: Whether it knows times of the day, as Spark does from 4.1 on.
+        infers: Whether all are texts otherwise.
     """
-    found = {_folder_type(text) for text in texts if text != NO_VALUE}
-    if len(found) == 1:
-        return found.pop()
-    if found == {pa.int32(), pa.int64()}:
-        return pa.int64()
-    if found == {pa.int32(), pa.float64()}:
-        return pa.float64()
-    exact = {kind.precision for kind in found if pa.types.is_decimal(kind)}
-    wide = {20 if kind == pa.int64() else 10 for kind in found if pa.types.is_integer(kind)}
-    if exact and all(pa.types.is_decimal(k) or pa.types.is_integer(k) for k in found):
-        return pa.decimal128(max(exact | wide))
-    return pa.string()
 
+    zone: str | None = None
+    clock: bool = False
+    infers: bool = True
 
-def _folder_type(text: str) -> pa.DataType:
-    if _WHOLE.fullmatch(text):
-        bits = int(text).bit_length() if int(text) >= 0 else (-int(text) - 1).bit_length()
-        if bits < 64:
-            return pa.int32() if bits < 32 else pa.int64()
-    if _NUMBER.fullmatch(text):
-        number = Decimal(text.strip()) if text == text.strip() else Decimal("NaN")
-        if number.is_finite() and int(number.as_tuple().exponent) >= 0:
-            digits = number.adjusted() + 1
-            return pa.decimal128(digits) if digits <= 38 else pa.float64()
-        return pa.float64()
-    try:
-        return pa.date32() if date.fromisoformat(text).isoformat() == text else pa.string()
-    except ValueError:
+    def of(self, texts: Iterable[str]) -> pa.DataType:
+        """The type of a column that folders ``name=text`` give, as Spark infers it.
+
+        >>> FolderTypes().of(['1', '0.5']), FolderTypes().of(['1', 'a'])
+        (DataType(double), DataType(string))
+        """
+        said = {text for text in texts if text != NO_VALUE}
+        found = set(map(self._of_text, said)) if self.infers or not said else {pa.string()}
+        if len(found) < 2:
+            return found.pop() if found else pa.null()
+        if found == {pa.int32(), pa.int64()}:
+            return pa.int64()
+        if found == {pa.int32(), pa.float64()}:
+            return pa.float64()
+        if len(found) == 2 and found - {pa.date32()} == {self._moment}:
+            return self._moment
+        exact = {kind.precision for kind in found if pa.types.is_decimal(kind)}
+        wide = {20 if kind == pa.int64() else 10 for kind in found if pa.types.is_integer(kind)}
+        if exact and all(pa.types.is_decimal(k) or pa.types.is_integer(k) for k in found):
+            return pa.decimal128(max(exact | wide))
+        return pa.string()
+
+    @property
+    def _moment(self) -> pa.DataType:
+        return pa.timestamp("us", self.zone or None)
+
+    def _of_text(self, text: str) -> pa.DataType:
+        if _WHOLE.fullmatch(text):
+            bits = (int(text) if int(text) >= 0 else ~int(text)).bit_length()
+            if bits < 64:
+                return pa.int32() if bits < 32 else pa.int64()
+        number = Decimal(text) if _EXACT.fullmatch(text) else Decimal("NaN")
+        if number.is_finite() and int(number.as_tuple().exponent) >= 0 and number.adjusted() < 38:
+            return pa.decimal128(number.adjusted() + 1)
+        if _DOUBLE.fullmatch(text):
+            return pa.float64()
+        whole = unescaped(text)
+        with contextlib.suppress(ValueError):
+            if self.clock and _CLOCK.fullmatch(whole):
+                return pa.scalar(clock.fromisoformat(whole)).type
+            if self.zone is not None and _MOMENT.fullmatch(whole) and datetime.fromisoformat(whole):
+                return self._moment
+            if date.fromisoformat(text).isoformat() == text:
+                return pa.date32()
         return pa.string()
 
 
-def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
-    """The column that a folder ``name=text`` gives to the rows of its files.
+def folder_column(text: str, field: pa.Field, rows: int, zone: str | None = "") -> pa.Array:
+    """The column that a folder ``name=text`` gives to the rows of its files; times in a ``zone``.
 
     Raises:
         ConfigError: The text is no value of the column's type.
@@ -127,14 +170,25 @@ def folder_column(text: str, field: pa.Field, rows: int) -> pa.Array:
     """
     if text == NO_VALUE:
         return pa.nulls(rows, field.type)
-    parse = next((parse for fits, parse in _PARSERS if fits(field.type)), str)
+    parse = next((parse for fits, parse in _PARSERS if fits(field.type)), unescaped)
     try:
-        return pa.repeat(pa.scalar(parse(text)).cast(field.type), rows)
-    except (ValueError, ArithmeticError, pa.ArrowException) as error:
+        value = parse(text)
+        if isinstance(value, datetime) and field.type.tz and value.tzinfo is None:
+            value = value.replace(tzinfo=_zone(zone or "UTC"))
+        return pa.repeat(pa.scalar(value).cast(field.type), rows)
+    except (ValueError, ArithmeticError, LookupError, pa.ArrowException) as error:
         raise ConfigError(
             f"folder {field.name}={text}: not of the column's type",
-            expected=f"a value of {field.type}", received=text,
+            expected=f"a value of {field.type}", received=f"{text} ({error})",
         ) from error  # fmt: skip
+
+
+def _zone(name: str) -> tzinfo | None:
+    """The zone of a session, which may be called GMT+08:00."""
+    offset = re.fullmatch(r"(?:UTC|GMT|UT)?([+-]\d\d:?\d\d)", name)
+    return (
+        datetime.fromisoformat(f"2000-01-01 00:00{offset[1]}").tzinfo if offset else ZoneInfo(name)
+    )
 
 
 def read_files(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
 from sparkdl.errors import ResourceError
 from sparkdl.files.file_system import FileEntry, Kind, RenamingFileSystem
+
+_PATH_IN_URI = re.compile(r"([^:]+:(?://[^/?]*)?)([^?]*)(.*)", re.DOTALL)
 
 
 class NoFileSystemError(ResourceError):
@@ -134,7 +138,9 @@ def open_uri(uri: str, scheme: str) -> tuple[ArrowFileSystem, str]:
     from pyarrow import fs
 
     try:
-        arrow, inner = fs.FileSystem.from_uri(uri)
+        ((start, path, query),) = _PATH_IN_URI.findall(uri)
+        # letter by letter, as to Spark and fsspec: pyarrow would decode a folder t=10%3A00
+        arrow, inner = fs.FileSystem.from_uri(f"{start}{quote(path)}{query}")
         return ArrowFileSystem(arrow), inner
     except Exception as first:
         try:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
-from urllib.parse import unquote
+from typing import Any, Literal, NamedTuple
 
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.storage import explained
@@ -19,6 +18,8 @@ _SPECIAL = re.compile(r"[*?\[{\\]")
 _CHOICE = re.compile(r"(?<!\\)\{([^{}]*)\}")
 _DESCRIPTIONS = frozenset({"dataset_info.json", "features.json", "state.json"})
 """Names of files that Hugging Face and TFDS put beside those with the rows."""
+_BESIDE = re.compile(r".*\.json|.*\.txt|cache-.*\.arrow")
+"""Those, labels.txt of TFDS, and the results that datasets' map puts beside what it reads."""
 _MOST_CHOICES = 10_000
 """Number of paths at most that the braces of a pattern may mean."""
 
@@ -38,9 +39,9 @@ class FoundFile:
 
     @property
     def partition_values(self) -> dict[str, str]:
-        """Values of all rows, from the folders: ``{'day': '3'}`` for ``day=3/f``."""
+        """Values of all rows, from the folders, as written: ``{'day': '3'}`` for ``day=3/f``."""
         folders = (name.partition("=") for name in self.inner.split("/")[:-1] if "=" in name)
-        return {unquote(key): unquote(value) for key, _, value in folders}
+        return {unescaped(key): value for key, _, value in folders}
 
 
 def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
@@ -83,50 +84,78 @@ def find_files(path: str, *, recursive: bool = False) -> list[FoundFile]:
     return sorted(found.values(), key=lambda file: file.path)
 
 
-def names_in(path: str) -> dict[str, list[str]]:
-    """The names in each folder that a path means, hidden ones too; none for a file."""
+def escaped(text: str) -> str:
+    """A folder's name or value as Spark writes it.
+
+    >>> escaped('10:00'), unescaped('10%3A00')
+    ('10%3A00', '10:00')
+    """
+    return re.sub(r"[\0-\x1f\x7f\"#%'*/:=?\\{[\]^]", lambda sign: f"%{ord(sign[0]):02X}", text)
+
+
+def unescaped(text: str) -> str:
+    """The same without escapes, each of which is one letter to Spark."""
+    return re.sub("%([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), text)
+
+
+TableFormat = Literal["delta", "iceberg", "hudi", "parquet"]
+_LOGS: dict[str, TableFormat] = {
+    "_delta_log": "delta", ".hoodie": "hudi", ".hoodie_partition_metadata": "hudi",
+    "metadata": "iceberg", "_spark_metadata": "parquet",
+}  # fmt: skip
+"""Names in the folder of a table -> its format; the last one is that of a stream's output."""
+
+
+class FoundTable(NamedTuple):
+    """A table whose files are more than its rows; ``whole`` where not only a part was asked for."""
+
+    format: TableFormat
+    folder: str
+    whole: bool
+
+
+def table_at(path: str) -> FoundTable | None:
+    """The table whose folder it is, or into which it reaches.
+
+    Raises:
+        ResourceError: A folder cannot be looked into.
+    """
     from pyarrow import fs
 
     with explained("read", path):
-        return {
-            place.outer(top): [_name(i) for i in place.system.get_file_info(fs.FileSelector(top))]
-            for place, top in _tops(path)
-            if place.system.get_file_info(top).type == fs.FileType.Directory
-        }
-
-
-TableFormat = Literal["delta", "iceberg", "hudi"]
-
-
-def table_format(path: str) -> TableFormat | None:
-    """The format of a table whose folder it is; its files are more than the rows of the table.
-
-    Raises:
-        ResourceError: The folder cannot be looked into.
-    """
-    for folder, names in names_in(path).items():
-        if "_delta_log" in names:
-            return "delta"
-        if ".hoodie" in names:
-            return "hudi"
-        if "metadata" in names:
-            inner = [name for below in names_in(f"{folder}/metadata").values() for name in below]
-            if any(name.endswith(".metadata.json") for name in inner):
-                return "iceberg"
+        folders = {}
+        for place, top in _tops(path):
+            whole = top.type == fs.FileType.Directory
+            folders[top.path if whole else top.path.rpartition("/")[0]] = place, whole
+        for folder, (place, whole) in folders.items():
+            name = "="
+            while "=" in name or name == "data":  # Iceberg's folder of files
+                for info in place.system.get_file_info([f"{folder}/{log}" for log in _LOGS]):
+                    kind = None if info.type == fs.FileType.NotFound else _LOGS[_name(info)]
+                    below = fs.FileSelector(info.path, allow_not_found=True)
+                    if kind == "iceberg" and not any(
+                        _name(file).endswith(".metadata.json")
+                        for file in place.system.get_file_info(below)
+                    ):
+                        continue
+                    if kind and (whole or kind != "parquet"):
+                        return FoundTable(kind, place.outer(folder), whole)
+                (folder, _, name), whole = folder.rpartition("/"), False
     return None
 
 
-def _tops(path: str) -> Iterator[tuple[FilePlace, str]]:
+def _tops(path: str) -> Iterator[tuple[FilePlace, Any]]:
     """The files and folders that a path or pattern names, each in its file system."""
     for one in _without_braces(path):
         wild = _SPECIAL.search(one)
         if wild is None:
             place = place_of(one)
-            yield place, place.inner
+            yield place, place.system.get_file_info(place.inner)
             continue
         cut = one.rfind("/", 0, wild.start())
         place = place_of("." if cut < 0 else one[:cut] or "/")
-        yield from ((place, top) for top in _matching(place, one[cut + 1 :].split("/")))
+        parts = [part for part in one[cut + 1 :].split("/") if part]
+        yield from ((place, top) for top in _matching(place, parts))
 
 
 def _without_braces(pattern: str) -> list[str]:
@@ -174,47 +203,50 @@ def _expression(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def _matching(place: FilePlace, pattern: list[str]) -> list[str]:
-    """The paths below a folder that fit a pattern, name by name."""
+def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
+    """The files and folders below a folder that fit a pattern, name by name."""
     from pyarrow import fs
 
-    tops = [place.inner]
+    tops, infos = [place.inner], []
     for number, wanted in enumerate(pattern):
         expression = _expression(wanted)
         infos = [
             info
             for top in tops
-            for info in place.system.get_file_info(fs.FileSelector(top))
-            if expression.fullmatch(_name(info))
+            for name, info in _of_rows(place.system.get_file_info(fs.FileSelector(top)), top)
+            if expression.fullmatch(name)
         ]
         if number < len(pattern) - 1:
             infos = [info for info in infos if info.type == fs.FileType.Directory]
         tops = sorted(info.path for info in infos)
-    return tops
+    return infos
 
 
-def _in(place: FilePlace, top: str, path: str, recursive: bool) -> list[FoundFile]:
-    """The file ``top``, or those in the folder ``top``."""
+def _in(place: FilePlace, info: Any, path: str, recursive: bool) -> list[FoundFile]:
+    """The file, or those in the folder."""
     from pyarrow import fs
 
-    info = place.system.get_file_info(top)
     if info.type == fs.FileType.File:
-        name = top.rsplit("/", 1)[-1]
-        whole = [FoundFile(place.outer(top), int(info.size), name)]
-        return [] if is_hidden(name) or not info.size else whole
+        whole = [FoundFile(place.outer(info.path), int(info.size), _name(info))]
+        return [] if is_hidden(_name(info)) or not info.size else whole
     if info.type != fs.FileType.Directory:
         return []
-    files = []
-    for info in place.system.get_file_info(fs.FileSelector(top, recursive=True)):
-        inner = info.path[len(top) :].strip("/")
-        hidden = any(map(is_hidden, inner.split("/")))
-        if info.type == fs.FileType.File and info.size and not hidden:
-            files.append(FoundFile(place.outer(info.path), int(info.size), inner))
-    if any(file.inner in _DESCRIPTIONS for file in files):
-        # labels.txt is of TFDS; datasets' map writes its results beside the rows that it reads
-        others = re.compile(r".*\.json|.*\.txt|cache-.*\.arrow")
-        files = [file for file in files if not others.fullmatch(file.inner)]
+    top = info.path
+    infos = place.system.get_file_info(fs.FileSelector(top, recursive=True))
+    files = [
+        FoundFile(place.outer(info.path), int(info.size), inner)
+        for inner, info in _of_rows(infos, top)
+        if info.type == fs.FileType.File and info.size and not any(map(is_hidden, inner.split("/")))
+    ]
     return files if recursive else _of_partitions(files, path)
+
+
+def _of_rows(infos: list[Any], top: str) -> list[tuple[str, Any]]:
+    """The parts of a folder, with their paths from there on, but what only describes the rows."""
+    found = [(info.path[len(top) :].strip("/"), info) for info in infos]
+    if any(inner in _DESCRIPTIONS for inner, _ in found):
+        found = [(inner, info) for inner, info in found if not _BESIDE.fullmatch(inner)]
+    return found
 
 
 def is_hidden(name: str) -> bool:
@@ -242,10 +274,10 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
                 hint="name the folders that belong together: a pattern such as "
                 f"{path.rstrip('/')}/{next(iter(spelled.values()))}=*",
             )
-        folders = [part.partition("=") for part in file.inner.split("/")]
-        parts = [f"{spelled[n.lower()]}={v}" if equals else n for n, equals, v in folders[:-1]]
-        parts.append("".join(folders[-1]))
-        found.append(replace(file, inner="/".join(parts)))
+        *folders, last = file.inner.split("/")
+        ours = iter(map(escaped, spelled.values()))
+        inner = [f"{next(ours)}={f.partition('=')[2]}" if "=" in f else f for f in folders]
+        found.append(replace(file, inner="/".join([*inner, last])))
     return found
 
 

@@ -22,11 +22,13 @@ class FilePlace:
     Args:
         inner: The path in it.
         prefix: What stands before ``inner`` in the user's path.
+        suffix: What stands behind it: a query.
     """
 
     system: Any
     inner: str
     prefix: str = ""
+    suffix: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -37,7 +39,7 @@ class FilePlace:
 
     def outer(self, inner: str) -> str:
         """A path of this file system as the user would write it."""
-        return self.prefix + inner
+        return f"{self.prefix}{inner}{self.suffix}"
 
 
 def place_of(path: str) -> FilePlace:
@@ -51,7 +53,11 @@ def place_of(path: str) -> FilePlace:
     if scheme == "file":
         return FilePlace(fs.LocalFileSystem(), local_path(path))
     system, inner = open_uri(path, scheme)
-    return FilePlace(system.arrow, inner, path[: -len(inner)] if path.endswith(inner) else "")
+    for whole in (path, path.partition("?")[0].rstrip("/")):
+        if whole.endswith(inner):
+            suffix = path[len(whole) :].lstrip("/")
+            return FilePlace(system.arrow, inner, whole[: -len(inner)], suffix)
+    return FilePlace(system.arrow, inner)
 
 
 def open_input(path: str, *, mapped: bool = False, place: FilePlace | None = None) -> BinaryIO:

@@ -388,7 +388,7 @@ class DeepImageFeaturizer(_DeepImage):
     @keyword_only  # type: ignore[untyped-decorator]
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
-        modelName: str | None = None, scaleHint: str = "SCALE_AREA_AVERAGING", model: Any = None,
+        modelName: str | None = None, scaleHint: str = "SCALE_AREA_AVERAGING", model: object = None,
         layer: str | None = None, preprocess: Callable[[Any], Any] | None = None,
     ) -> None:  # fmt: skip
         self._begin()

@@ -114,7 +114,7 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
         modelFile: str | None = None, imageLoader: Callable[[Any], Any] | None = None,
-        outputMode: str = "vector", model: Any = None,
+        outputMode: str = "vector", model: object = None,
     ) -> None:  # fmt: skip
         self._begin()
         self._take(dict(self._input_kwargs))
@@ -185,9 +185,9 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     def __init__(
         self, *, inputCol: str | None = None, outputCol: str | None = None,
         labelCol: str | None = None, modelFile: str | None = None,
-        imageLoader: Callable[[Any], Any] | None = None, kerasOptimizer: Any = "adam",
-        kerasLoss: Any = None, kerasFitParams: dict[str, Any] | None = None,
-        outputMode: str = "vector", model: Any = None,
+        imageLoader: Callable[[Any], Any] | None = None, kerasOptimizer: object = "adam",
+        kerasLoss: object = None, kerasFitParams: dict[str, Any] | None = None,
+        outputMode: str = "vector", model: object = None,
         sparkModelParams: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._begin()

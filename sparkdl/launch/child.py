@@ -67,9 +67,6 @@ def run_rank(
         yield from task.failed(rank, error)
 
 
-# -- from the parent -----------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class ChildSetup:
     """The first message."""
@@ -96,8 +93,6 @@ class GatheredTexts:
 
 
 FromParent = ChildSetup | InputBatch | GatheredTexts
-
-# -- from the child ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -141,8 +136,6 @@ class TaskDone:
 
 
 FromChild = NextInput | GatherTexts | LogLine | OutputBatch | TaskRaised | TaskDone
-
-# -- the connection ------------------------------------------------------------------------------
 
 
 def received(connection: Connection) -> FromParent | FromChild | None:
@@ -250,9 +243,6 @@ class Child(Closing):
             self._process.kill()
             self._process.wait()
         self._output.finish()
-
-
-# -- the child's side ----------------------------------------------------------------------------
 
 
 class ParentConnection:

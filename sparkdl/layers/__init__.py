@@ -2,8 +2,8 @@
 
 ``served_embedding``: an embedding whose rows lie in tables outside of the model.
 ``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share.
-``local_rows``: the tables of a model that trains in one process. ``stored_rows``: those that a fit
-has written. ``conversion``: from ``keras.layers.Embedding`` and back. ``recompute``: segments that
+``local_rows``: the tables of a model that trains in one process, and those that a fit has written.
+``conversion``: from ``keras.layers.Embedding`` and back. ``recompute``: segments that
 the backward pass computes again. ``backends``: how a step
 reaches rows and classes, and computes a segment again, one module for each backend.
 """

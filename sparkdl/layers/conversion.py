@@ -154,7 +154,9 @@ def _cloned(model: keras.Model, replaced: Callable[[Any], Any]) -> Any:
     return copy
 
 
-def _exclude_from_decay(former: Any, optimizer: Any, kept: list[tuple[Any, Any]]) -> None:
+def _exclude_from_decay(
+    former: keras.Optimizer, optimizer: keras.Optimizer, kept: list[tuple[Any, Any]]
+) -> None:
     """Keras keeps these variables outside of an optimizer's configuration."""
     former, optimizer = (getattr(o, "inner_optimizer", o) for o in (former, optimizer))
     excluded: set[Any] = getattr(former, "_exclude_from_weight_decay", set())

@@ -1,9 +1,14 @@
-"""The tables of a model that trains, is evaluated or predicts in one process."""
+"""The tables of a model that trains, is evaluated or predicts in one process.
+
+They are of this process, or in files that a fit has written: looked up there, never loaded whole.
+"""
 
 from __future__ import annotations
 
 import json
 import weakref
+from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -11,8 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.tables.classes import ClassPart, ClassSpec, Measured, Softmax, find_measured, joined
+from sparkdl.tables.checkpoints import TableReference
+from sparkdl.tables.classes import (
+    ClassPart,
+    ClassSpec,
+    Measured,
+    Softmax,
+    find_measured,
+    joined,
+    measure,
+)
 from sparkdl.tables.index import owner
+from sparkdl.tables.reading import TableReader
 from sparkdl.tables.service import IdArray
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
@@ -51,8 +66,6 @@ class LocalRows:
         self._layers.setdefault(layer.table_name, layer)
         if isinstance(model, keras.Model):
             self._model = weakref.ref(model)
-
-    # -- the service -------------------------------------------------------------------------------
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         self.flush()
@@ -119,8 +132,6 @@ class LocalRows:
             together = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
             unique, gradients, counts = merged(*together)
             self._store(table).push(unique, gradients, self._rate_now[table], counts)
-
-    # -- tables ------------------------------------------------------------------------------------
 
     def store(self, table: str) -> RowStore:
         """The table as of the last step."""
@@ -222,3 +233,59 @@ def take_rows(store: RowStore, arrays: Arrays) -> None:
         store.waiting.count(arrays["waiting"], arrays["seen"].astype(np.int64))
     if "clocks" in arrays and len(arrays["clocks"]):
         store.clock = max(store.clock, int(arrays["clocks"].max()))
+
+
+class StoredRows:
+    """The tables of a trained model, in the folder to which the workers have written them.
+
+    Args:
+        reference: What the run's state says of them, see :class:`TableReference`.
+
+    Raises:
+        ProtocolError: It is no reference.
+    """
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+        self._found = TableReference.from_bytes(reference.encode())
+
+    @cached_property
+    def tables(self) -> Mapping[str, TableReader]:
+        """Name -> table.
+
+        Raises:
+            ResourceError: The folder is gone, or its files are not whole.
+        """
+        return {name: TableReader(self._found.folder_of(name)) for name in self._found.tables}
+
+    def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
+        return self.tables[table].pull(ids), list(self._found.tables).index(table)
+
+    def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
+        """Refuses to train."""
+        raise self._untrainable(list(self._found.tables)[pulled])
+
+    def measure(
+        self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
+        training: bool,
+    ) -> tuple[Softmax, int]:  # fmt: skip
+        if training:
+            raise self._untrainable(table)
+        chunks = self.tables[table].chunks(classes.chunk)
+        return joined([measure(chunks, features, labels, classes.margin)]), -1
+
+    def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
+        """Never called: :meth:`measure` refuses to train."""
+        raise NotImplementedError
+
+    def give(self, table: str, store: RowStore, rank: int, num_ranks: int) -> None:
+        """Puts the rows that ``rank`` owns into a store."""
+        self._found.load(table, store, rank, num_ranks)
+
+    @staticmethod
+    def _untrainable(table: str) -> ModelError:
+        return ModelError(
+            f"table {table!r} lies in files that a fit has written, and cannot be trained here",
+            expected="SparkModel(model, mode='allreduce').fit(..., checkpoint_dir=...)",
+            received="model.fit in one process",
+        )

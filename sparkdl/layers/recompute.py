@@ -34,7 +34,7 @@ class Span:
     recomputed: bool
 
 
-def spans_of(model: Any, wanted: int | None) -> list[Span]:
+def spans_of(model: keras.Model, wanted: int | None) -> list[Span]:
     """The parts of a model.
 
     Args:
@@ -65,7 +65,7 @@ _Piece = tuple[int, int, bool]
 """Numbers of the first operation and the one after the last, and whether it is recomputed."""
 
 
-def graph_of(model: Any) -> Any:
+def graph_of(model: keras.Model) -> Any:
     """The functional model that a functional or Sequential model is."""
     return model._functional if isinstance(model, keras.Sequential) else model
 
@@ -73,7 +73,7 @@ def graph_of(model: Any) -> Any:
 class _Graph:
     """The operations of a functional model, in the order that its weights have."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         order = {id(operation): number for number, operation in enumerate(model._operations)}
         self.nodes = [
             node
@@ -164,7 +164,7 @@ def _elements(tensor: Any) -> int:
     return math.prod(size or 1 for size in tensor.shape[1:])
 
 
-def _require_graph(model: Any) -> None:
+def _require_graph(model: keras.Model) -> None:
     kinds = (keras.Sequential, keras.src.models.Functional)
     if type(model) not in kinds or not model.built:
         raise ModelError(
@@ -196,7 +196,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         **kwargs: Arguments of ``keras.layers.Layer``.
     """
 
-    def __init__(self, block: Any, **kwargs: Any) -> None:
+    def __init__(self, block: keras.Model, **kwargs: object) -> None:
         # The layers inside cast as their own policies say; this layer casts nothing.
         super().__init__(**{**kwargs, "dtype": "float32", "autocast": False})
         self.block = block
@@ -270,7 +270,7 @@ class RecomputedSegment(keras.layers.Layer):  # type: ignore[misc]
         """The outputs of the layers, without values."""
         return self.block.compute_output_spec(inputs)
 
-    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+    def compute_mask(self, inputs: object, previous_mask: object) -> None:
         """None: :meth:`call` has given each output its own."""
 
     def get_config(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class NamedOutput(keras.layers.Identity):  # type: ignore[misc]
     """An output that a segment makes, under the name of the layer that makes it there."""
 
 
-def recompute_segments(model: Any, segments: int | None = None) -> Any:
+def recompute_segments(model: keras.Model, segments: int | None = None) -> Any:
     """The same layers, of which a training step keeps the tensors between segments alone.
 
     Activations of a network of n equal blocks take the memory of 2 sqrt(n) blocks with sqrt(n)
@@ -350,7 +350,7 @@ def name_outputs(outputs: Sequence[Any], made: dict[int, Any]) -> None:
         taken.add(name)
 
 
-def inlined(model: Any) -> Any:
+def inlined(model: keras.Model) -> Any:
     """A model without segments: their layers are its own again.
 
     Args:
@@ -377,7 +377,7 @@ def inlined(model: Any) -> Any:
     return _model_of(model, made)
 
 
-def _model_of(model: Any, made: dict[int, Any]) -> Any:
+def _model_of(model: keras.Model, made: dict[int, Any]) -> Any:
     """A model of the same inputs and outputs, trained by the same optimizer."""
     graph = graph_of(model)
     outputs = keras.tree.map_structure(lambda tensor: made[id(tensor)], graph._outputs_struct)

@@ -86,14 +86,14 @@ class ServedEmbedding(TableLayer):
         table: str | None = None,
         combiner: str | None = None,
         initializer: str | Mapping[str, Any] = "uniform",
-        optimizer: Any = None,
+        optimizer: keras.Optimizer | str | None = None,
         entry: EntryFilter | Mapping[str, Any] | None = None,
         max_rows: int | None = None,
         expire_after: int | None = None,
         pad_id: int | None = None,
         tracks: bool = False,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         super().__init__(table=table, optimizer=optimizer, seed=seed, **kwargs)
         self.dim = require_int("dim", dim, least=1)
@@ -169,17 +169,15 @@ class ServedEmbedding(TableLayer):
     def wanted_ids(self, ids: npt.NDArray[Any]) -> IdArray:
         return _unique(ids, self.pad_id)[0]
 
-    # -- Keras -------------------------------------------------------------------------------------
-
     def compute_output_shape(self, input_shape: Any) -> tuple[int | None, ...]:
         shape = tuple(input_shape)
         return (*(shape if self.combiner is None else shape[:-1]), self.dim)
 
-    def compute_output_spec(self, ids: Any, training: Any = None) -> Any:
+    def compute_output_spec(self, ids: Any, training: object = None) -> Any:
         """The output's shape and dtype, without a lookup."""
         return keras.KerasTensor(self.compute_output_shape(ids.shape), dtype=self.compute_dtype)
 
-    def __call__(self, ids: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, ids: object, *args: object, **kwargs: object) -> Any:
         """See the class; Keras would hide an error of ``call`` in one of its own."""
         if hasattr(ids, "dtype"):
             kind = keras.backend.standardize_dtype(ids.dtype)
@@ -188,7 +186,7 @@ class ServedEmbedding(TableLayer):
             self._check(ids)
         return super().__call__(ids, *args, **kwargs)
 
-    def call(self, ids: Any, training: Any = None) -> Any:
+    def call(self, ids: object, training: object = None) -> Any:
         self.find_service()
         call = _Call(self, bool(training))
         anchor = ops.convert_to_tensor(self._anchor)
@@ -219,8 +217,6 @@ class ServedEmbedding(TableLayer):
                 if wide
                 else "keras.Input(..., dtype='int64'): floats lose ids above 2**24",
             )
-
-    # -- config and files --------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of the class, and what all layers with a table have."""

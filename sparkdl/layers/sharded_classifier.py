@@ -14,7 +14,7 @@ from keras.src.losses import loss as keras_losses
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers.backends import Ids, after, losses
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import StoredRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.learner.signature import loss_by_output
 from sparkdl.settings.values import require_int
@@ -126,11 +126,11 @@ class ShardedClassifier(TableLayer):
         margin: Margin | Mapping[str, Any] | None = None,
         sample: float = 1.0,
         table: str | None = None,
-        optimizer: Any = None,
+        optimizer: keras.Optimizer | str | None = None,
         initializer: str | Mapping[str, Any] | None = None,
         chunk: int = 2048,
         seed: int | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         kwargs.setdefault("dtype", "float32")
         super().__init__(table=table, optimizer=optimizer, seed=seed, **kwargs)
@@ -220,8 +220,6 @@ class ShardedClassifier(TableLayer):
         every = (np.arange(a, min(a + self.chunk, self.num_classes)) for a in edges)
         return (Chunk(classes, self.centers(classes)) for classes in every)
 
-    # -- Keras -------------------------------------------------------------------------------------
-
     def build(self, input_shape: Any) -> None:
         shape = tuple(input_shape)
         if len(shape) != 2 or shape[1] is None:
@@ -233,7 +231,7 @@ class ShardedClassifier(TableLayer):
         self.dim = shape[1]
         super().build(input_shape)
 
-    def call(self, features: Any, training: Any = None) -> Any:
+    def call(self, features: object, training: object = None) -> Any:
         model = self._get_call_context().entry_layer
         if isinstance(model, keras.Model):
             self.require_trainable_in(model)
@@ -294,7 +292,7 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
 
     def __init__(
         self, table: str, num_classes: int, reduction: str = "sum_over_batch_size",
-        name: str = "class_loss", dtype: Any = None,
+        name: str = "class_loss", dtype: object = None,
     ) -> None:  # fmt: skip
         super().__init__(name=name, reduction=reduction, dtype=dtype)
         self.table, self.num_classes = table, num_classes
@@ -306,7 +304,7 @@ class ClassLoss(keras.losses.Loss):  # type: ignore[misc]
             per_row, sample_weight=sample_weight, reduction=self.reduction, dtype=self.dtype
         )
 
-    def call(self, y_true: Any, y_pred: Any) -> Any:
+    def call(self, y_true: object, y_pred: object) -> Any:
         """The loss of each row."""
         return _called.find(self.table).losses_of(ops.convert_to_tensor(y_true), y_pred)
 
@@ -328,7 +326,7 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
     sums_over_workers = True  # as every mean; it can only be tried out beside its layer
     _direction = "up"  # for callbacks, as Keras' own accuracies have it
 
-    def __init__(self, table: str, name: str = "accuracy", dtype: Any = None) -> None:
+    def __init__(self, table: str, name: str = "accuracy", dtype: object = None) -> None:
         super().__init__(name=name, dtype=dtype)
         self.table = table
 

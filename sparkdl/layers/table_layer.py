@@ -10,8 +10,7 @@ import numpy as np
 from keras.src.backend.common import global_state
 
 from sparkdl.errors import ModelError
-from sparkdl.layers.local_rows import LocalRows
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import LocalRows, StoredRows
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.tables import rules
 from sparkdl.tables.rules import RowRule, SgdRows
@@ -37,7 +36,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     """Whether each step touches all rows that it is to change."""
 
     def __init__(
-        self, *, table: str | None, optimizer: Any, seed: int | None, **kwargs: Any
+        self, *, table: str | None, optimizer: object, seed: int | None, **kwargs: object
     ) -> None:
         super().__init__(**kwargs)
         if getattr(self, "_remat_mode", None) is not None:
@@ -145,8 +144,6 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             f"the rows of layer {self.name!r} lie on several workers",
             expected="a layer of the driver's model", received="one that is trained",
         )  # fmt: skip
-
-    # -- Keras -------------------------------------------------------------------------------------
 
     def build(self, input_shape: object) -> None:
         """Makes the variable that stands for the rows where the framework differentiates."""

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import UnknownNameError
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BACKENDS = ("tensorflow", "jax", "torch")
 
 
-def make_learner(model: Any) -> KerasLearner:
+def make_learner(model: object) -> KerasLearner:
     """A learner around ``model`` for the Keras backend that is running.
 
     Raises:

@@ -49,7 +49,7 @@ class _KeptLearner(_Shares):
     learner: KerasLearner
     own: OwnAttributes
 
-    def share(self, model: Any) -> None:
+    def share(self, model: object) -> None:
         """Lets frozen weights lie where those of other processes do, and leaves the former file."""
         former, self.shared = self.shared, shared_weights(frozen_weights(model))
         if former is not None:

@@ -27,7 +27,7 @@ from sparkdl.training.changes import VariableChanges
 _VALIDATION = "val_"
 
 
-def at_least_one(callbacks: Any) -> Any:
+def at_least_one(callbacks: object) -> Any:
     """``callbacks``, or one that does nothing: with it the driver has the weights of each epoch's
     end, and workers wait there until it has looked."""
     return callbacks or [keras.callbacks.Callback()]
@@ -50,7 +50,7 @@ class CallbackSink:
     """
 
     def __init__(
-        self, model: Any, callbacks: Any, *, epochs: int, verbose: int, waits: bool = True
+        self, model: keras.Model, callbacks: Any, *, epochs: int, verbose: int, waits: bool = True
     ) -> None:
         self._model = model
         self.has_callbacks = bool(callbacks)
@@ -144,8 +144,6 @@ class CallbackSink:
             self._take(found)
         self._callbacks.on_test_end(dict(held_out))
 
-    # -- what callbacks write ----------------------------------------------------------------------
-
     def model_sent(self) -> None:
         """The workers were sent the model as it is: what callbacks write from now on counts."""
         self._written = self._last_written = VariableChanges()
@@ -222,8 +220,6 @@ class CallbackSink:
         paths = [variable.path for variable in every if id(variable) not in metrics]
         return ", ".join(paths[:3]) + (f" and {len(paths) - 3} more" if len(paths) > 3 else "")
 
-    # -- what the driver reads -------------------------------------------------------------------
-
     @property
     def stop_wanted(self) -> bool:
         """Whether a callback has set ``model.stop_training``."""
@@ -259,7 +255,7 @@ _VALIDATION_EVENTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end
 _BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
-def may_act(callback: Any) -> bool:
+def may_act(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback may write to the model, or wants the weights that its logs are of.
 
     Keras' own that only read logs, or stop, do neither; of others nobody knows.
@@ -274,23 +270,23 @@ def keeping_callbacks() -> tuple[type, ...]:
     return keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore
 
 
-def restores_best(callback: Any) -> bool:
+def restores_best(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback gives the model its best weights back in the end."""
     is_early = isinstance(callback, keras.callbacks.EarlyStopping)
     return is_early and bool(callback.restore_best_weights)
 
 
-def acts_on_batches(callback: Any) -> bool:
+def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback has code of its own for batches, and may write to the model there."""
     return may_act(callback) and _has_own(callback, _BATCH_EVENTS)
 
 
-def acts_on_validation(callback: Any) -> bool:
+def acts_on_validation(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback has code of its own for validation, and may write to the model there."""
     return may_act(callback) and _has_own(callback, _VALIDATION_EVENTS)
 
 
-def _has_own(callback: Any, methods: Iterable[str]) -> bool:
+def _has_own(callback: keras.callbacks.Callback, methods: Iterable[str]) -> bool:
     plain = keras.callbacks.Callback
     return any(
         getattr(type(callback), name, None) is not getattr(plain, name) or name in vars(callback)
@@ -298,7 +294,7 @@ def _has_own(callback: Any, methods: Iterable[str]) -> bool:
     )
 
 
-def require_directions(callbacks: Iterable[Any], model: Any) -> None:
+def require_directions(callbacks: Iterable[Any], model: keras.Model) -> None:
     """Refuses callbacks of Keras that would fail at the first epoch's end: on an unknown metric.
 
     Args:
@@ -326,7 +322,7 @@ def require_directions(callbacks: Iterable[Any], model: Any) -> None:
             ) from error
 
 
-def acts_on_metric(callback: Any) -> bool:
+def acts_on_metric(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback of Keras compares the values of a metric."""
     best = getattr(callback, "save_best_only", True)
     return bool(best) and hasattr(callback, "_set_monitor_op")

@@ -29,7 +29,7 @@ class WriteWatch:
         model: Compiled and built.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._parts: dict[str, Any] = {}
         self._marks: _Marks = ([], [])
@@ -94,14 +94,14 @@ class WriteWatch:
         return _digests(self._model.variables), _digests(optimizer.variables)
 
 
-def write_changes(model: Any, changes: VariableChanges) -> None:
+def write_changes(model: keras.Model, changes: VariableChanges) -> None:
     """Sets what callbacks wrote, in a Keras model that is the driver's or an equal one."""
     for pairs in changed_pairs(model, changes):
         for variable, value in pairs:
             variable.assign(value)
 
 
-def changed_pairs(model: Any, changes: VariableChanges) -> tuple[_Pairs, _Pairs]:
+def changed_pairs(model: keras.Model, changes: VariableChanges) -> tuple[_Pairs, _Pairs]:
     """Each variable of a model, and of its optimizer, that has a new value, with the value.
 
     Raises:
@@ -135,7 +135,7 @@ def _digests(variables: list[Any]) -> list[bytes]:
     return found
 
 
-def _parts_of(model: Any) -> dict[str, Any]:
+def _parts_of(model: keras.Model) -> dict[str, Any]:
     """The parts that must stay as they are while workers train; the keys name them in a message."""
     layers = [
         layer
@@ -152,7 +152,7 @@ def _parts_of(model: Any) -> dict[str, Any]:
     }
 
 
-def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
+def _settings_of(optimizer: keras.Optimizer) -> list[dict[str, Any]]:
     """The settings of an optimizer that are no variables: ``clipnorm``, ``use_ema`` and so on."""
     return [
         {
@@ -164,7 +164,7 @@ def _settings_of(optimizer: Any) -> list[dict[str, Any]]:
     ]
 
 
-def _seed_states(model: Any) -> list[Any]:
+def _seed_states(model: keras.Model) -> list[Any]:
     return [
         generator.state
         for layer in model._flatten_layers(include_self=True, recursive=True)
@@ -172,7 +172,7 @@ def _seed_states(model: Any) -> list[Any]:
     ]
 
 
-def _places(model: Any) -> dict[int, int]:
+def _places(model: keras.Model) -> dict[int, int]:
     places, offset = {}, 0
     for variable in [*trained_variables(model), *averaged_variables(model)]:
         places[id(variable)] = offset

@@ -15,7 +15,7 @@ _DEPTH = 6
 _LONGEST = 1000
 
 
-def find_custom_objects(model: Any) -> dict[str, Any]:
+def find_custom_objects(model: keras.Model) -> dict[str, Any]:
     """Classes and module-level functions in the model that do not come with Keras, by name."""
     found: dict[str, Any] = {}
 
@@ -36,7 +36,7 @@ def find_custom_objects(model: Any) -> dict[str, Any]:
     return found
 
 
-def functions_in_configs(model: Any) -> str:
+def functions_in_configs(model: keras.Model) -> str:
     """A hint at the layers whose ``get_config`` has a function in it: it comes back as a dict."""
     for layer in model._flatten_layers(include_self=False):
         if type(layer).__module__.startswith("keras."):
@@ -53,7 +53,7 @@ def functions_in_configs(model: Any) -> str:
 
 
 @contextlib.contextmanager
-def named_functions(model: Any) -> Iterator[dict[str, Any]]:
+def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     """Within, lambdas and local functions in the model have names under which Keras saves them.
 
     Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
@@ -79,23 +79,23 @@ def named_functions(model: Any) -> Iterator[dict[str, Any]]:
             function.__name__ = name
 
 
-def compiled_objects(model: Any) -> list[Any]:
+def compiled_objects(model: keras.Model) -> list[Any]:
     """The losses, metrics, optimizers and their like of the user's own that it is compiled with."""
     found = _parts(_compiled(model))
     return [part for part in found if not isinstance(part, type) and _is_saved_object(part)]
 
 
-def comes_with_keras(target: Any) -> bool:
+def comes_with_keras(target: object) -> bool:
     """Whether a class, a function or the class of an object is not the user's own."""
     module = getattr(target, "__module__", "") or ""
     return module.split(".")[0] in _LIBRARIES
 
 
-def _is_nameless(target: Any) -> bool:
+def _is_nameless(target: object) -> bool:
     return isinstance(target, FunctionType) and "<" in target.__qualname__
 
 
-def compile_settings(model: Any) -> dict[str, Any]:
+def compile_settings(model: keras.Model) -> dict[str, Any]:
     """The arguments that the model was compiled with, as far as they are known: those of Keras, and
     of a ``compile`` of its own those that the model keeps as attributes of the same name."""
     compiled = getattr(model, "_compile_config", None)
@@ -105,7 +105,7 @@ def compile_settings(model: Any) -> dict[str, Any]:
     return {**compiled.config, **found}
 
 
-def own_compile_settings(model: Any) -> tuple[dict[str, Any], list[str]]:
+def own_compile_settings(model: keras.Model) -> tuple[dict[str, Any], list[str]]:
     """The arguments of a ``compile`` of a model's own that are none of ``keras.Model.compile``.
 
     Returns:
@@ -130,7 +130,7 @@ def own_compile_settings(model: Any) -> tuple[dict[str, Any], list[str]]:
     return found, others
 
 
-def _compiled(model: Any) -> list[Any]:
+def _compiled(model: keras.Model) -> list[Any]:
     return [getattr(model, "optimizer", None), *compile_settings(model).values()]
 
 
@@ -156,6 +156,6 @@ def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
                     yield part  # what else it keeps is nothing that Keras saves
 
 
-def _is_saved_object(thing: Any) -> bool:
+def _is_saved_object(thing: object) -> bool:
     kind = type(thing)
     return hasattr(kind, "get_config") and not comes_with_keras(kind)

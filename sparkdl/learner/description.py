@@ -75,7 +75,7 @@ def _classes(optimizer: Any) -> str:
     return name if inner is None else f"{name}({_classes(inner)})"
 
 
-def _difference(saved: Any, own: Any, place: str) -> tuple[str, str, str] | None:
+def _difference(saved: object, own: object, place: str) -> tuple[str, str, str] | None:
     if isinstance(saved, dict) and isinstance(own, dict):
         kind, other = saved.get("class_name"), own.get("class_name")
         if kind != other:
@@ -100,7 +100,7 @@ def _difference(saved: Any, own: Any, place: str) -> tuple[str, str, str] | None
     return next(filter(None, (_difference(*pair) for pair in pairs)), None)
 
 
-def name_of_loss(loss: Any) -> str:
+def name_of_loss(loss: object) -> str:
     """The name of a loss, or of several by output; ``'none'`` for None."""
     if loss is None or isinstance(loss, str):
         return loss or "none"

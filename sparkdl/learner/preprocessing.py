@@ -98,7 +98,7 @@ def _missing(who: str, error: ImportError) -> ResourceError:
     )
 
 
-def preprocessor_of(model: Any) -> Any:
+def preprocessor_of(model: object) -> Any:
     """The layer or function that makes a model's inputs of its rows; None: there is none."""
     makes = hasattr(type(model), "preprocess_samples")
     return getattr(model, "preprocessor", None) if makes else None
@@ -203,7 +203,7 @@ def _as_given(arrays: Mapping[str, Any]) -> Any:
     return next(iter(arrays.values())) if set(arrays) == {ROW} else dict(arrays)
 
 
-def _named(made: Any, names: tuple[str, ...]) -> Arrays | None:
+def _named(made: object, names: tuple[str, ...]) -> Arrays | None:
     """Arrays of NumPy by name."""
     if made is None:
         return None
@@ -215,7 +215,7 @@ def _named(made: Any, names: tuple[str, ...]) -> Arrays | None:
     return {names[0] if names else "output": _array(made)}
 
 
-def _array(value: Any) -> npt.NDArray[Any]:
+def _array(value: object) -> npt.NDArray[Any]:
     ops = _keras().ops
     return np.asarray(ops.convert_to_numpy(value) if ops.is_tensor(value) else value)
 

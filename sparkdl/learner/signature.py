@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.preprocessing import ROW, Preprocessing, preprocessor_of
+
+if TYPE_CHECKING:
+    import keras
 
 LabelKind = Literal["sparse", "binary", "dense", "own"]
 """What labels a loss takes: class numbers; numbers in [0, 1] or any numbers, both of the output's
@@ -146,7 +149,7 @@ class Signature:
         return self.label_ranges.get(output)
 
 
-def model_signature(model: Any) -> Signature:
+def model_signature(model: keras.Model) -> Signature:
     """Reads the signature of a built ``keras.Model`` (functional, Sequential or subclassed)."""
     functional = getattr(model, "_inputs_struct", None) is not None or hasattr(model, "_functional")
     whole: dict[str, str] = {}
@@ -191,7 +194,7 @@ def model_signature(model: Any) -> Signature:
     return replace(signature, inputs={ROW: row}, named_inputs=False, preprocessing=prepares)
 
 
-def _refuse_texts(model: Any, inputs: Mapping[str, TensorSpec]) -> None:
+def _refuse_texts(model: keras.Model, inputs: Mapping[str, TensorSpec]) -> None:
     """Refuses a model with inputs of text where the backend has no tensors of text."""
     import keras
 
@@ -207,14 +210,14 @@ def _refuse_texts(model: Any, inputs: Mapping[str, TensorSpec]) -> None:
         )
 
 
-def has_own(model: Any, *methods: str) -> bool:
+def has_own(model: keras.Model, *methods: str) -> bool:
     """Whether a model's class has one of these methods of ``keras.Model`` from the user."""
     import keras
 
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
 
 
-def gives_otherwise(model: Any) -> bool:
+def gives_otherwise(model: keras.Model) -> bool:
     """Whether ``predict`` may give other outputs than the model's layers: with a step or a call of
     the user's own."""
     import keras
@@ -225,12 +228,12 @@ def gives_otherwise(model: Any) -> bool:
     return has_own(model, "predict_step") or (functional and type(model).call not in calls)
 
 
-def takes_strings(model: Any) -> bool:
+def takes_strings(model: keras.Model) -> bool:
     """Whether an input of the model is text."""
     return any(tensor.dtype == "string" for tensor in getattr(model, "inputs", None) or [])
 
 
-def _keys(struct: Any, tensors: Any, names: Any = None) -> list[str]:
+def _keys(struct: object, tensors: Any, names: Any = None) -> list[str]:
     if isinstance(struct, dict):
         return sorted(struct)
     if names and len(names) == len(tensors):
@@ -246,7 +249,7 @@ def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
 
 
 def _subclassed(
-    model: Any,
+    model: keras.Model,
 ) -> tuple[dict[str, TensorSpec], dict[str, TensorSpec], dict[str, str]]:
     """Inputs, outputs and ``whole_outputs`` of a model that a call has built: of its dtypes Keras
     notes nothing, so that it is tried with symbols of both kinds (ADR 0180)."""
@@ -293,12 +296,12 @@ def _subclassed(
     return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
 
 
-def _has_texts(model: Any) -> bool:
+def _has_texts(model: keras.Model) -> bool:
     layers = {kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__}
     return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
 
 
-def traced(call: Callable[[Any], Any], given: Any) -> Any:
+def traced(call: Callable[[Any], Any], given: object) -> Any:
     """The outputs of a call for symbols; None where it needs values."""
     import keras
 
@@ -313,7 +316,7 @@ def list_names(count: int) -> list[str]:
     return [f"input_{i}" for i in range(count)]
 
 
-def takes_list(model: Any) -> bool:
+def takes_list(model: keras.Model) -> bool:
     """Whether a subclassed model was built on a list of inputs, which have no names then."""
     values = list((getattr(model, "_build_shapes_dict", None) or {}).values())
     return (
@@ -324,7 +327,7 @@ def takes_list(model: Any) -> bool:
     )
 
 
-def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
+def _label_kinds(model: keras.Model, outputs: list[str]) -> dict[str, LabelKind]:
     loss = getattr(model, "loss", None)
     if isinstance(loss, (list, tuple)) and len(loss) != len(outputs):
         raise ModelError(
@@ -336,7 +339,7 @@ def _label_kinds(model: Any, outputs: list[str]) -> dict[str, LabelKind]:
     return {name: _kind(item) for name, item in loss_by_output(loss, outputs).items()}
 
 
-def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
+def loss_by_output(loss: object, outputs: list[str]) -> dict[str, Any]:
     """The ``loss`` that a model was compiled with, for each of its outputs (None: no loss)."""
     if isinstance(loss, dict):
         return {name: loss.get(name) for name in outputs}
@@ -345,7 +348,7 @@ def loss_by_output(loss: Any, outputs: list[str]) -> dict[str, Any]:
     return dict.fromkeys(outputs, loss)
 
 
-def _without_loss(model: Any, losses: dict[str, Any]) -> frozenset[str]:
+def _without_loss(model: keras.Model, losses: dict[str, Any]) -> frozenset[str]:
     """The outputs of which Keras' own step uses no labels; with metrics it wants those of all."""
     own = has_own(model, *_STEPS)
     if own or model._compile_metrics is not None or all(v is None for v in losses.values()):
@@ -353,7 +356,7 @@ def _without_loss(model: Any, losses: dict[str, Any]) -> frozenset[str]:
     return frozenset(name for name, loss in losses.items() if loss is None)
 
 
-def ignored_class(loss: Any) -> int | None:
+def ignored_class(loss: object) -> int | None:
     """The label whose rows or positions a loss of Keras leaves out; None where it takes all."""
     ignored = _options(loss).get("ignore_class")
     return None if ignored is None else int(ignored)
@@ -368,7 +371,7 @@ def _options(loss: Any) -> dict[str, Any]:
     return options
 
 
-def loss_name(loss: Any) -> tuple[str | None, bool]:
+def loss_name(loss: object) -> tuple[str | None, bool]:
     """The name of a loss of Keras, lower case without underscores, and whether it takes logits.
 
     The name is None for a loss that does not come with Keras.
@@ -391,13 +394,13 @@ def loss_name(loss: Any) -> tuple[str | None, bool]:
     return named.__name__.lower().replace("_", ""), bool(_options(loss).get("from_logits", False))
 
 
-def _class_count(loss: Any) -> int | None:
+def _class_count(loss: object) -> int | None:
     count = getattr(loss, "num_classes", None)
     of_ours = type(loss).__module__.startswith("sparkdl.")
     return count if of_ours and isinstance(count, int) else None
 
 
-def _kind(loss: Any) -> LabelKind:
+def _kind(loss: object) -> LabelKind:
     if loss is None:
         return "dense"
     if _class_count(loss) is not None:

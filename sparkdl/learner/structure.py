@@ -8,11 +8,11 @@ from typing import Any
 import keras
 
 from sparkdl.learner.signature import LABEL, list_names, takes_list
-from sparkdl.training.learning import Arrays
+from sparkdl.training.learning import Arrays, BatchStack
 
 
 def arrange_batch(
-    model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
+    model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None
 ) -> tuple[Any, Any, Any]:
     """``(x, y, sample_weight)`` in the model's structure; None for labels and weights that are not
     there."""
@@ -20,7 +20,12 @@ def arrange_batch(
     return arrange_inputs(model, x), arrange_targets(model, y) if y else None, weights
 
 
-def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+def arranged(model: keras.Model, stack: BatchStack) -> tuple[Any, Any, Any]:
+    """The arrays of a stack as ``(x, y, sample_weight)``, see :func:`pack_batch`."""
+    return arrange_batch(model, stack.x, stack.y, stack.sample_weight)
+
+
+def pack_batch(x: object, y: object = None, sample_weight: object = None) -> Any:
     """The argument of ``train_step`` or ``predict_step`` as Keras' own loops pack it: ``x``,
     ``(x, y)`` or all three.
 
@@ -31,7 +36,7 @@ def pack_batch(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
     return (x, y) if sample_weight is None else (x, y, sample_weight)
 
 
-def arrange_inputs(model: Any, x: Arrays) -> Any:
+def arrange_inputs(model: keras.Model, x: Arrays) -> Any:
     """Puts named input arrays into the structure that a model's ``call`` takes."""
     struct = getattr(model, "_inputs_struct", None)
     if struct is None and takes_list(model):
@@ -39,7 +44,7 @@ def arrange_inputs(model: Any, x: Arrays) -> Any:
     return arrange(x, struct, _names(model, "input"))
 
 
-def arrange_targets(model: Any, y: Arrays) -> Any:
+def arrange_targets(model: keras.Model, y: Arrays) -> Any:
     """Puts arrays by output name into the structure of the model's outputs."""
     if set(y) == {LABEL}:
         return y[LABEL]
@@ -49,7 +54,7 @@ def arrange_targets(model: Any, y: Arrays) -> Any:
     return arrange(y, struct, names)
 
 
-def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
+def arrange(arrays: Arrays, struct: object, names: list[str]) -> Any:
     """Puts named arrays into the structure of ``struct``, whose leaves are called ``names``."""
     if len(arrays) == 1 and not isinstance(struct, dict):
         return next(iter(arrays.values()))
@@ -59,7 +64,7 @@ def arrange(arrays: Arrays, struct: Any, names: list[str]) -> Any:
 
 
 def name_outputs(
-    model: Any, outputs: Any, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
+    model: keras.Model, outputs: object, value: Callable[[Any], Any] = keras.ops.convert_to_numpy
 ) -> Arrays:
     """A model's outputs as a dict by output name: of NumPy arrays, or what ``value`` makes."""
     if isinstance(outputs, dict):
@@ -72,12 +77,12 @@ def name_outputs(
     return {names[0] if names else "output": value(outputs)}
 
 
-def map_arrays(function: Callable[[Any], Any], structure: Any) -> Any:
+def map_arrays(function: Callable[[Any], Any], structure: object) -> Any:
     """``function`` of every array of a structure; None (absent sample weights) stays None."""
     return keras.tree.map_structure(lambda a: None if a is None else function(a), structure)
 
 
-def _names(model: Any, side: str) -> list[str]:
+def _names(model: keras.Model, side: str) -> list[str]:
     names = getattr(model, f"{side}_names", None)
     if names:
         return [str(n) for n in names]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
@@ -39,6 +39,10 @@ from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import has_arrow_functions
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 
 def _share(name: str, value: Any) -> float:
@@ -149,7 +153,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         named = {kind: self.getOrDefault(f"{kind}Col") for kind in kinds}
         return {kind: name for kind, name in named.items() if name}
 
-    def transformSchema(self, schema: Any) -> Any:
+    def transformSchema(self, schema: StructType) -> Any:
         """The schema of ``transform``'s result; raises what ``transform`` would."""
         require_vectors(schema, self.getOrDefault("featuresCol"))
         taken = {name.lower() for name in schema.names}
@@ -165,7 +169,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
             fields.append(T.StructField(name, column_type(kind)))
         return T.StructType([*schema.fields, *fields])
 
-    def _transform(self, dataset: Any) -> Any:
+    def _transform(self, dataset: DataFrame) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         require_running(dataset.sparkSession)
         schema = self.transformSchema(dataset.schema)
@@ -194,7 +198,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         found = float(probabilities(np.array([self._margin(value)]))[0])
         return DenseVector([1 - found, found])
 
-    def predict(self, value: Any) -> float:
+    def predict(self, value: object) -> float:
         """The class of one row."""
         return float(self.predictProbability(value)[1] > self._cut())
 
@@ -207,8 +211,6 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         starts = np.array([0, len(values)], np.int64)
         row = SparseVectors(starts, indices, np.array(values, np.float64), len(values))
         return float(self.weights.margins(row)[0])
-
-    # -- files -------------------------------------------------------------------------------------
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
@@ -229,7 +231,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         self._with(model, tuple(plain["losses"]))
 
 
-def _appended(frame: Any, task: LinearScores, schema: Any) -> Any:
+def _appended(frame: DataFrame, task: LinearScores, schema: StructType) -> Any:
     """All columns travel to Python and back: for Spark before 4.1."""
     context = context_of(frame.sparkSession)
     names = wire_names(len(schema))
@@ -242,7 +244,7 @@ def _appended(frame: Any, task: LinearScores, schema: Any) -> Any:
         return frame.mapInArrow(function, T.StructType(fields)).toDF(*schema.names)
 
 
-def require_vectors(schema: Any, name: str) -> None:
+def require_vectors(schema: StructType, name: str) -> None:
     """Returns if a column holds vectors.
 
     Raises:
@@ -322,7 +324,7 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         self._setDefault(seed=0)
 
     @interrupts.heard()
-    def _fit(self, dataset: Any) -> FTRLClassificationModel:
+    def _fit(self, dataset: DataFrame) -> FTRLClassificationModel:
         require_frame(f"{type(self).__name__}.fit", dataset)
         require_running(dataset.sparkSession)
         model = FTRLClassificationModel()
@@ -342,7 +344,7 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         linear = LinearModel(parts[0].size, ids[order], weights, parts[0].intercept)
         return model._with(linear, parts[0].losses)
 
-    def _columns(self, dataset: Any) -> Any:
+    def _columns(self, dataset: DataFrame) -> Any:
         """The columns that are read: vectors, labels, and weights if there are any."""
         schema = dataset.schema
         require_vectors(schema, self.getOrDefault("featuresCol"))
@@ -381,8 +383,6 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
                 raise
             raise raised from error
         return [found.load(rank) for rank in found.results]
-
-    # -- files -------------------------------------------------------------------------------------
 
     def content(self) -> StageContent:
         """Nothing: an estimator has its Params alone."""

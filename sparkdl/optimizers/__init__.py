@@ -1,5 +1,5 @@
 """Optimizers on flat float32 buffers: for rules on a server and for sliced optimizer state.
 
-``optimizer``: what one is. ``flat``: the optimizers, also from Keras' settings. ``blocks``: blocks
-that fit a cache, on several threads, and loops that numba compiles.
+``flat``: the optimizers, also from Keras' settings. ``blocks``: blocks that fit a cache, on several
+threads, and loops that numba compiles.
 """

@@ -21,11 +21,7 @@ from sparkdl.settings.values import require_int, require_seconds
 
 
 def batched_handler(
-    batch_size: int,
-    *,
-    max_parallelism: int = 1,
-    timeout_s: float = 0.2,
-    pad_batch: bool = False,
+    batch_size: int, *, max_parallelism: int = 1, timeout_s: float = 0.2, pad_batch: bool = False
 ) -> Callable[[Callable[..., Any]], Any]:
     """Makes a method of a ``CourierNode``'s object take calls together.
 

@@ -13,12 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.errors import (
-    AuthenticationError,
-    ProtocolError,
-    TransportError,
-    WaitTimeoutError,
-)
+from sparkdl.errors import AuthenticationError, ProtocolError, TransportError, WaitTimeoutError
 from sparkdl.program.messages import CallMessage, MessageConnection, MessageKind, pieces_of
 from sparkdl.wire.hosts import host_id
 from sparkdl.wire.tls import Certificate
@@ -176,7 +171,7 @@ class CallClient:
         if name.startswith("__"):
             raise AttributeError(name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             return self._wait_for(name, args, kwargs)
 
         return call

@@ -85,7 +85,7 @@ class PyNode:
     client_timeout_s: float | None = None
     wait_for_ready = True
 
-    def __init__(self, function: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, function: Callable[..., object], *args: object, **kwargs: object) -> None:
         _check_callable("PyNode", function)
         self.function, self.args, self.kwargs = function, args, kwargs
 
@@ -124,11 +124,11 @@ class CourierNode:
     def __init__(
         self,
         constructor: Callable[..., object],
-        *args: Any,
+        *args: object,
         client_timeout_s: float | None = None,
         threads: int = CALL_THREADS,
         wait_for_ready: bool = True,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         _check_callable("CourierNode", constructor)
         self._constructor, self._args, self._kwargs = constructor, args, kwargs

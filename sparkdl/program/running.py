@@ -233,12 +233,7 @@ class NodeTask:
         return rank_addresses(self.listening.bind, towards=self.listening.towards)
 
     def _serve(
-        self,
-        program: Running,
-        proxy: _Late,
-        placed: Placed,
-        ports: PortSpec,
-        within_s: float = 0.0,
+        self, program: Running, proxy: _Late, placed: Placed, ports: PortSpec, within_s: float = 0.0
     ) -> CallServer:
         bind, advertised = self._addresses()
         deadline = time.monotonic() + within_s
@@ -383,7 +378,7 @@ class _Late:
         if not callable(found):
             return found
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: object, **kwargs: object) -> Any:
             reset = _current.set(self.__program)
             try:
                 return found(*args, **kwargs)

@@ -184,8 +184,6 @@ class FitMonitor:
         self._driver_load: HostLoad | None = None
         self._losses: list[float] = []
 
-    # -- what callers ask ----------------------------------------------------------------------
-
     @property
     def has_callbacks(self) -> bool:
         return self._steering.has_callbacks
@@ -208,8 +206,6 @@ class FitMonitor:
         schedule says the rate, and before an epoch has ended.
         """
         return self._rate_between
-
-    # -- what callers tell ---------------------------------------------------------------------
 
     def watch(self, load_weights: Callable[[], None], *, waits: bool = False) -> None:
         """From now on ``load_weights`` loads the workers' present weights into the model.
@@ -326,8 +322,6 @@ class FitMonitor:
             first_line = str(error).partition("\n")[0]
             name = type(error).__name__
             self._tell(events.TrainingFailed(f"{name}: {first_line}" if first_line else name))
-
-    # -- parts of them -------------------------------------------------------------------------
 
     def _tell(self, event: events.Event) -> None:
         for sink in self._sinks:

@@ -31,11 +31,7 @@ from sparkdl.ps.kinds import WITHOUT_GRADIENT, StoreKind, limits_of
 from sparkdl.training.slices import Slices, head_offset, pack, pack_around, packed_bytes, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Timeouts
-from sparkdl.transport.frames import (
-    ByteArray,
-    Flag,
-    Message,
-)
+from sparkdl.transport.frames import ByteArray, Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -209,8 +205,6 @@ class Client(Closing):
     def close(self) -> None:
         self.session.close()
 
-    # -- the verbs -------------------------------------------------------------------------------
-
     def pull(self, *, last: bool = False) -> FloatArray:
         """Fills ``buffer`` with the center, and returns it.
 
@@ -355,8 +349,6 @@ class Client(Closing):
     def kept(self) -> bytearray:
         """The state that a worker left last for the driver; empty if none has."""
         return self.session.kept()
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _all_chunks(self, kind: StoreKind, flags: Flag = Flag.NONE) -> bytearray:
         """The bytes that the server keeps for this rank, in as many requests as it takes."""

@@ -15,7 +15,7 @@ from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, LossScaling
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import BatchStack, InGraph, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.run_state import RunState
@@ -60,6 +60,7 @@ class RoundSynchronizer(Way):
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._learner: SharedLearner | None = None
+        self._scaled = False
         self._progress = Progress(epoch=-1, batch=0, batches=1, rows=0)
         self._step = -1  # of the present stack
         self._rounds, self._rate = 0, math.nan
@@ -150,7 +151,7 @@ class RoundSynchronizer(Way):
         state = RunState.of(self._learner, self._progress.epoch)
         state.weights[self._layout.trained_size :] = self._statistics
         before = self._done - 1 - self._first
-        carried = self._learner.carried_state_at(self._own_steps, before)
+        carried = self._learner.carried_state(self._own_steps, before)
         return replace(state, carried=carried).to_bytes()
 
     @property
@@ -177,14 +178,14 @@ class RoundSynchronizer(Way):
         if self._learner is not learner or progress.epoch != self._progress.epoch:
             self._first, self._own_steps = progress.batch - rounds, 0
         self._learner, self._progress, self._step = learner, progress, -1
-        self._sums, self._entered = 0, False
+        self._sums, self._entered, self._scaled = 0, False, learner.optimizer.scales_loss
         self._rounds, self._rate = rounds, progress.learning_rate
         with self._unwrapping.around():
             if stack is None:
                 learner.skip_reducing(self)
-            elif self._with_tables or (learner.has_schedule and not self.takes_slices):
+            elif self._with_tables or (learner.optimizer.has_schedule and not self.takes_slices):
                 for batch in stack.single_batches():
-                    self._rate = learner.learning_rate
+                    self._rate = learner.optimizer.learning_rate
                     learner.train_reducing(batch, self)
             else:
                 learner.train_reducing(stack, self)
@@ -198,8 +199,6 @@ class RoundSynchronizer(Way):
         if self._client.snapshot_wanted(epoch, batch, every_step=self._had_every_step):
             learner.read_weights(self._client.buffer)
             self._client.snapshot(epoch, batch)
-
-    # -- the reducer -----------------------------------------------------------------------------
 
     def send_as_slices(self, places: Sequence[int]) -> None:
         if tuple(places) != self._sliced:
@@ -231,7 +230,7 @@ class RoundSynchronizer(Way):
         self._enter_step()
         buffer, first = self.buffer, self._layout.trained_size - self._dense.trained_size
         self.refused = self.rows > 0 and not self._check.notes(
-            buffer, first, self._learner, self._step, self.slices
+            buffer, first, self._scaled, self._step, self.slices
         )
         self._sent_rows = 0 if self.refused else self.rows
         if not self._sent_rows:
@@ -321,7 +320,7 @@ class RoundSynchronizer(Way):
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
             return self._client.add_up(numbers, self._sums, self._progress_of_step())
 
-    def is_sound(self, learner: LossScaling) -> bool:
+    def is_sound(self) -> bool:
         """Whether the gradient in ``buffer`` would be taken."""
         first = self._layout.trained_size - self._dense.trained_size
-        return self._check.is_sound(self.buffer, first, learner, self.slices)
+        return self._check.is_sound(self.buffer, first, self._scaled, self.slices)

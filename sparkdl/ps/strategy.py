@@ -105,7 +105,7 @@ class ServerStrategy:
 
 def _beside_weights(learner: SharedLearner, epoch: int) -> RunState:
     """The state of a worker without its weights, which the server has."""
-    return RunState(epoch, optimizer=learner.optimizer_state(), carried=learner.carried_state())
+    return RunState(epoch, optimizer=learner.optimizer.state(), carried=learner.carried_state())
 
 
 def way_of(

@@ -45,10 +45,10 @@ class TableBatches:
         first = done - stack.num_batches
         for number, batch in enumerate(stack.single_batches(), 1):
             self._rows.begin_batch(self._wanted(batch))
-            rate, scale = learner.learning_rate, learner.tables.loss_scale
-            before = 0 if scale is None else learner.step
+            rate, scale = learner.optimizer.learning_rate, learner.optimizer.loss_scale
+            before = 0 if scale is None else learner.optimizer.step
             learner.train(batch)
-            taken = scale is None or learner.step > before
+            taken = scale is None or learner.optimizer.step > before
             factor = (scale or 1.0) if taken else math.inf
             self._rows.end_step(epoch, first + number, rate, factor)
 
@@ -232,8 +232,6 @@ class WindowSynchronizer(Way):
         )
         self._flight.start()
 
-    # -- several windows in one call ---------------------------------------------------------------
-
     @property
     def cuts_stacks(self) -> bool:
         """Whether exchanges may happen inside a learner's call.
@@ -317,13 +315,13 @@ class WindowSynchronizer(Way):
         """Gives the learner the center, an optimizer without NaN, and the metrics of before."""
         self._base[...] = self._client.pull()
         learner.write_weights(self._base)
-        learner.load_optimizer_state(finite_state(learner.optimizer_state()))
-        learner.restore_metrics()
+        learner.optimizer.load_state(finite_state(learner.optimizer.state()))
+        learner.metrics.restore()
         return replace(progress, rows=0)
 
     def _keep_metrics(self, learner: SharedLearner) -> None:
         if self._check.skips:
-            learner.keep_metrics()
+            learner.metrics.keep()
 
     def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
         """Gives ``learner`` the changes, which the center has too: no part of the next commit."""
@@ -408,10 +406,10 @@ class ServerGradientSynchronizer(Way):
     def step(self, learner: SharedLearner, batch: BatchStack, progress: Progress) -> None:
         """Sends the gradient of one batch, and trains on from the center."""
         if self._check.skips:
-            learner.keep_metrics()
+            learner.metrics.keep()
         learner.gradients(batch, self._client.buffer)
-        if self._check.admits(self._client.buffer, learner):
+        if self._check.admits(self._client.buffer, learner.optimizer.scales_loss):
             self._take(learner, self._client.push_pull(progress))
         else:
-            learner.restore_metrics()
+            learner.metrics.restore()
             self._take(learner, self._client.pull())

@@ -12,14 +12,7 @@ from sparkdl.rules.compensated import DCASGD, DynSGD, Experimental, GapAware, St
 from sparkdl.rules.diloco import AsyncDiLoCo, DiLoCo
 from sparkdl.rules.downpour import Adag, Downpour, DownpourAdagrad, GeoSGD, Hogwild
 from sparkdl.rules.elastic import AEASGD, EAMSGD
-from sparkdl.rules.optimizer import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    RMSprop,
-    from_keras_config,
-)
+from sparkdl.rules.optimizer import SGD, Adagrad, Adam, AdamW, RMSprop, from_keras_config
 from sparkdl.rules.rule import Commit, Peer, Rule, State, adapt
 from sparkdl.settings.registry import Registry
 

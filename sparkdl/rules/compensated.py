@@ -245,12 +245,7 @@ class GapAware(BackupRule):
 
 
 def _compensated(
-    center: FloatArray,
-    sent: FloatArray,
-    stale: FloatArray,
-    slope: float,
-    scale: float,
-    one: float,
+    center: FloatArray, sent: FloatArray, stale: FloatArray, slope: float, scale: float, one: float
 ) -> None:
     for i in range(center.size):
         gap = (center[i] - stale[i]) * sent[i] * slope

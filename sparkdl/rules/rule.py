@@ -16,7 +16,7 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import add_scaled
-from sparkdl.optimizers.optimizer import State
+from sparkdl.optimizers.flat import State
 from sparkdl.settings.values import bare_options, require_one_of
 from sparkdl.weights import FloatArray
 
@@ -231,21 +231,13 @@ def unbound(rule: str) -> ConfigError:
 
 
 _VALUES = ("payload", "blocking", "lock_free", "default_window", "independent", "elementwise")
-_METHODS = (
-    "local_optimizer",
-    "init",
-    "pulled",
-    "update",
-    "may_continue",
-    "exchange",
-    "config",
-)
+_METHODS = ("local_optimizer", "init", "pulled", "update", "may_continue", "exchange", "config")
 
 
 class AdaptedRule(Rule):
     """A rule with every part of :class:`Rule` that ``inner`` has; made by :func:`adapt`."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: object) -> None:
         self.inner = inner
 
     def bind(self, num_workers: int) -> Rule:
@@ -278,7 +270,7 @@ def adapt(inner: object) -> AdaptedRule:
 
 
 def _delegate(part: str) -> Callable[..., Any]:
-    def call(self: AdaptedRule, *args: Any, **kwargs: Any) -> Any:
+    def call(self: AdaptedRule, *args: object, **kwargs: object) -> Any:
         return getattr(self.inner, part)(*args, **kwargs)
 
     return call

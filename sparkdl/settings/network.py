@@ -68,7 +68,7 @@ def check_ports(spec: Any) -> PortSpec:
     return spec  # type: ignore[no-any-return]
 
 
-def check_num_servers(count: Any) -> int | str:
+def check_num_servers(count: object) -> int | str:
     """Returns ``count`` if it is ``'auto'`` or a number of servers; raises ConfigError."""
     return "auto" if count == "auto" else require_int("num_servers", count, 1)
 

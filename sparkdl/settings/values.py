@@ -44,7 +44,7 @@ def bare(value: Any) -> Any:
     return value.item() if is_one else value
 
 
-def bare_numbers(value: Any) -> Any:
+def bare_numbers(value: object) -> Any:
     """A number, or a copy of a dict of numbers, without NumPy's."""
     if isinstance(value, Mapping):
         return {name: bare(number) for name, number in value.items()}
@@ -67,7 +67,7 @@ def is_finite_number(value: Any) -> bool:
     return is_number(value) and math.isfinite(value)
 
 
-def require_int(name: str, value: Any, least: int, most: int | None = None) -> int:
+def require_int(name: str, value: object, least: int, most: int | None = None) -> int:
     """``value`` as an int if it is a whole number, NumPy's too, of at least ``least``.
 
     Raises:
@@ -146,7 +146,7 @@ def require_objects(custom_objects: Any) -> dict[str, Any]:
     return dict(custom_objects)
 
 
-def require_name(kind: str, value: Any, known: Iterable[str], hint: str = "") -> str:
+def require_name(kind: str, value: object, known: Iterable[str], hint: str = "") -> str:
     """Returns ``value`` if it is one of ``known``; raises UnknownNameError."""
     names = list(known)
     if not isinstance(value, str) or value not in names:
@@ -177,7 +177,7 @@ def require_positive(owner: str, option: str, value: Any, *, or_none: bool = Fal
     require(ok, owner, option, "a number above 0" + ", or None" * or_none, value)
 
 
-def require_bool(owner: str, option: str, value: Any) -> None:
+def require_bool(owner: str, option: str, value: object) -> None:
     """Raises ConfigError unless ``value`` is True or False."""
     require(isinstance(bare(value), bool), owner, option, "True or False", value)
 
@@ -210,7 +210,7 @@ def require_whole(
     require(ok, owner, option, expected + ", or None" * or_none, value)
 
 
-def require_one_of(owner: str, option: str, value: Any, known: tuple[Any, ...]) -> None:
+def require_one_of(owner: str, option: str, value: object, known: tuple[Any, ...]) -> None:
     """Raises ConfigError unless ``value`` is one of ``known``."""
     require(value in known, owner, option, " or ".join(map(repr, known)), value)
 

@@ -207,7 +207,7 @@ class SparkMLlibModel(SparkModel):
         return super().predict(data, *arguments, **options)
 
 
-def check_classes(model: Any, nb_classes: int) -> None:
+def check_classes(model: object, nb_classes: int) -> None:
     """Refuses a number of classes that is not that of a Keras model's units.
 
     Raises:

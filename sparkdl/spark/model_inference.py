@@ -82,7 +82,7 @@ class ModelSettings:
         self,
         config: FitConfig,
         exchange: ChosenExchange,
-        model: Any,
+        model: object,
         custom_objects: Mapping[str, Any],
         decoder: Callable[[Any], Any] | Mapping[str, Callable[[Any], Any]] | None,
     ) -> None:
@@ -98,7 +98,7 @@ class ModelSettings:
         self._ensemble: list[Any] = []
         self._columns = Columns()
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Refuses a public name that has no effect; a class of the user's own may have more.
 
         Raises:
@@ -189,7 +189,7 @@ class ModelSettings:
         """The arguments as plain values (the model left out), to be saved or shown."""
         return self._config.to_dict()
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         """Refuses ``pickle``, ``copy`` and the closures of functions that go to executors.
 
         Raises:
@@ -216,9 +216,9 @@ class ModelInference(ModelSettings):
     @lists_its_arguments
     def predict(
         self,
-        data: Any,
+        data: object,
         batch_size: int | None = None,
-        features: Any = None,
+        features: object = None,
         output_column: str = "prediction",
         *,
         outputs: Iterable[str] | Mapping[str, str] | None = None,
@@ -266,11 +266,11 @@ class ModelInference(ModelSettings):
     @heard()
     def evaluate(
         self,
-        data: Any,
+        data: object,
         batch_size: int | None = None,
-        features: Any = None,
-        label: Any = None,
-        sample_weight: Any = None,
+        features: object = None,
+        label: object = None,
+        sample_weight: object = None,
         verbose: str | int = 0,
     ) -> dict[str, Any]:
         """Loss and metrics over all rows, exactly as one process would compute them.

@@ -39,8 +39,8 @@ from sparkdl.spark.session.running import (
 
 @lists_its_arguments
 def predict(
-    model: Any,
-    data: Any,
+    model: object,
+    data: object,
     batch_size: int = 32,
     features: InputColumns = "features",
     output_column: str = "prediction",
@@ -117,7 +117,7 @@ def predict(
 
 def predict_data(
     source: ModelSource,
-    data: Any,
+    data: object,
     inputs: Columns,
     choice: PredictionChoice,
     *,
@@ -168,7 +168,7 @@ def predict_data(
     )  # fmt: skip
 
 
-def _predict_arrays(source: ModelSource, x: Any, batch_size: int) -> Any:
+def _predict_arrays(source: ModelSource, x: object, batch_size: int) -> Any:
     """The model's predictions for arrays, made here; nothing for no rows, of which Keras fails."""
     from sparkdl.learner.structure import map_arrays
 
@@ -184,7 +184,7 @@ RETURNS: tuple[str, ...] = tuple(name for name in get_args(Form) if name != "raw
 
 @lists_its_arguments
 def predict_udf(
-    model: Any,
+    model: object,
     *,
     batch_size: int = 64,
     output: str | None = None,
@@ -282,7 +282,7 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
 
 
 def _task(
-    model: Any, batch_size: int, output: str | None, layer: str | None, returns: str,
+    model: object, batch_size: int, output: str | None, layer: str | None, returns: str,
     dtype: str | None, handle_invalid: str,
     decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
     custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
@@ -344,7 +344,7 @@ def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
     made, inputs = column_function(task, session, name or "sparkdl_predict"), task.inputs
 
     @functools.wraps(made)  # with all that Spark looks for to register it
-    def function(*columns: Any, **named: Any) -> Any:
+    def function(*columns: object, **named: object) -> Any:
         return made(*inputs.columns(columns, named))
 
     return function

@@ -60,7 +60,7 @@ def run(
     kwargs: Mapping[str, Any] | None = None,
     num_workers: int | None = None,
     *,
-    data: Any = None,
+    data: object = None,
     epochs: int | None = 1,
     shuffle: bool = False,
     feeding: Feeding = Feeding(),
@@ -71,7 +71,7 @@ def run(
     distributed: Distributed | None = None,
     roles: Mapping[str, int] | None = None,
     ps_on_driver: bool = False,
-    spark: Any = None,
+    spark: object = None,
     network: Network = Network(),
     limits: Limits = Limits(),
 ) -> list[T] | Any:

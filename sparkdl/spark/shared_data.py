@@ -68,7 +68,7 @@ class SharedData(Form):
         data: What ``fit`` takes.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: object) -> None:
         super().__init__(data)
         self._form = form_of(settled(data))
         self._opening = threading.Lock()

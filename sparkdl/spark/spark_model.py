@@ -144,13 +144,13 @@ class SparkModel(ModelInference):
     @heard()
     def fit(
         self,
-        data: Any,
+        data: object,
         epochs: int = 1,
         batch_size: int | None = None,
         verbose: str | int = "auto",
         validation_split: float = 0.0,
-        validation_data: Any = None,
-        callbacks: Any = None,
+        validation_data: object = None,
+        callbacks: object = None,
         features: Any = "features",
         label: Any = "label",
         sample_weight: Any = None,
@@ -160,7 +160,7 @@ class SparkModel(ModelInference):
         sinks: Sequence[GivenSink] | GivenSink | None = None,
         timeline: str | None = None,
         profile: bool = False,
-        **keras_fit_arguments: Any,
+        **keras_fit_arguments: object,
     ) -> Any:
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
 
@@ -263,7 +263,7 @@ class SparkModel(ModelInference):
         trigger: Mapping[str, Any] | None = None,
         on_batch: OnBatch | None = None,
         batch_size: int | None = None,
-        callbacks: Any = None,
+        callbacks: object = None,
         features: Any = "features",
         label: Any = "label",
         sample_weight: Any = None,
@@ -328,7 +328,7 @@ class SparkModel(ModelInference):
         workers = self.num_workers or default_parallelism(stream.sparkSession)
         prepare_model(self.model, self._config, self._exchange, workers)
 
-        def fit(frame: Any) -> dict[str, list[Any]]:
+        def fit(frame: object) -> dict[str, list[Any]]:
             history = self.fit(
                 frame, epochs_per_batch, batch_size, verbose, callbacks=callbacks,
                 features=columns.features, label=columns.label, sample_weight=sample_weight,
@@ -354,7 +354,7 @@ class SparkModel(ModelInference):
                 hint="spark_model.ensemble has the members; each can be trained further",
             )
 
-    def _open(self, form: Form, validation_data: Any, columns: Columns, split: float) -> Source:
+    def _open(self, form: Form, validation_data: object, columns: Columns, split: float) -> Source:
         signature = model_signature(self.model)
         if isinstance(form, SharedData):
             return form.source(

@@ -193,7 +193,7 @@ def check_stream(stream: Any, trigger: Any) -> None:
             received="a DataFrame whose rows end"
             if type(form) is FrameForm
             else type(stream).__name__,
-            hint="spark_model.fit(df) trains on rows that end",
+            hint="fit(...) trains on rows that end; spark.readStream...parquet(path) is a stream",
         )
     if is_connect(stream.sparkSession):
         raise ConfigError(

@@ -79,8 +79,6 @@ class StreamingRun(Generic[T]):
         self._keeper = threading.Thread(target=self._keep, name="sparkdl-stream", daemon=True)
         self._keeper.start()
 
-    # -- what users call ---------------------------------------------------------------------------
-
     @property
     def is_active(self) -> bool:
         """Whether the functions still run."""
@@ -157,8 +155,6 @@ class StreamingRun(Generic[T]):
             raise self._error
         return True
 
-    # -- the stage of the ranks: see StageWatcher --------------------------------------------------
-
     @property
     def store(self) -> Store:
         return self._store
@@ -191,8 +187,6 @@ class StreamingRun(Generic[T]):
         if self._run_error is not None:
             raise self._run_error
         return True
-
-    # -- the end -----------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Ends the query with the ranks, and the ranks with the query."""

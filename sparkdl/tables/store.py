@@ -12,14 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.tables.entry import (
-    Counts,
-    EntryFilter,
-    Eviction,
-    Mask,
-    WaitingIds,
-    make_entry_filter,
-)
+from sparkdl.tables.entry import Counts, EntryFilter, Eviction, Mask, WaitingIds, make_entry_filter
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown, in_order

@@ -189,7 +189,9 @@ class ThreadCommunicator(Communicator):
         self._round = 0
         self._made: dict[tuple[int, ...], int] = {}
 
-    def _meet(self, label: tuple[Any, ...], item: Any, read: Callable[[list[Any]], None]) -> None:
+    def _meet(
+        self, label: tuple[Any, ...], item: object, read: Callable[[list[Any]], None]
+    ) -> None:
         """Contributes ``item`` to this rank's next round, waits for all ranks, and reads theirs."""
         number, self._round = self._round, self._round + 1
         table = self._table

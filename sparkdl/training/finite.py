@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,13 +37,6 @@ class NotFiniteError(Exception):
         self.joined = joined
 
 
-class LossScaling(Protocol):
-    """A learner, as far as its gradients are concerned."""
-
-    @property
-    def scales_loss(self) -> bool: ...
-
-
 class FiniteCheck:
     """Looks at every number that a worker is about to send.
 
@@ -69,18 +61,18 @@ class FiniteCheck:
         """Whether training goes on after an update that is not finite."""
         return self._on_nan == "skip"
 
-    def admits(self, values: FloatArray, learner: LossScaling | None = None) -> bool:
+    def admits(self, values: FloatArray, scaled: bool = False) -> bool:
         """Whether a whole flat buffer may be sent.
 
         Args:
             values: Weights, or gradients and statistics.
-            learner: The one that computed gradients: infinite ones of a scaled loss tell
-                its optimizer to scale less.
+            scaled: Whether they are gradients of a scaled loss, of which infinite ones tell the
+                optimizer to scale less.
 
         Raises:
             NotFiniteError: It is not finite, with ``'raise'``.
         """
-        if self._is_finite(values, 0) or (learner is not None and learner.scales_loss):
+        if scaled or self._is_finite(values, 0):
             return True
         if self._on_nan == "raise":
             raise NotFiniteError
@@ -88,16 +80,16 @@ class FiniteCheck:
         return False
 
     def is_sound(
-        self, values: FloatArray, first: int, learner: LossScaling, slices: Sequence[Slices]
+        self, values: FloatArray, first: int, scaled: bool, slices: Sequence[Slices]
     ) -> bool:
         """The answer that :meth:`notes` would give; nothing is counted."""
-        return self._all_finite(values, first, slices) or learner.scales_loss
+        return scaled or self._all_finite(values, first, slices)
 
     def notes(
         self,
         values: FloatArray,
         first: int,
-        learner: LossScaling | None,
+        scaled: bool,
         batch: int = 0,
         slices: Sequence[Slices] = (),
     ) -> bool:
@@ -109,7 +101,7 @@ class FiniteCheck:
         It does not raise there: the caller sends nothing of this step, and calls :meth:`settle`
         after the compiled call.
         """
-        if self._all_finite(values, first, slices) or (learner is not None and learner.scales_loss):
+        if self.is_sound(values, first, scaled, slices):
             return True
         if self.skips:
             self.refused += 1
@@ -146,7 +138,7 @@ def finite_state(optimizer_state: bytes) -> bytes:
     """An optimizer state in which variables that are not finite begin again, at 0.
 
     Args:
-        optimizer_state: What a learner's ``optimizer_state`` returned (npz).
+        optimizer_state: What ``state`` of a learner's optimizer returned (npz).
     """
     with np.load(io.BytesIO(optimizer_state), allow_pickle=False) as arrays:
         values: list[npt.NDArray[np.generic]] = [arrays[f"arr_{i}"] for i in range(len(arrays))]

@@ -17,9 +17,8 @@ import numpy.typing as npt
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import LossScaling
 from sparkdl.training.reports import MetricState
-from sparkdl.training.run_state import Stateful
+from sparkdl.training.run_state import Stateful, StatefulOptimizer
 from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray
 
@@ -93,19 +92,19 @@ class BatchSource(Protocol):
     ) -> Generator[BatchStack]: ...
 
 
-class Learner(Protocol):
-    """A model in training, as the loop sees it. Not thread-safe: one thread trains."""
+class LearnerOptimizer(StatefulOptimizer, Protocol):
+    """The optimizer of a model in training."""
 
     @property
     def step(self) -> int:
-        """Batches that the optimizer has taken, whose scaled loss did not overflow."""
+        """Batches that it has taken, whose scaled loss did not overflow."""
 
     def set_step(self, step: int) -> None:
         """Sets the steps that a learning-rate schedule counts; nothing without a schedule."""
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate now."""
+        """The learning rate now."""
 
     def set_learning_rate(self, value: float) -> None:
         """Sets the learning rate; refused if it is a schedule."""
@@ -118,29 +117,80 @@ class Learner(Protocol):
     def scales_loss(self) -> bool:
         """Whether the loss is scaled (mixed precision): infinite gradients are part of that."""
 
-    def metric_state(self) -> MetricState:
+    @property
+    def loss_scale(self) -> float | None:
+        """The factor of the loss and its gradients in the next step; None: there is none."""
+
+    def end_scaled_step(self, finite: bool) -> float:
+        """Counts a step that an exchange takes in the optimizer's place, and adapts the scale.
+
+        Args:
+            finite: Whether the gradient is finite on all ranks. If not, there is no step.
+
+        Returns:
+            The factor that the loss, and so the gradient, had.
+        """
+
+    def slots(self, names: list[str]) -> dict[str, FloatArray] | None:
+        """The optimizer's variables of some kinds (``'_momentums'``) as flat vectors by name.
+
+        A kind has one variable for each trained variable of the model. None if the optimizer
+        lacks one of the kinds.
+        """
+
+    def load_slots(self, slots: dict[str, FloatArray], step: int) -> None:
+        """The counterpart of :meth:`slots`; ``step`` is the number of steps taken."""
+
+
+class LearnerMetrics(Protocol):
+    """The metric variables of a model in training."""
+
+    def state(self) -> MetricState:
         """All metric variables (loss first) as one vector; vectors of workers add up."""
 
-    def reset_metrics(self) -> None:
+    def reset(self) -> None:
         """Zeroes the metric variables (at the start of an epoch)."""
 
+    def keep(self) -> None:
+        """Remembers the metric variables as they are."""
+
+    def restore(self) -> None:
+        """Sets the metric variables to what :meth:`keep` has remembered last.
+
+        Zeroes them if it was not called since the last :meth:`reset`.
+        """
+
+
+class LearnerDraws(Protocol):
+    """The random numbers that the layers of a model draw in training."""
+
+    def mark(self) -> None:
+        """An epoch begins; see :meth:`fill`."""
+
+    def fill(self, steps: int, steps_of_all: int) -> None:
+        """Counts the random numbers of ``steps_of_all`` steps since :meth:`mark`.
+
+        This worker has taken ``steps`` of them.
+        """
+
+    def skip(self, steps: int) -> None:
+        """Leaves out what an earlier attempt may have drawn in ``steps`` steps."""
+
+
+class Learner(Protocol):
+    """A model in training, as the loop sees it. Not thread-safe: one thread trains."""
+
+    @property
+    def optimizer(self) -> LearnerOptimizer: ...
+    @property
+    def metrics(self) -> LearnerMetrics: ...
+    @property
+    def draws(self) -> LearnerDraws: ...
     def evaluate(self, stacks: Iterable[BatchStack]) -> MetricState:
         """The metric state over ``stacks`` with the present weights.
 
         The metric state of training is the same afterwards. Empty if there are no stacks.
         """
-
-    def mark_draws(self) -> None:
-        """An epoch begins; see :meth:`fill_draws`."""
-
-    def fill_draws(self, steps: int, steps_of_all: int) -> None:
-        """Counts the random numbers of ``steps_of_all`` steps since :meth:`mark_draws`.
-
-        This worker has taken ``steps`` of them.
-        """
-
-    def skip_draws(self, steps: int) -> None:
-        """Leaves out what an earlier attempt may have drawn in ``steps`` steps."""
 
 
 class Reducer(Protocol):
@@ -251,7 +301,7 @@ class Reducer(Protocol):
                 without a batch.
         """
 
-    def is_sound(self, learner: LossScaling) -> bool:
+    def is_sound(self) -> bool:
         """Whether ``begin`` would take the gradient in ``buffer``, where ``skips``."""
 
 
@@ -319,16 +369,6 @@ class Steps(Protocol):
                 is given the gradients of exactly these variables; if empty, of those as before.
         """
 
-    def end_scaled_step(self, finite: bool) -> float:
-        """Counts a step that an exchange takes in the optimizer's place, and adapts the scale.
-
-        Args:
-            finite: Whether the gradient is finite on all ranks. If not, there is no step.
-
-        Returns:
-            The factor that the loss, and so the gradient, had.
-        """
-
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         """Trains every batch of ``stack``; each step applies the gradient that ``reducer`` joins
         over all workers."""
@@ -343,15 +383,6 @@ class Steps(Protocol):
     def constrained(self, flat: FloatArray) -> FloatArray:
         """Weights of all workers, made to hold the constraints of their variables."""
 
-    def keep_metrics(self) -> None:
-        """Remembers the metric variables as they are."""
-
-    def restore_metrics(self) -> None:
-        """Sets the metric variables to what :meth:`keep_metrics` has remembered last.
-
-        Zeroes them if it was not called since the last :meth:`reset_metrics`.
-        """
-
 
 class LearnerTables(Protocol):
     """The tables outside of a model whose rows its layers look up."""
@@ -364,10 +395,6 @@ class LearnerTables(Protocol):
             ModelError: One cannot be trained with the model's optimizer, or two layers differ
                 about one.
         """
-
-    @property
-    def loss_scale(self) -> float | None:
-        """The factor of the loss and the rows' gradients in the next step; None: there is none."""
 
     def id_reader(self) -> Callable[[BatchStack], list[tuple[str, IdArray]]]:
         """Finds what the layers will ask for in a batch: table and ids, each once and in order.
@@ -390,21 +417,12 @@ class SharedLearner(Learner, Stateful, Steps, Protocol):
     def tables(self) -> LearnerTables:
         """Those of the model."""
 
-    def carried_state_at(self, steps: int, wanted: int) -> bytes:
-        """The same with the random numbers of ``wanted`` steps since :meth:`mark_draws`.
+    def carried_state(self, steps: int = 0, wanted: int = 0) -> bytes:
+        """See :class:`Stateful`; with the random numbers of ``wanted`` steps since ``draws.mark``.
 
-        This worker has taken ``steps``, of which the last may not be done.
+        This worker has taken ``steps``, of which the last may not be done. If 0, they are those of
+        now.
         """
-
-    def optimizer_slots(self, names: list[str]) -> dict[str, FloatArray] | None:
-        """The optimizer's variables of some kinds (``'_momentums'``) as flat vectors by name.
-
-        A kind has one variable for each trained variable of the model. None if the optimizer
-        lacks one of the kinds.
-        """
-
-    def load_optimizer_slots(self, slots: dict[str, FloatArray], step: int) -> None:
-        """The counterpart of :meth:`optimizer_slots`; ``step`` is the number of steps taken."""
 
     def take_changes(self, changes: VariableChanges) -> None:
         """Gives variables of the model and of its optimizer what the driver's callbacks wrote."""

@@ -102,10 +102,7 @@ def _common(part: slice, slot: Slot) -> range:
 
 
 def fill_part(
-    part: slice,
-    slots: Iterable[Slot],
-    values: Iterable[npt.NDArray[Any]],
-    buffer: FloatArray,
+    part: slice, slots: Iterable[Slot], values: Iterable[npt.NDArray[Any]], buffer: FloatArray
 ) -> None:
     """Copies what belongs to ``part`` of each variable's values into a flat buffer.
 

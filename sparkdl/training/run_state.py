@@ -49,6 +49,14 @@ Blob = Sequence[bytes | memoryview | npt.NDArray[np.uint8] | StoredBytes]
 """Bytes in several places, one after the other."""
 
 
+class StatefulOptimizer(Protocol):
+    """The optimizer of a learner, as far as its state is concerned."""
+
+    def state(self) -> bytes: ...
+
+    def load_state(self, state: bytes) -> None: ...
+
+
 class Stateful(Protocol):
     """A learner, as far as its state is concerned."""
 
@@ -62,9 +70,8 @@ class Stateful(Protocol):
     def weights_within(self, place: slice) -> Iterator[tuple[slice, FloatArray]]:
         """Copies of the values in one part of the flat buffer, variable by variable."""
 
-    def optimizer_state(self) -> bytes: ...
-
-    def load_optimizer_state(self, state: bytes) -> None: ...
+    @property
+    def optimizer(self) -> StatefulOptimizer: ...
 
     def carried_state(self) -> bytes: ...
 
@@ -82,7 +89,7 @@ class RunState:
     Args:
         epoch: Epochs that are done.
         weights: Flat float32 buffer of the model's layout; empty where a server holds the weights.
-        optimizer: The Keras optimizer's variables, as a learner's ``optimizer_state`` returns them.
+        optimizer: The Keras optimizer's variables, as its ``state`` in a learner returns them.
         rule: What an all-reduce rule keeps beside the optimizer (an outer momentum).
         carried: The model's variables that ``weights`` does not hold (integers, seeds, float64), as
             a learner's ``carried_state`` returns them.
@@ -102,7 +109,7 @@ class RunState:
         """All that ``learner`` has now."""
         weights = np.empty(learner.layout.size, np.float32)
         learner.read_weights(weights)
-        return cls(epoch, weights, learner.optimizer_state(), rule, learner.carried_state())
+        return cls(epoch, weights, learner.optimizer.state(), rule, learner.carried_state())
 
     def load_into(self, learner: Stateful) -> None:
         """Sets the learner's variables and optimizer state, each if this state has it."""
@@ -111,7 +118,7 @@ class RunState:
         if self.weights.size:
             learner.write_weights(self.weights)
         if self.optimizer:
-            learner.load_optimizer_state(self.optimizer)
+            learner.optimizer.load_state(self.optimizer)
 
     def pieces(self, rule: StoredBytes | None = None) -> list[bytes | memoryview | StoredBytes]:
         """Header, weights, optimizer state, rule state, carried state; little-endian.

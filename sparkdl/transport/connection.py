@@ -13,12 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sparkdl.errors import (
-    AuthenticationError,
-    ProtocolError,
-    TransportError,
-    WaitTimeoutError,
-)
+from sparkdl.errors import AuthenticationError, ProtocolError, TransportError, WaitTimeoutError
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     Body,

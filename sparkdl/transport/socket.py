@@ -38,11 +38,7 @@ class SocketChannel:
     name = "socket"
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        limits: FrameLimits,
-        raw: ByteArray | None,
-        timeout_s: float,
+        self, endpoint: Endpoint, limits: FrameLimits, raw: ByteArray | None, timeout_s: float
     ) -> None:
         self._limits = limits
         self.raw = raw

@@ -105,11 +105,7 @@ class FirstRequest:
     """
 
     def __init__(
-        self,
-        connection: socket.socket,
-        token: str,
-        encrypted: bool,
-        allowance: Allowance,
+        self, connection: socket.socket, token: str, encrypted: bool, allowance: Allowance
     ) -> None:
         self.connection = connection
         self._token, self._encrypted, self._allowance = token, encrypted, allowance

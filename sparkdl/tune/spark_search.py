@@ -56,13 +56,14 @@ from sparkdl.tune.trial_recipes import (
 
 if TYPE_CHECKING:
     import keras
+    from pyspark.sql import SparkSession
 
 
 class FitTrainer:
     """Trains segments by ``SparkModel.fit`` from checkpoint to checkpoint."""
 
     def __init__(
-        self, spark: Any, recipe: Recipe, data: Any, folder: str, slots: int, seed: int,
+        self, spark: SparkSession, recipe: Recipe, data: object, folder: str, slots: int, seed: int,
         best_epochs: bool,
     ) -> None:  # fmt: skip
         self._recipe, self._data, self._folder = recipe, SharedData(data), folder

@@ -84,7 +84,7 @@ class StageRecipe:
     """
 
     def __init__(
-        self, estimator: TrainingStage, params: StageParams, schema: Any, seed: int, slots: int
+        self, estimator: TrainingStage, params: StageParams, schema: object, seed: int, slots: int
     ) -> None:
         _refuse([name for name in _SEARCHERS if estimator.isSet(name)])
         self._estimator, self._params, self._schema = estimator, params, schema

@@ -314,13 +314,13 @@ def precision(at: Setting, policy: str) -> Iterator[Row]:
     room = np.empty(learner.layout.size, np.float32)
     times = []
     for epoch in range(4):
-        learner.reset_metrics()
+        learner.metrics.reset()
         began = time.perf_counter()
         for stack in batches.stacks(epoch, 16):
             learner.train(stack)
         learner.read_weights(room)
         times.append(time.perf_counter() - began)
-    total, count = learner.metric_state()[:2]
+    total, count = learner.metrics.state()[:2]
     yield Row("loss", f"{total / count:.5f}")
     yield Row("rate", f"{len(x) / statistics.median(times[1:]):.1f}")
     yield Row("memory", str(peak_bytes()))

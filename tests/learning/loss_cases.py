@@ -335,7 +335,7 @@ def by_workers(
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)
         weights.append(flat)
-    states = [learner.metric_state() for learner in learners]
+    states = [learner.metrics.state() for learner in learners]
     longest = max(len(state) for state in states)
     total = np.sum([np.pad(s, (0, longest - len(s))) for s in states], axis=0)
     return weights, metric_results(_told(case, parts), total)

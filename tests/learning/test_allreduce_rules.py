@@ -86,7 +86,7 @@ def run(
                     exchange.take_step(given, learner.apply_gradients)
                 elif isinstance(exchange, OptimizerExchange):
                     filled = exchange.fill(given)
-                    exchange.step(learner.weights_within, filled, learner.learning_rate)
+                    exchange.step(learner.weights_within, filled, learner.optimizer.learning_rate)
                     learner.write_weights(exchange.buffer)
                 else:
                     assert isinstance(exchange, WeightsExchange)
@@ -95,7 +95,7 @@ def run(
                     rows_seen += rows
                     if (step + 1) % window == 0 or step + 1 == steps:
                         learner.read_weights(flat)
-                        exchange.after_window(flat, rows_seen, 1.0, learner.learning_rate)
+                        exchange.after_window(flat, rows_seen, 1.0, learner.optimizer.learning_rate)
                         learner.write_weights(flat)
                         rows_seen = 0
         if isinstance(exchange, WeightsExchange):

@@ -37,7 +37,7 @@ def make_model(seed: int) -> Any:
 
 def mean_loss(learners: list[Any]) -> float:
     """Of the last epoch, while the workers trained: the first metric is the loss, sum and count."""
-    states = np.array([learner.metric_state()[:2] for learner in learners])
+    states = np.array([learner.metrics.state()[:2] for learner in learners])
     total, count = states.sum(0)
     return float(total / count)
 

@@ -123,7 +123,7 @@ def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
         taken = synchronizer.train
 
         def noted(learner: Any, stack: Any, report: Any) -> None:
-            steps[rank].append((report.epoch, learner.learning_rate))
+            steps[rank].append((report.epoch, learner.optimizer.learning_rate))
             taken(learner, stack, report)
 
         synchronizer.train = noted

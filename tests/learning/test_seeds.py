@@ -107,7 +107,7 @@ def test_a_second_attempt_does_not_draw_the_same_again() -> None:
     learner = make_learner(model())
     learner.take_stream(1, 2)
     before = seed_of(learner.model)
-    learner.skip_draws(7)
+    learner.draws.skip(7)
     after = seed_of(learner.model)
     assert after[0] == before[0] != 42
     assert after[1] - before[1] >= 7

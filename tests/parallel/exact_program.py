@@ -451,7 +451,7 @@ class Ranks:
             train(learner, synchronizer, batches, settings, num_rows=len(rows), num_workers=size)
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)
-        return flat, learner.step
+        return flat, learner.optimizer.step
 
 
 @contextlib.contextmanager

@@ -10,10 +10,43 @@ import numpy as np
 from sparkdl.weights import FloatArray, Layout
 
 
-class PlainLearner:
+class Part:
+    """A part of a learner of tests, which has the part's methods itself, under longer names."""
+
+    def __init__(self, learner: Any, **names: str) -> None:
+        self._learner, self._names = learner, names
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._learner, self._names.get(name, name))
+
+
+class InOne:
+    """A learner of tests that is its own optimizer, metrics and draws."""
+
+    @property
+    def optimizer(self) -> Any:
+        return Part(
+            self, state="optimizer_state", load_state="load_optimizer_state",
+            slots="optimizer_slots", load_slots="load_optimizer_slots",
+        )  # fmt: skip
+
+    @property
+    def metrics(self) -> Any:
+        return Part(
+            self, state="metric_state", reset="reset_metrics", keep="keep_metrics",
+            restore="restore_metrics",
+        )  # fmt: skip
+
+    @property
+    def draws(self) -> Any:
+        return Part(self, mark="mark_draws", fill="fill_draws", skip="skip_draws")
+
+
+class PlainLearner(InOne):
     """Weights in a buffer of ``layout``. A subclass has ``gradients`` and ``apply_gradients``."""
 
     step, learning_rate, has_schedule, scales_loss = 0, 0.5, False, False
+    loss_scale = None
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -73,14 +106,11 @@ class PlainLearner:
 
     carried = b""
 
-    def carried_state(self) -> bytes:
+    def carried_state(self, steps: int = 0, wanted: int = 0) -> bytes:
         return self.carried
 
     def load_carried_state(self, state: bytes) -> None:
         self.carried = state
-
-    def carried_state_at(self, steps: int, wanted: int) -> bytes:
-        return self.carried_state()
 
     def set_step(self, step: int) -> None: ...
 

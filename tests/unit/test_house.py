@@ -103,8 +103,8 @@ def test_the_number_of_modules_and_lines_does_not_grow() -> None:
 
     Several servers and FTRL brought 3,900, readers of files 360.
     """
-    assert len(TEXTS) <= 436
-    assert sum(text.count("\n") for text in TEXTS.values()) <= 94_181
+    assert len(TEXTS) <= 429
+    assert sum(text.count("\n") for text in TEXTS.values()) <= 94_076
 
 
 def test_a_module_gives_a_name_once() -> None:
@@ -166,12 +166,24 @@ def test_the_files_that_the_documentation_names_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "limit"), [(learning.Learner, 12), (syncing.Synchronizer, 12),
-                            (learning.Steps, 11), (learning.SharedLearner, 5)],
+    ("protocol", "limit"), [(learning.Learner, 4), (syncing.Synchronizer, 12),
+                            (learning.Steps, 8), (learning.SharedLearner, 20),
+                            (learning.LearnerOptimizer, 12)],
 )  # fmt: skip
 def test_protocols_do_not_grow(protocol: type, limit: int) -> None:
-    """The loop asks a learner for no more than 12 things; synchronizers for more."""
-    assert len([name for name in vars(protocol) if not name.startswith("_")]) <= limit
+    """Members with those inherited: the loop asks a learner for four things."""
+    assert len([name for name in dir(protocol) if not name.startswith("_")]) <= limit
+
+
+@pytest.mark.parametrize(("path", "name", "limit"), [
+    ("learner/steps/keras_learner.py", "KerasLearner", 35),
+    ("learner/steps/tensorflow.py", "TensorFlowLearner", 45),
+])  # fmt: skip
+def test_classes_do_not_grow(path: str, name: str, limit: int) -> None:
+    """Wanted: 25 methods."""
+    nodes = ast.parse(TEXTS[path]).body
+    found = next(n for n in nodes if isinstance(n, ast.ClassDef) and n.name == name)
+    assert sum(isinstance(part, ast.FunctionDef) for part in found.body) <= limit
 
 
 def test_fit_is_a_door() -> None:
@@ -215,11 +227,11 @@ def test_imports_by_name_stay_few() -> None:
                     isinstance(part, ast.ImportFrom) and (part.module or "").startswith("sparkdl.")
                     for part in ast.walk(node)
                 )
-    assert late <= 80
+    assert late <= 79
 
 
 def test_parameters_of_type_any_become_fewer() -> None:
-    """Wanted: 700. What is only looked at, or passed on, is an ``object``, which mypy checks."""
+    """Wanted: 350. What is only looked at, or passed on, is an ``object``, which mypy checks."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     loose = 0
     for text in TEXTS.values():
@@ -230,4 +242,4 @@ def test_parameters_of_type_any_become_fewer() -> None:
                 every = [*of.posonlyargs, *of.args, *of.kwonlyargs, *beside]
                 found = [a.annotation for a in every if isinstance(a.annotation, ast.Name)]
                 loose += sum(annotation.id == "Any" for annotation in found)
-    assert loose <= 1_133
+    assert loose <= 420

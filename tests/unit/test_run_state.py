@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from plain_learner import InOne
 
 from sparkdl.errors import ProtocolError
 from sparkdl.training.run_state import RunState
@@ -17,13 +18,13 @@ from sparkdl.weights import FloatArray, Layout
 LAYOUT = Layout.of([("w", (3,), "float32")])
 
 
-class Learner:
+class Learner(InOne):
     """Three weights and an optimizer of a few bytes."""
 
     layout = LAYOUT
 
     def __init__(self, weights: list[float], optimizer: bytes) -> None:
-        self.weights, self.optimizer = np.array(weights, np.float32), optimizer
+        self.weights, self.slots = np.array(weights, np.float32), optimizer
         self.loads, self.carried = 0, b"counters"
 
     def read_weights(self, out: FloatArray) -> None:
@@ -33,11 +34,11 @@ class Learner:
         self.weights[...] = flat
 
     def optimizer_state(self) -> bytes:
-        return self.optimizer
+        return self.slots
 
     def load_optimizer_state(self, state: bytes) -> None:
         self.loads += 1
-        self.optimizer = state
+        self.slots = state
 
     def carried_state(self) -> bytes:
         return self.carried
@@ -72,7 +73,7 @@ def test_a_learners_state_goes_on_in_another() -> None:
     other.carried = b""
     RunState.from_bytes(state.to_bytes()).load_into(other)
     np.testing.assert_array_equal(other.weights, [1, 2, 3])
-    assert (other.optimizer, other.carried) == (b"momentum", b"counters")
+    assert (other.slots, other.carried) == (b"momentum", b"counters")
 
 
 def test_a_state_of_the_first_version_is_read() -> None:
@@ -86,10 +87,10 @@ def test_a_state_without_a_part_leaves_that_part_alone() -> None:
     learner = Learner([1, 2, 3], b"momentum")
     RunState(5).load_into(learner)
     np.testing.assert_array_equal(learner.weights, [1, 2, 3])
-    assert (learner.optimizer, learner.loads) == (b"momentum", 0)
+    assert (learner.slots, learner.loads) == (b"momentum", 0)
     RunState(5, optimizer=b"new").load_into(learner)
     np.testing.assert_array_equal(learner.weights, [1, 2, 3])
-    assert learner.optimizer == b"new"
+    assert learner.slots == b"new"
 
 
 def test_a_state_is_of_its_moment() -> None:

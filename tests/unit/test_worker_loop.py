@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from plain_learner import InOne
 
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
@@ -20,7 +21,7 @@ from sparkdl.training.syncing import Orders, Start
 from sparkdl.worker import train
 
 
-class Learner:
+class Learner(InOne):
     """Counts rows; a 'weight' is the number of rows seen."""
 
     def __init__(self) -> None:

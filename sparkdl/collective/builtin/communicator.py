@@ -119,8 +119,6 @@ class BuiltinCommunicator(Communicator):
             raise
         self._watch.timeout_s = timeout_s
 
-    # -- operations --------------------------------------------------------------------------
-
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
         small = source.nbytes <= self._small_bytes
         records = self._agree("all_reduce", source, op, weight, inline=small)
@@ -343,8 +341,6 @@ class BuiltinCommunicator(Communicator):
             certificate=self._certificate,
         )
 
-    # -- the exchange ------------------------------------------------------------------------
-
     def _agree(
         self,
         kind: str,
@@ -406,8 +402,6 @@ class BuiltinCommunicator(Communicator):
         weights = [WEIGHT.unpack_from(text, SAME.size)[0] for text in records]
         factors = reduction_factors(op, weights)
         return factors if any(factors) else None
-
-    # -- ends --------------------------------------------------------------------------------
 
     def _missing(self) -> list[int]:
         return self._watch.missing

@@ -85,8 +85,6 @@ class Ring:
         self._next.close()
         self._previous.close()
 
-    # -- records -----------------------------------------------------------------------------
-
     def exchange(self, record: bytes) -> list[bytes]:
         """Every rank's record in ring order; each is passed once around the ring."""
         records: list[bytes] = [b""] * self.count
@@ -128,15 +126,8 @@ class Ring:
             )  # fmt: skip
         return int(length)
 
-    # -- large arrays ------------------------------------------------------------------------
-
     def all_reduce(
-        self,
-        source: Array,
-        target: Array,
-        edges: Sequence[int],
-        factor: float,
-        ufunc: np.ufunc,
+        self, source: Array, target: Array, edges: Sequence[int], factor: float, ufunc: np.ufunc
     ) -> None:
         """Reduces ``source`` into ``target``; rank ``i`` reduces ``[edges[i], edges[i + 1])``.
 
@@ -306,8 +297,6 @@ class Ring:
                 )
                 rest = end - came[r] - filled if wants else 1
                 self._pause([self._previous_rank], wants, can_send, rest)
-
-    # -- sockets -----------------------------------------------------------------------------
 
     @property
     def _previous_rank(self) -> int:

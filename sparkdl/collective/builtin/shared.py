@@ -139,11 +139,7 @@ class Counters:
 
 
 def share_mapping(
-    index: int,
-    ranks: Sequence[int],
-    links: Mapping[int, socket.socket],
-    size: int,
-    watch: Watch,
+    index: int, ranks: Sequence[int], links: Mapping[int, socket.socket], size: int, watch: Watch
 ) -> mmap.mmap:
     """The host's mapping of ``size`` bytes; index 0 makes it and hands it to the others.
 
@@ -253,8 +249,6 @@ class SharedMemory:
         self._exchanges = 0
         self._pieces: dict[np.dtype[np.generic], list[list[list[Array]]]] = {}
 
-    # -- end -----------------------------------------------------------------------------------
-
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for link in self._links.values():
@@ -270,8 +264,6 @@ class SharedMemory:
             self._words.release()
             self._bytes.release()
             self._map.close()
-
-    # -- records -----------------------------------------------------------------------------
 
     def exchange(self, record: bytes) -> list[bytes]:
         """Every rank's record (at most ``capacity`` bytes) in the host's order."""
@@ -300,8 +292,6 @@ class SharedMemory:
             start += _LENGTH.size
             records.append(bytes(self._bytes[start : start + length]))
         return records
-
-    # -- large arrays ------------------------------------------------------------------------
 
     def all_reduce(
         self,

@@ -274,9 +274,7 @@ class SlicedExchange(OptimizerExchange):
                 self.own_state[name] = state[name] if name in state else state["steps"]
 
 
-def _joined(
-    pieces: Iterable[tuple[slice, FloatArray]],
-) -> Iterator[tuple[slice, FloatArray]]:
+def _joined(pieces: Iterable[tuple[slice, FloatArray]]) -> Iterator[tuple[slice, FloatArray]]:
     """Joins pieces that follow each other: a step of few elements takes as long as one of many."""
     waiting: list[tuple[slice, FloatArray]] = []
     for place, values in pieces:

@@ -1,10 +1,12 @@
 """dist-keras' trainers under dist-keras' module name."""
 
+from __future__ import annotations
+
 import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +24,9 @@ from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.ml.parts import archive_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 def _getter(attribute: str, doc: str) -> Callable[[Any], Any]:
@@ -48,7 +53,7 @@ class Trainer:
         loss: Name of a loss, or a loss.
         worker_optimizer: Name of an optimizer, or an optimizer.
         metrics: Names of metrics, or metrics; None for accuracy.
-        loss_weights: Loss weights of a model with several outputs.
+        loss_weights: object weights of a model with several outputs.
     """
 
     features_column: Any
@@ -61,8 +66,8 @@ class Trainer:
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, loss: Any, worker_optimizer: Any, metrics: Any = None,
-        loss_weights: Any = None,
+        self, keras_model: object, loss: object, worker_optimizer: object, metrics: object = None,
+        loss_weights: object = None,
     ) -> None:  # fmt: skip
         self.loss, self.worker_optimizer, self.loss_weights = loss, worker_optimizer, loss_weights
         self.metrics = ["accuracy"] if metrics is None else metrics
@@ -179,9 +184,9 @@ class SingleTrainer(Trainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
-        batch_size: int = 32, loss_weights: Any = None,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        features_col: object = "features", label_col: object = "label", num_epoch: int = 1,
+        batch_size: int = 32, loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.features_column, self.label_column = features_col, label_col
@@ -196,9 +201,9 @@ class AveragingTrainer(SingleTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", num_epoch: int = 1,
-        batch_size: int = 32, num_workers: int = 2, loss_weights: Any = None,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        features_col: object = "features", label_col: object = "label", num_epoch: int = 1,
+        batch_size: int = 32, num_workers: int = 2, loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, features_col, label_col,
                          num_epoch, batch_size, loss_weights)  # fmt: skip
@@ -213,9 +218,9 @@ class EnsembleTrainer(SingleTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        features_col: Any = "features", label_col: Any = "label", batch_size: int = 32,
-        num_ensembles: int = 2, loss_weights: Any = None, num_epoch: int = 1,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        features_col: object = "features", label_col: object = "label", batch_size: int = 32,
+        num_ensembles: int = 2, loss_weights: object = None, num_epoch: int = 1,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, features_col, label_col,
                          num_epoch, batch_size, loss_weights)  # fmt: skip
@@ -257,10 +262,10 @@ class DistributedTrainer(Trainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, master_port: int = 0,
-        loss_weights: Any = None,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: object = "features",
+        label_col: object = "label", num_epoch: int = 1, master_port: int = 0,
+        loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, loss, worker_optimizer, metrics, loss_weights)
         self.num_workers, self.batch_size, self.num_epoch = num_workers, batch_size, num_epoch
@@ -336,10 +341,10 @@ class DOWNPOUR(AsynchronousDistributedTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int | None = None,
-        master_port: int = 0, loss_weights: Any = None,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: object = "features",
+        label_col: object = "label", num_epoch: int = 1, communication_window: int | None = None,
+        master_port: int = 0, loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, master_port, loss_weights)  # fmt: skip
@@ -368,11 +373,11 @@ class AEASGD(AsynchronousDistributedTrainer):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 32,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: object = "features",
+        label_col: object = "label", num_epoch: int = 1, communication_window: int = 32,
         rho: float = 5.0, learning_rate: float = 0.1, master_port: int = 0,
-        loss_weights: Any = None,
+        loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, master_port, loss_weights)  # fmt: skip
@@ -399,11 +404,11 @@ class EAMSGD(AEASGD):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 32,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: object = "features",
+        label_col: object = "label", num_epoch: int = 1, communication_window: int = 32,
         rho: float = 5.0, learning_rate: float = 0.1, momentum: float = 0.9, master_port: int = 0,
-        loss_weights: Any = None,
+        loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, communication_window, rho,
@@ -419,10 +424,10 @@ class Experimental(DOWNPOUR):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, worker_optimizer: Any, loss: Any, metrics: Any = None,
-        num_workers: int = 2, batch_size: int = 32, features_col: Any = "features",
-        label_col: Any = "label", num_epoch: int = 1, communication_window: int = 5,
-        learning_rate: float = 1.0, master_port: int = 0, loss_weights: Any = None,
+        self, keras_model: object, worker_optimizer: object, loss: object, metrics: object = None,
+        num_workers: int = 2, batch_size: int = 32, features_col: object = "features",
+        label_col: object = "label", num_epoch: int = 1, communication_window: int = 5,
+        learning_rate: float = 1.0, master_port: int = 0, loss_weights: object = None,
     ) -> None:  # fmt: skip
         super().__init__(keras_model, worker_optimizer, loss, metrics, num_workers, batch_size,
                          features_col, label_col, num_epoch, communication_window, master_port,
@@ -437,10 +442,10 @@ class Predictor:
     """Holds a Keras model."""
 
     @lists_its_arguments
-    def __init__(self, keras_model: Any) -> None:
+    def __init__(self, keras_model: object) -> None:
         self.model = keras_model
 
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         """The DataFrame with a column of predictions."""
         raise NotImplementedError
 
@@ -456,12 +461,12 @@ class ModelPredictor(Predictor):
 
     @lists_its_arguments
     def __init__(
-        self, keras_model: Any, features_col: Any = "features", output_col: str = "prediction"
+        self, keras_model: object, features_col: Any = "features", output_col: str = "prediction"
     ) -> None:
         super().__init__(keras_model)
         self.features_column, self.output_column = features_col, output_col
 
-    def predict(self, dataframe: Any) -> Any:
+    def predict(self, dataframe: DataFrame) -> Any:
         scored = sparkdl.predict(
             self.model, dataframe, batch_size=256, features=self.features_column,
             output_column=self.output_column,

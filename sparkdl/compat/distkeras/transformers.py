@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.ml.linalg import VectorUDT
@@ -14,6 +14,9 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.fields import field_of
 from sparkdl.spark.session.frames import require_frame
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
 class Transformer:
@@ -56,7 +59,7 @@ class MinMaxTransformer(Transformer):
         self.input_column, self.output_column = input_col, output_col
         self.is_vector = is_vector
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         check_columns(self, dataframe, "input_col", self.input_column)
         if not self.is_vector:
             return dataframe.withColumn(self.output_column, self._moved(column(self.input_column)))
@@ -71,10 +74,10 @@ class BinaryLabelTransformer(Transformer):
     """``[1, 0]`` where a column has a value, else ``[0, 1]``, as vectors."""
 
     @lists_its_arguments
-    def __init__(self, input_column: str, output_column: str, label: Any) -> None:
+    def __init__(self, input_column: str, output_column: str, label: object) -> None:
         self.input_column, self.output_column, self.label = input_column, output_column, label
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         check_columns(self, dataframe, "input_column", self.input_column)
         found = column(self.input_column).eqNullSafe(F.lit(self.label)).cast("double")
         vector = array_to_vector(F.array(found, 1 - found))
@@ -95,7 +98,7 @@ class StandardTransformer(Transformer):
         self.means: dict[str, float] = {}
         self.stddevs: dict[str, float] = {}
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         """The DataFrame with the new columns; one job computes the means and deviations.
 
         Raises:
@@ -127,7 +130,7 @@ class DenseTransformer(Transformer):
     def __init__(self, input_col: str, output_col: str) -> None:
         self.input_column, self.output_column = input_col, output_col
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         check_columns(self, dataframe, "input_col", self.input_column)
         vector = array_to_vector(_array(dataframe, self.input_column))
         return dataframe.withColumn(self.output_column, vector)
@@ -141,7 +144,7 @@ class ReshapeTransformer(Transformer):
         self.input_column, self.output_column = input_col, output_col
         self.shape = tuple(shape)
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         """The DataFrame with ``output_col``; a row of another size ends Spark's job."""
         check_columns(self, dataframe, "input_col", self.input_column)
         values, size = _array(dataframe, self.input_column), math.prod(self.shape)
@@ -169,7 +172,7 @@ class OneHotTransformer(Transformer):
         self.output_dimensionality = output_dim
         self.input_column, self.output_column = input_col, output_col
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         """The DataFrame with ``output_col``; a number that is no class ends Spark's job."""
         check_columns(self, dataframe, "input_col", self.input_column)
         label, classes = column(self.input_column), self.output_dimensionality
@@ -205,7 +208,7 @@ class LabelIndexTransformer(Transformer):
         self.input_column, self.output_column = input_col, output_col
         self.default_index, self.activation_threshold = default_index, activation_threshold
 
-    def transform(self, dataframe: Any) -> Any:
+    def transform(self, dataframe: DataFrame) -> Any:
         check_columns(self, dataframe, "input_col", self.input_column)
         values = F.slice(_array(dataframe, self.input_column), 1, self.output_dimensionality)
         active = F.transform(values, lambda value: value >= self.activation_threshold)
@@ -225,7 +228,7 @@ def column(name: str) -> Any:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def check_columns(what: object, frame: Any, argument: str, *names: str) -> None:
+def check_columns(what: object, frame: DataFrame, argument: str, *names: str) -> None:
     """Refuses what is no DataFrame, or has not these columns.
 
     Raises:
@@ -237,14 +240,14 @@ def check_columns(what: object, frame: Any, argument: str, *names: str) -> None:
         field_of(frame.schema, name, argument)
 
 
-def _array(frame: Any, name: str) -> Any:
+def _array(frame: DataFrame, name: str) -> Any:
     """A column of vectors or arrays as arrays of doubles."""
     if isinstance(frame.schema[name].dataType, VectorUDT):
         return vector_to_array(column(name))
     return column(name).cast("array<double>")
 
 
-def _parts(values: Any, length: int) -> Any:
+def _parts(values: object, length: int) -> Any:
     """An array as an array of its parts of a length."""
     begins = F.sequence(F.lit(1), F.size(values) - length + 1, F.lit(length))
     return F.transform(begins, lambda begin: F.slice(values, begin, F.lit(length)))
@@ -265,7 +268,7 @@ class Evaluator:
 class AccuracyEvaluator(Evaluator):
     """The share of the rows whose prediction is the label, both numbers."""
 
-    def evaluate(self, dataframe: Any) -> float:
+    def evaluate(self, dataframe: DataFrame) -> float:
         """The accuracy, from 0 to 1; a null is no right prediction.
 
         Raises:

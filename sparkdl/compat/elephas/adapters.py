@@ -116,7 +116,7 @@ def _count_classes(lp_rdd: Any) -> int:
     return int(max(with_this_interpreter(greatest).collect(), default=-1)) + 1
 
 
-def to_data_frame(sc: Any, features: Array, labels: Array, categorical: bool = False) -> Any:
+def to_data_frame(sc: object, features: Array, labels: Array, categorical: bool = False) -> Any:
     """Arrays as a DataFrame of vectors and labels; see :func:`sparkdl.mllib.to_labeled_point`."""
     points = to_labeled_point(sc, features, labels, categorical)
     return SparkSession.builder.getOrCreate().createDataFrame(points)

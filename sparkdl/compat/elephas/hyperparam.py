@@ -60,7 +60,7 @@ class HyperParamModel:
         seed: Seed of the hyper-parameters, the initial weights and the order of the rows.
     """
 
-    def __init__(self, sc: Any, num_workers: int = 4, *, seed: int = 0) -> None:
+    def __init__(self, sc: object, num_workers: int = 4, *, seed: int = 0) -> None:
         self.spark_context = sc
         self.num_workers = require_int("num_workers", num_workers, 1)
         self.seed = seed
@@ -142,7 +142,9 @@ class HyperParamModel:
 class _FunctionTrainer:
     """Calls the user's function in a task; see :class:`sparkdl.tune.runner.TrialTrainer`."""
 
-    def __init__(self, spark: Any, template: Template, data: Callable[[], Any], seed: int) -> None:
+    def __init__(
+        self, spark: object, template: Template, data: Callable[[], Any], seed: int
+    ) -> None:
         self._spark, self._template, self._data, self._seed = spark, template, data, seed
         self._tag = f"sparkdl-hyperparam-{uuid.uuid4().hex[:12]}"
         self.trials: dict[int, TrialResult] = {}

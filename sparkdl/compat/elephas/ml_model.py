@@ -293,7 +293,7 @@ class ElephasEstimator(
             model_type=LossModelTypeMapper().get_model_type(loss), history=[history.history],
         )  # fmt: skip
 
-    def _check_labels(self, model: Any, schema: Any) -> None:
+    def _check_labels(self, model: object, schema: Any) -> None:
         """Refuses Params of the labels that the model contradicts, before a job starts."""
         if self.getOrDefault("categorical"):
             if self.getOrDefault("nb_classes") is not None:

@@ -73,7 +73,7 @@ class _Names(sparkdl.SparkModel):
         return list(predicted) if isinstance(predicted, np.ndarray) else predicted
 
     def evaluate(  # type: ignore[override]
-        self, x_test: Any, y_test: Any = None, **options: Any
+        self, x_test: object, y_test: object = None, **options: Any
     ) -> float | list[float]:
         """The loss, or a list of the loss and the metrics where there are metrics.
 
@@ -165,7 +165,7 @@ class SparkModel(_Names):
             or ``port`` by name), else ``'synchronous'``.
     """
 
-    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         super().__init__(model, **_given("SparkModel", arguments, options))
 
 
@@ -179,7 +179,7 @@ class AsynchronousSparkModel(_Names):
         **options: Elephas' or sparkdl's arguments by name.
     """
 
-    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         given = _given("AsynchronousSparkModel", arguments, options, _NEWER_ASYNCHRONOUS)
         super().__init__(model, **given)
 
@@ -190,7 +190,7 @@ class SparkMLlibModel(_Names, _SparkMLlibModel):
     Its arguments are those of :class:`SparkModel`.
     """
 
-    def __init__(self, model: Any, *arguments: Any, **options: Any) -> None:
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
         super().__init__(model, **_given("SparkMLlibModel", arguments, options))
 
 

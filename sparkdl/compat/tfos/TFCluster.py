@@ -44,7 +44,7 @@ class TFCluster:
         self,
         sc: Any,
         map_fun: MapFunction,
-        tf_args: Any,
+        tf_args: object,
         roles: dict[str, int],
         input_mode: int,
         *,

@@ -9,7 +9,7 @@ from sparkdl.spark.run import run as run_ranks
 
 
 def run(
-    sc: Any, map_fn: MapFunction, tf_args: Any, num_executors: int, use_barrier: bool = True
+    sc: Any, map_fn: MapFunction, tf_args: object, num_executors: int, use_barrier: bool = True
 ) -> None:
     """Calls ``map_fn(tf_args, ctx)`` on each node and waits for the end of all.
 

@@ -132,13 +132,7 @@ class _Example(Protocol):
 
 def _with_doubles(schema: StructType) -> StructType:
     """The same columns with ``double`` for ``float``."""
-    from pyspark.sql.types import (
-        ArrayType,
-        DoubleType,
-        FloatType,
-        StructField,
-        StructType,
-    )
+    from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
 
     def widened(kind: DataType) -> DataType:
         if isinstance(kind, ArrayType):

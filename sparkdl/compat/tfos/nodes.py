@@ -44,8 +44,6 @@ class PartitionFeed:
         self._next = next(elements, _END)
         self._ended = self._next is _END
 
-    # -- the function's side, see TFManager.Elements -----------------------------------------------
-
     def take(self, count: int, train_mode: bool) -> list[Any]:
         if self._ended:
             return []
@@ -61,8 +59,6 @@ class PartitionFeed:
 
     def terminate(self) -> None:
         self._ended = True
-
-    # -- the partition's side ----------------------------------------------------------------------
 
     def results(self, function: Callable[[], object]) -> Iterator[Any]:
         """Calls the function and yields what it gives; it is not called if there are no elements.

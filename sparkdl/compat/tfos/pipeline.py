@@ -31,7 +31,7 @@ class Namespace(argparse.Namespace):
         ConfigError: It is made of something else.
     """
 
-    def __init__(self, d: Any = None, **more: Any) -> None:
+    def __init__(self, d: object = None, **more: object) -> None:
         if isinstance(d, list):
             super().__init__(argv=d, **more)
         elif d is None or isinstance(d, (Mapping, argparse.Namespace)):
@@ -169,7 +169,7 @@ class TFEstimator(
             becomes ``sys.argv``.
     """
 
-    def __init__(self, train_fn: MapFunction, tf_args: Any = None) -> None:
+    def __init__(self, train_fn: MapFunction, tf_args: object = None) -> None:
         super().__init__()
         self.train_fn, self.args = train_fn, tf_args
 
@@ -213,7 +213,7 @@ class TFModel(
         tf_args: May have ``export_dir``, as the Param.
     """
 
-    def __init__(self, tf_args: Any = None) -> None:
+    def __init__(self, tf_args: object = None) -> None:
         super().__init__()
         self.args = tf_args
 

@@ -225,11 +225,7 @@ def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool
 
 
 def _check_kind(
-    reader: FieldReader,
-    record: Positions,
-    kinds: npt.NDArray[Any],
-    kind: ListKind,
-    field: pa.Field,
+    reader: FieldReader, record: Positions, kinds: npt.NDArray[Any], kind: ListKind, field: pa.Field
 ) -> None:
     wrong = (kinds != kind) & (kinds > 0)
     if wrong.any():

@@ -7,17 +7,22 @@ say. Arrays of bytes are writable uint8 arrays of their own memory, positions ar
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import binding, ir
+from llvmlite.ir import IRBuilder, Value
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.types import Type
+from numba.core.typing import Context, Signature
 from numba.extending import intrinsic
 
 from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, slicing_tables
 
 _TABLES = slicing_tables()
+Values = Sequence[Value]
 _MASK = 0xA282EAD8
 _INSTRUCTIONS = {  # processor: (what it must have, per 8 bytes: name, bits of the sum; per byte)
     "x86_64": ("sse4.2", "llvm.x86.sse42.crc32.64.64", 64, "llvm.x86.sse42.crc32.32.8", 8),
@@ -28,10 +33,10 @@ HAS_INSTRUCTION = _FOUND is not None and bool(binding.get_host_cpu_features().ge
 
 
 @intrinsic
-def load_word(context: Any, array: Any, position: Any) -> Any:
+def load_word(context: Context, array: Type, position: Type) -> Any:
     """Eight bytes as a little-endian number, at any position."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: IRBuilder, signature: Signature, arguments: Values) -> Any:
         made = context.make_array(signature.args[0])(context, builder, arguments[0])
         pointer = builder.gep(made.data, [arguments[1]])
         word = builder.load(builder.bitcast(pointer, ir.IntType(64).as_pointer()))
@@ -42,10 +47,10 @@ def load_word(context: Any, array: Any, position: Any) -> Any:
 
 
 @intrinsic
-def _add_word(context: Any, crc: Any, word: Any) -> Any:
+def _add_word(context: Context, crc: Type, word: Type) -> Any:
     """The CRC after eight more bytes, by the processor's instruction."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: IRBuilder, signature: Signature, arguments: Values) -> Any:
         assert _FOUND is not None
         crc_type, word_type = ir.IntType(_FOUND[2]), ir.IntType(64)
         function = builder.module.declare_intrinsic(
@@ -59,10 +64,10 @@ def _add_word(context: Any, crc: Any, word: Any) -> Any:
 
 
 @intrinsic
-def _add_byte(context: Any, crc: Any, byte: Any) -> Any:
+def _add_byte(context: Context, crc: Type, byte: Type) -> Any:
     """The CRC after one more byte, by the processor's instruction."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: IRBuilder, signature: Signature, arguments: Values) -> Any:
         assert _FOUND is not None
         crc_type, byte_type = ir.IntType(32), ir.IntType(_FOUND[4])
         function = builder.module.declare_intrinsic(
@@ -76,10 +81,10 @@ def _add_byte(context: Any, crc: Any, byte: Any) -> Any:
 
 
 @intrinsic
-def _copy(context: Any, source: Any, start: Any, target: Any, to: Any, length: Any) -> Any:
+def _copy(context: Context, source: Type, start: Type, target: Type, to: Type, length: Type) -> Any:
     """Copies bytes from one array to another."""
 
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    def generate(context: Any, builder: IRBuilder, signature: Signature, arguments: Values) -> Any:
         first = context.make_array(signature.args[0])(context, builder, arguments[0])
         second = context.make_array(signature.args[2])(context, builder, arguments[2])
         cgutils.raw_memcpy(

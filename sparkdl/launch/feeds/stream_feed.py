@@ -72,8 +72,6 @@ class StreamIntake(BufferedService):
         self._taken = -1
         self._closed = False
 
-    # -- the rank's function -----------------------------------------------------------------------
-
     def take(self, number: int, attempt: int) -> Sequence[pa.RecordBatch]:
         """The rows of an offer; those of other attempts and of former offers are dropped."""
         with self.lock:
@@ -87,8 +85,6 @@ class StreamIntake(BufferedService):
         with self.lock:
             self._closed = True
             self._sent.clear()
-
-    # -- the transport -----------------------------------------------------------------------------
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         """Keeps rows; answers at once."""

@@ -67,8 +67,6 @@ class StreamStore(Store):
         super().attach(group)
         self._changed = threading.Condition(group.lock)
 
-    # -- the driver's process ----------------------------------------------------------------------
-
     def offer(self, offer: Offer | None) -> Message:
         """Makes an offer, or ends all (None); the frame that the driver sends to tell the ranks."""
         with self._group.lock:
@@ -82,8 +80,6 @@ class StreamStore(Store):
         """Waits until something is so; False if it is not within the time."""
         with self._changed:
             return self._changed.wait_for(happened, timeout_s)
-
-    # -- frames, under the group's lock ------------------------------------------------------------
 
     def receive(self, connection: int, message: Message) -> Work | None:
         group = self._group

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from sparkdl.weights import FloatArray
 
 
-def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
+def lookup(rows: HostRows, ids: jax.Array, anchor: jax.Array, width: int) -> Any:
     shape = jax.ShapeDtypeStruct((*ids.shape, width), jnp.float32)
     nothing = jax.ShapeDtypeStruct((), jnp.float32)
 
-    def fetch(ids: Any, differentiated: bool) -> Any:
-        def pull(ids: Any) -> Any:
+    def fetch(ids: jax.Array, differentiated: bool) -> Any:
+        def pull(ids: jax.Array) -> Any:
             return rows.pull(np.asarray(ids), differentiated)
 
         return io_callback(carried(pull), shape, ids, ordered=True)
@@ -37,7 +37,7 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     def forward(ids: object, anchor: object) -> Any:
         return fetch(ids, True), ids
 
-    def backward(ids: Any, upstream: Any) -> Any:
+    def backward(ids: jax.Array, upstream: jax.Array) -> Any:
         done = io_callback(carried(push), nothing, ids, upstream, ordered=True)
         return np.zeros(ids.shape, jax.dtypes.float0), done
 
@@ -45,12 +45,12 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     return rows_of(ids, anchor)
 
 
-def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+def losses(classes: HostClasses, features: jax.Array, labels: jax.Array, anchor: jax.Array) -> Any:
     per_row = jax.ShapeDtypeStruct(features.shape[:1], jnp.float32)
     as_features = jax.ShapeDtypeStruct(features.shape, jnp.float32)
 
-    def ask(features: Any, labels: Any, differentiated: bool) -> Any:
-        def measure(features: Any, labels: Any) -> Any:
+    def ask(features: jax.Array, labels: jax.Array, differentiated: bool) -> Any:
+        def measure(features: jax.Array, labels: jax.Array) -> Any:
             array = np.asarray(features, np.float32)
             return classes.measure(array, np.asarray(labels), differentiated)
 
@@ -66,7 +66,7 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
     def forward(features: object, labels: object, anchor: object) -> Any:
         return ask(features, labels, True), None
 
-    def backward(kept: None, upstream: Any) -> Any:
+    def backward(kept: None, upstream: jax.Array) -> Any:
         gradient = io_callback(carried(learn), as_features, upstream, ordered=True)
         whole = jnp.issubdtype(labels.dtype, jnp.integer)
         nothing = np.zeros(labels.shape, jax.dtypes.float0 if whole else labels.dtype)
@@ -76,7 +76,7 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
     return losses_of(features, labels, anchor)
 
 
-def after(function: Callable[[], FloatArray], like: Any) -> Any:
+def after(function: Callable[[], FloatArray], like: jax.Array) -> Any:
     return io_callback(function, jax.ShapeDtypeStruct(like.shape[:1], jnp.float32), ordered=True)
 
 
@@ -104,7 +104,7 @@ def _backward(function: Forgotten, inputs: int) -> Callable[..., tuple[Any, ...]
     return backward
 
 
-def _after(gradient: Any, tensor: Any) -> Any:
+def _after(gradient: jax.Array, tensor: jax.Array) -> Any:
     """The tensor itself, such that no compiler can take it for the one before the gradient."""
     if tensor.dtype == bool:
         return tensor

@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from sparkdl.weights import FloatArray
 
 
-def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
+def lookup(rows: HostRows, ids: tf.Tensor, anchor: tf.Tensor, width: int) -> Any:
     ids, anchor = tf.convert_to_tensor(ids), tf.convert_to_tensor(anchor)
     differentiated = should_record_backprop([anchor])
 
-    def pull(ids: Any) -> Any:
+    def pull(ids: tf.Tensor) -> Any:
         return rows.pull(ids, differentiated)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def rows_of(anchor: Any) -> Any:
+    def rows_of(anchor: tf.Tensor) -> Any:
         values = tf.numpy_function(carried(pull), [ids], tf.float32)
         values.set_shape([*ids.shape, width])
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> Any:
             nonlocal differentiated
             differentiated = True  # a graph of its own, which a tape differentiates afterwards
             done = tf.numpy_function(carried(rows.push), [ids, upstream], tf.float32)
@@ -39,19 +39,19 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
     return rows_of(anchor)
 
 
-def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+def losses(classes: HostClasses, features: tf.Tensor, labels: tf.Tensor, anchor: tf.Tensor) -> Any:
     labels, anchor = tf.convert_to_tensor(labels), tf.convert_to_tensor(anchor)
     differentiated = should_record_backprop([tf.convert_to_tensor(features), anchor])
 
-    def measure(features: Any, labels: Any) -> Any:
+    def measure(features: tf.Tensor, labels: tf.Tensor) -> Any:
         return classes.measure(features, labels, differentiated)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def losses_of(features: Any, anchor: Any) -> Any:
+    def losses_of(features: tf.Tensor, anchor: tf.Tensor) -> Any:
         found = tf.numpy_function(carried(measure), [features, labels], tf.float32)
         found.set_shape(features.shape[:1])
 
-        def gradient(upstream: Any) -> Any:
+        def gradient(upstream: tf.Tensor) -> Any:
             nonlocal differentiated
             differentiated = True
             onward = tf.numpy_function(carried(classes.learn), [upstream], tf.float32)
@@ -64,7 +64,7 @@ def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any
     return losses_of(features, anchor)
 
 
-def after(function: Callable[[], FloatArray], like: Any) -> Any:
+def after(function: Callable[[], FloatArray], like: tf.Tensor) -> Any:
     found = tf.numpy_function(function, [], tf.float32)
     found.set_shape(like.shape[:1])
     return found
@@ -101,7 +101,7 @@ def recompute(
     return list(forget(*inputs, *weights)), held
 
 
-def _after(gradient: Any, tensor: Any) -> Any:
+def _after(gradient: tf.Tensor, tensor: tf.Tensor) -> Any:
     """The tensor itself, such that no compiler can take it for the one before the gradient."""
     if not (tensor.dtype.is_floating or tensor.dtype.is_integer):
         return tf.identity(tensor)

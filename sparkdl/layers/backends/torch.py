@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from sparkdl.weights import FloatArray
 
 
-def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
+def lookup(rows: HostRows, ids: Tensor, anchor: Tensor, width: int) -> Any:
     if in_stateless_scope():  # Keras asks for shapes by calling the model on zeros
         return torch.zeros((*ids.shape, width), device=ids.device)
     return _Rows.apply(anchor, rows, ids.detach(), torch.is_grad_enabled())
@@ -23,7 +24,7 @@ def lookup(rows: HostRows, ids: Any, anchor: Any, width: int) -> Any:
 
 class _Rows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(context: Any, anchor: Any, rows: HostRows, ids: Any, recorded: bool) -> Any:
+    def forward(context: Any, anchor: Tensor, rows: HostRows, ids: Tensor, recorded: bool) -> Any:
         context.rows, context.ids = rows, ids.cpu().numpy()
         differentiated = recorded and anchor.requires_grad
         return torch.from_numpy(rows.pull(context.ids, differentiated)).to(ids.device)
@@ -35,13 +36,13 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
         return upstream[0].new_full((), float(found)), None, None, None
 
 
-def losses(classes: HostClasses, features: Any, labels: Any, anchor: Any) -> Any:
+def losses(classes: HostClasses, features: Tensor, labels: Tensor, anchor: Tensor) -> Any:
     if in_stateless_scope():
         return torch.zeros(features.shape[:1], device=features.device)
     return _Losses.apply(features, anchor, classes, labels.detach(), torch.is_grad_enabled())
 
 
-def after(function: Callable[[], FloatArray], like: Any) -> Any:
+def after(function: Callable[[], FloatArray], like: Tensor) -> Any:
     if in_stateless_scope():
         return torch.zeros(like.shape[:1], device=like.device)
     return torch.from_numpy(function()).to(like.device)
@@ -50,8 +51,13 @@ def after(function: Callable[[], FloatArray], like: Any) -> Any:
 class _Losses(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(
-        context: Any, features: Any, anchor: Any, classes: HostClasses, labels: Any, recorded: bool
-    ) -> Any:
+        context: Any,
+        features: Tensor,
+        anchor: Tensor,
+        classes: HostClasses,
+        labels: Tensor,
+        recorded: bool,
+    ) -> Any:  # fmt: skip
         differentiated = recorded and (features.requires_grad or anchor.requires_grad)
         context.classes = classes
         array = np.ascontiguousarray(features.detach().cpu().numpy(), np.float32)

@@ -20,7 +20,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
@@ -29,6 +29,9 @@ from sparkdl.learner.archives.plain_config import names_of_data, plain_config
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
+
+if TYPE_CHECKING:
+    import keras
 
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
@@ -116,7 +119,7 @@ class ModelArchive:
         return replace(self, content=b"", beside=b"")
 
 
-def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
+def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
     """A model, compiled or not, as an archive.
 
     Args:
@@ -185,7 +188,7 @@ def encode_model(model: Any, custom_objects: dict[str, Any] | None = None) -> Mo
     return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
 
 
-def _cannot_travel(model: Any, error: Exception, hint: str = "") -> ModelError:
+def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
     return ModelError(
         f"model {model.name!r} cannot be sent to the workers",
         expected="a model that keras can save and load (get_config on custom layers)",
@@ -221,7 +224,7 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _present_settings(model: Any, settings: dict[str, Any]) -> Iterator[None]:
+def _present_settings(model: keras.Model, settings: dict[str, Any]) -> Iterator[None]:
     """Within, Keras saves the optimizer that the model has now, as it is now, and the arguments of
     a ``compile`` of the model's own.
 
@@ -352,7 +355,9 @@ def load_model_file(
     return model
 
 
-def compile_by_settings(model: Any, settings: dict[str, Any], *, trains: bool = True) -> None:
+def compile_by_settings(
+    model: keras.Model, settings: dict[str, Any], *, trains: bool = True
+) -> None:
     """Compiles a loaded model whose class has a ``compile`` of its own, by saved settings.
 
     Args:
@@ -385,7 +390,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
         accepted = inspect.signature(cls).parameters
         return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
 
-    def _revive(value: Any) -> Any:
+    def _revive(value: object) -> Any:
         if isinstance(value, dict) and "class_name" in value and "config" in value:
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value
@@ -409,7 +414,7 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             delattr(cls, name)
 
 
-def _compiles_itself(cls: Any) -> bool:
+def _compiles_itself(cls: type[keras.Model]) -> bool:
     """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
     import keras
 
@@ -425,7 +430,7 @@ def _has_own_from_config(cls: type) -> bool:
     return any("from_config" in vars(kind) for kind in kinds)
 
 
-def restore_state(model: Any, archive: ModelArchive) -> None:
+def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
     from sparkdl.learner.state.optimizer_state import empty_slots
 
@@ -439,7 +444,7 @@ def restore_state(model: Any, archive: ModelArchive) -> None:
         BesideFile.from_bytes(archive.beside).give_values(model)
 
 
-def model_bytes(model: Any, custom_objects: dict[str, Any] | None = None) -> bytes:
+def model_bytes(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> bytes:
     """A model as the bytes of a ``.keras`` file.
 
     Raises:
@@ -532,7 +537,7 @@ def _in_short(error: Exception) -> str:
     return text if len(text) <= 600 else f"{text[:600]}..."
 
 
-def load_state(model: Any, content: bytes, path: str) -> None:
+def load_state(model: keras.Model, content: bytes, path: str) -> None:
     """Loads the weights and the optimizer state of a ``.keras`` file into a model.
 
     Args:
@@ -554,7 +559,7 @@ def load_state(model: Any, content: bytes, path: str) -> None:
         ) from error  # fmt: skip
 
 
-def _save_bytes(model: Any, objects: dict[str, Any]) -> bytes:
+def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
     """The model as Keras saves it, with layers that several others hold once."""
     from sparkdl.learner.archives.rebuilt import SharedLayers
 

@@ -1,4 +1,7 @@
-"""A model's configuration without what differs between equal models: half of its key."""
+"""A model's configuration without what differs between equal models: half of its key.
+
+It imports no framework: a worker reads it before it knows its devices.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def _drop_learning_rate(config: dict[str, Any]) -> None:
         pass
 
 
-def _number_shared(value: Any, numbers: dict[Any, int]) -> None:
+def _number_shared(value: object, numbers: dict[Any, int]) -> None:
     """Numbers objects that several layers share in their order: Keras writes their addresses."""
     if isinstance(value, list):
         for item in value:
@@ -64,7 +67,7 @@ def names_of_data(config: dict[str, Any]) -> set[str]:
     return {name for side, at in found if len(at) > 1 or isinstance(side, dict) for name in at}
 
 
-def _names_at(ends: Any) -> Iterator[str]:
+def _names_at(ends: object) -> Iterator[str]:
     if isinstance(ends, list) and len(ends) == 3 and isinstance(ends[0], str):
         yield ends[0]
     elif isinstance(ends, (dict, list)):
@@ -73,7 +76,7 @@ def _names_at(ends: Any) -> Iterator[str]:
             yield from _names_at(end)
 
 
-def _find_names(value: Any, names: dict[str, str]) -> None:
+def _find_names(value: object, names: dict[str, str]) -> None:
     """Collects the names that Keras made from a class: ``dense``, ``dense_1`` for ``Dense``."""
     if isinstance(value, list):
         for item in value:
@@ -89,7 +92,7 @@ def _find_names(value: Any, names: dict[str, str]) -> None:
         _find_names(item, names)
 
 
-def _rename(value: Any, names: dict[str, str], is_reference: bool) -> Any:
+def _rename(value: object, names: dict[str, str], is_reference: bool) -> Any:
     if isinstance(value, str):
         return names.get(value, value) if is_reference else value
     if isinstance(value, list):

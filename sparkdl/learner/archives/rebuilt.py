@@ -72,7 +72,7 @@ _known: OrderedDict[str, _Rebuilt] = OrderedDict()
 
 
 def compared_with_rebuilt(
-    model: Any, key: str, load: Load, custom_objects: dict[str, Any]
+    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any]
 ) -> tuple[UnsavedSettings, dict[str, np.ndarray]]:
     """The settings and values beside a model's file, with which a worker has the same model.
 
@@ -103,7 +103,7 @@ def compared_with_rebuilt(
 
 
 def _compared(
-    model: Any, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
+    model: keras.Model, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
 ) -> _Rebuilt:
     """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
     with_values = _size_bytes(model) <= LARGE_BYTES
@@ -140,11 +140,11 @@ def _places(kinds: list[str], others: list[str]) -> tuple[int | None, ...]:
     return tuple(found.get(number) for number in range(len(others)))
 
 
-def _size_bytes(model: Any) -> int:
+def _size_bytes(model: keras.Model) -> int:
     return sum(4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
 
 
-def _lossy(model: Any, copy: Any) -> frozenset[str]:
+def _lossy(model: keras.Model, copy: keras.Model) -> frozenset[str]:
     mine, its = variables_by_name(model), variables_by_name(copy)
     names = [name for name in mine if name in its]
     pairs = zip(
@@ -159,7 +159,7 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
     return np.array_equal(one, other)
 
 
-def _require_same_variables(model: Any, copy: Any) -> None:
+def _require_same_variables(model: keras.Model, copy: keras.Model) -> None:
     """Refuses a model whose loaded copy has other variables."""
     mine, its = (_shapes(m.variables) for m in (model, copy))
     if mine != its:
@@ -177,7 +177,9 @@ def _require_same_variables(model: Any, copy: Any) -> None:
         )  # fmt: skip
 
 
-def _require_same_outputs(model: Any, copy: Any, kinds: list[str], others: list[str]) -> None:
+def _require_same_outputs(
+    model: keras.Model, copy: keras.Model, kinds: list[str], others: list[str]
+) -> None:
     """Refuses a model whose loaded copy computes something else of the same values.
 
     Layers of Keras' own compute the same where there are as many of each kind in the same order.
@@ -211,7 +213,7 @@ def _require_same_outputs(model: Any, copy: Any, kinds: list[str], others: list[
         )  # fmt: skip
 
 
-def _batch_for(model: Any) -> Any:
+def _batch_for(model: keras.Model) -> Any:
     """Two rows of the model's own shapes; None where these are not known."""
     random = np.random.default_rng(0)
 
@@ -232,7 +234,7 @@ def _batch_for(model: Any) -> Any:
     return arrange_inputs(model, {n: made(s.shape or (), s.dtype) for n, s in specs})
 
 
-def _outputs(model: Any, values: Any, batch: Any) -> list[np.ndarray]:
+def _outputs(model: keras.Model, values: Any, batch: object) -> list[np.ndarray]:
     """The outputs of a model for a batch, with the values that another one has."""
     pairs = zip(model.variables, values.variables, strict=True)
     with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
@@ -261,7 +263,7 @@ def _odd_part(kinds: list[str], others: list[str]) -> str:
     return f"{there} in place of {here}, layer {place}"
 
 
-def _kind(thing: Any) -> str:
+def _kind(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
@@ -278,7 +280,7 @@ def _name(kinds: Sequence[str]) -> str:
     return kinds[0].rpartition(".")[2] if kinds else "none"
 
 
-def _differences(model: Any, known: _Rebuilt) -> Attributes:
+def _differences(model: keras.Model, known: _Rebuilt) -> Attributes:
     """Number of a part of the loaded model -> its attributes that it must be given."""
     found: Attributes = {}
     parts = compared_parts(model)
@@ -320,7 +322,7 @@ class SharedLayers:
         model: Built.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         held: Counter[int] = Counter()
         for part in parts_of(model):
             held.update({id(v) for v in part._flatten_layers(include_self=False, recursive=False)})
@@ -337,7 +339,7 @@ class SharedLayers:
         """Within, Keras writes the number of a shared layer at each of its places."""
         record = serialization_lib.record_object_after_serialization
 
-        def record_all(thing: Any, config: dict[str, Any]) -> None:
+        def record_all(thing: object, config: dict[str, Any]) -> None:
             record(thing, config)
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
@@ -382,7 +384,7 @@ class SharedLayers:
         begun: list[tuple[dict[str, Any], ...]] = []
         make, read = functional.functional_from_config, functional.deserialize_node
 
-        def make_graph(cls: Any, mine: dict[str, Any], custom_objects: Any = None) -> Any:
+        def make_graph(cls: object, mine: dict[str, Any], custom_objects: object = None) -> Any:
             begun.append((dict(mine), graphs.get(id(mine["layers"]), {})))
             depth = len(begun)
             try:
@@ -390,7 +392,7 @@ class SharedLayers:
             finally:
                 del begun[depth - 1 :]
 
-        def read_node(node: Any, layers: dict[str, Any]) -> Any:
+        def read_node(node: object, layers: dict[str, Any]) -> Any:
             if begun and begun[-1]:  # the first call of this graph: no other was made yet
                 both, begun[-1] = begun[-1], ()
                 calls = {
@@ -425,7 +427,7 @@ class SharedLayers:
         )  # fmt: skip
 
 
-def _graphs(value: Any) -> Iterator[dict[str, Any]]:
+def _graphs(value: object) -> Iterator[dict[str, Any]]:
     """The configurations of functional models in a saved one."""
     if isinstance(value, list):
         for item in value:
@@ -437,7 +439,7 @@ def _graphs(value: Any) -> Iterator[dict[str, Any]]:
             yield from _graphs(item)
 
 
-def _renumber(value: Any, calls: dict[str, int]) -> None:
+def _renumber(value: object, calls: dict[str, int]) -> None:
     """Adds to each ``[layer, call, tensor]`` the calls that the layer had before."""
     if isinstance(value, dict):
         value = list(value.values())
@@ -451,7 +453,7 @@ def _renumber(value: Any, calls: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> Iterator[None]:
+def _replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)
@@ -461,7 +463,7 @@ def _replaced(module: Any, name: str, function: Any, wanted: object = True) -> I
         setattr(module, name, before)
 
 
-def _refusal(model: Any, expected: str, received: str, hint: str) -> ModelError:
+def _refusal(model: keras.Model, expected: str, received: str, hint: str) -> ModelError:
     return ModelError(
         f"model {model.name!r} would be another one on the workers",
         expected=f"a model that keras.models.load_model makes again with {expected}",

@@ -133,7 +133,7 @@ class UnsavedSettings:
     attributes: Attributes = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: Any) -> UnsavedSettings:
+    def of(cls, model: keras.Model) -> UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
         stepped, decays = _stepped(variables, optimizer)
@@ -181,7 +181,7 @@ class UnsavedSettings:
             adapters=moved(self.adapters), learns=moved(self.learns), orders=moved(self.orders, 2),
         )  # fmt: skip
 
-    def give_adapters(self, model: Any) -> bool:
+    def give_adapters(self, model: keras.Model) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
         changed = False
         for layer, wanted in zip(parts_of(model), self.adapters, strict=False):
@@ -191,7 +191,7 @@ class UnsavedSettings:
                 changed = True
         return changed
 
-    def put_in_order(self, model: Any) -> bool:
+    def put_in_order(self, model: keras.Model) -> bool:
         """Puts the variables of a loaded model in order; False if they are."""
         changed = False
         for own, names in zip(_own_variables(model), self.orders, strict=False):
@@ -201,7 +201,7 @@ class UnsavedSettings:
                 changed = True
         return changed
 
-    def apply(self, model: Any, custom_objects: dict[str, Any]) -> None:
+    def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
         """Gives a model that was just loaded these settings."""
         self.give_adapters(model)
         self.put_in_order(model)
@@ -228,7 +228,7 @@ class UnsavedSettings:
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
 
-    def _apply_to_optimizer(self, model: Any, stepped: list[int]) -> None:
+    def _apply_to_optimizer(self, model: keras.Model, stepped: list[int]) -> None:
         optimizer = model.optimizer
         if not self.scales_loss and innermost_optimizer(model) is not optimizer:
             optimizer = innermost_optimizer(model)  # compile wraps it by the policy
@@ -251,14 +251,14 @@ class UnsavedSettings:
             inner._exclude_from_weight_decay_cache = {}
 
 
-def _settings_of_rows(before: Any) -> dict[str, Any]:
+def _settings_of_rows(before: object) -> dict[str, Any]:
     """The plain arguments of a preprocessor's constructor, as it has them now."""
     told = () if before is None else inspect.signature(type(before).__init__).parameters
     kept = {name: getattr(before, name, None) for name in told}
     return {n: v for n, v in kept.items() if isinstance(v, (bool, int, float, str))}
 
 
-def parts_of(model: Any) -> list[Any]:
+def parts_of(model: keras.Model) -> list[Any]:
     """The model and the layers that compute its outputs, in an order that an equal model has, too.
 
     Left out are input layers, which a model that was loaded may have more often, and what makes
@@ -272,27 +272,29 @@ def parts_of(model: Any) -> list[Any]:
     return [p for p in layers if not isinstance(p, kinds) and id(p) not in dropped]
 
 
-def _adapters(layer: Any) -> tuple[int, Any] | None:
+def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
 
 
-def _own_variables(model: Any) -> Iterator[list[Any]]:
+def _own_variables(model: keras.Model) -> Iterator[list[Any]]:
     for layer in parts_of(model):
         yield from (layer._trainable_variables, layer._non_trainable_variables)
 
 
-def _policies(model: Any) -> Iterator[Any]:
+def _policies(model: keras.Model) -> Iterator[Any]:
     return (layer.dtype_policy for layer in parts_of(model))
 
 
-def _remat(layer: Any) -> tuple[Any, ...] | None:
+def _remat(layer: keras.Layer) -> tuple[Any, ...] | None:
     mode = getattr(layer, "_remat_mode", None)  # older versions of Keras have none
     return None if mode is None else tuple(plain_copy(part) for part in mode)
 
 
-def _stepped(variables: list[Any], optimizer: Any) -> tuple[list[int] | None, list[bool]]:
+def _stepped(
+    variables: list[Any], optimizer: keras.Optimizer | None
+) -> tuple[list[int] | None, list[bool]]:
     """The numbers of the variables that an optimizer knows, and whether it decays each."""
     if optimizer is None or not optimizer.built:
         return None, []
@@ -306,7 +308,7 @@ def _stepped(variables: list[Any], optimizer: Any) -> tuple[list[int] | None, li
     return [numbers[id(v)] for v in known], [bool(inner._use_weight_decay(v)) for v in known]
 
 
-def _set_part(variable: Any, name: str, saved: Any, module: Any) -> None:
+def _set_part(variable: keras.Variable, name: str, saved: Any, module: Any) -> None:
     present = getattr(variable, name, None)
     if saved != (None if present is None else module.serialize(present)):
         setattr(variable, name, None if saved is None else module.deserialize(saved))
@@ -339,7 +341,7 @@ class OwnAttributes:
     values: Attributes
 
     @classmethod
-    def of(cls, model: Any) -> OwnAttributes:
+    def of(cls, model: keras.Model) -> OwnAttributes:
         """Those of a model that was just made."""
         return cls({
             number: {name: plain_copy(vars(part.thing)[name]) for name in part.plain_names()}
@@ -349,7 +351,7 @@ class OwnAttributes:
     def __bool__(self) -> bool:
         return bool(self.values)
 
-    def give_back(self, model: Any) -> None:
+    def give_back(self, model: keras.Model) -> None:
         """Sets those of the same model that have changed since, and takes away new ones."""
         if not self.values:
             return
@@ -405,7 +407,7 @@ class ComparedPart:
         return ComparedPart(None, self.label, self.kind, self.own, self.attributes)
 
 
-def compared_parts(model: Any) -> list[ComparedPart]:
+def compared_parts(model: keras.Model) -> list[ComparedPart]:
     """The layers of a model, what it was compiled with, and its optimizers, in one order."""
     things = [("layer", thing) for thing in parts_of(model)]
     settings = compile_settings(model)
@@ -421,7 +423,7 @@ def compared_parts(model: Any) -> list[ComparedPart]:
     return [_part(what, thing) for what, thing in things]
 
 
-def _part(what: str, thing: Any) -> ComparedPart:
+def _part(what: str, thing: object) -> ComparedPart:
     kind, own = type(thing), not comes_with_keras(type(thing))
     attributes = {
         name: form_of(value)
@@ -490,12 +492,12 @@ class BesideFile:
         found: BesideFile = payload.load(content)
         return found
 
-    def give_settings(self, model: Any, custom_objects: dict[str, Any]) -> None:
+    def give_settings(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
         """Gives the settings to a model that was just loaded."""
         self.settings.apply(model, custom_objects)
         give_attributes(model, self.settings.attributes)
 
-    def give_values(self, model: Any) -> None:
+    def give_values(self, model: keras.Model) -> None:
         """Sets the variables whose values are not those of the file; without compile settings
         those of the model alone."""
         variables = variables_by_name(model)
@@ -503,7 +505,7 @@ class BesideFile:
             variable.assign(value)
 
 
-def give_attributes(model: Any, attributes: Attributes) -> None:
+def give_attributes(model: keras.Model, attributes: Attributes) -> None:
     """Gives the parts of a loaded model the attributes that differ."""
     if not attributes:
         return

@@ -19,7 +19,7 @@ _LIBRARIES = ("keras", "tensorflow", "torch", "jax", "jaxlib", "numpy", "builtin
 _PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
 
 
-def is_plain(value: Any, depth: int = 0) -> bool:
+def is_plain(value: object, depth: int = 0) -> bool:
     """Whether a value is numbers, texts, arrays and containers of these."""
     if isinstance(value, (*_PLAIN, np.ndarray)):
         return not (isinstance(value, np.ndarray) and value.dtype == object)
@@ -29,7 +29,7 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return all(is_plain(item, depth + 1) for item in inner)
 
 
-def is_plain_object(value: Any, depth: int = 0) -> bool:
+def is_plain_object(value: object, depth: int = 0) -> bool:
     """Whether it is an object of the user's own, of plain attributes, that Keras does not save."""
     return _is_own(value) and all(
         is_plain(item) or (depth < _DEPTH and is_plain_object(item, depth + 1))
@@ -37,13 +37,13 @@ def is_plain_object(value: Any, depth: int = 0) -> bool:
     )
 
 
-def _is_own(value: Any) -> bool:
+def _is_own(value: object) -> bool:
     known = type(value).__module__.partition(".")[0] in _LIBRARIES
     kinds = hasattr(value, "get_config") or isinstance(value, (type, FunctionType))
     return not known and not kinds and hasattr(value, "__dict__")
 
 
-def numbers_of(value: Any) -> npt.NDArray[Any] | None:
+def numbers_of(value: object) -> npt.NDArray[Any] | None:
     """The values of a tensor or variable of a backend; None for what is none, or has none now."""
     if type(value).__module__.partition(".")[0] not in ("tensorflow", "torch", "jax", "jaxlib"):
         return None
@@ -65,7 +65,7 @@ def with_numbers(present: Any, value: npt.NDArray[Any]) -> Any:
     return keras.ops.convert_to_tensor(value, keras.backend.standardize_dtype(value.dtype))
 
 
-def plain_copy(value: Any) -> Any:
+def plain_copy(value: object) -> Any:
     """The value with Keras' own lists and dicts as those of Python."""
     if isinstance(value, dict):
         return {key: plain_copy(item) for key, item in value.items()}
@@ -75,7 +75,7 @@ def plain_copy(value: Any) -> Any:
     return value
 
 
-def form_of(value: Any, depth: int = 0) -> Any:
+def form_of(value: object, depth: int = 0) -> Any:
     """A form of a value that equal values share; :data:`UNKNOWN` if it cannot be compared."""
     if isinstance(value, float) and value != value:
         return ("nan",)
@@ -118,7 +118,7 @@ def _form_of_container(value: Any, depth: int) -> Any:
     return UNKNOWN if unknown else (_kind_of(value), tuple(forms))
 
 
-def _kind_of(value: Any) -> str:
+def _kind_of(value: object) -> str:
     """Lists and tuples are one kind: a configuration, which is JSON, makes lists of both."""
     if isinstance(value, dict):
         return "dict"

@@ -1,7 +1,6 @@
 """Checks that a fit makes of a compiled model, before and after it trains.
 
-- ``compiling``: what a model is compiled with, or a rule wants. ``compile_parts``: the user's own
-  losses, metrics and optimizers.
-- ``metric_check``: whether metrics of several workers may be summed. ``learning_signs``: facts by
-  which a model that has learned nothing is recognised.
+- ``compiling``: what a model is compiled with, or a rule wants, and whether it has learned
+  anything. ``compile_parts``: the user's own losses, metrics and optimizers, and whether metrics
+  of several workers may be summed.
 """

@@ -1,4 +1,7 @@
-"""Compile settings of a Keras model: given apart, asked of a compiled one, wanted by a rule."""
+"""Compile settings of a Keras model: given apart, asked of a compiled one, wanted by a rule.
+
+And facts of a model by which ``fit`` recognises one that has learned nothing, and tells why.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.signature import has_own
+from sparkdl.learner.signature import has_own, loss_name
 from sparkdl.learner.state.optimizer_state import batch_counter
 
 Json = Any
@@ -33,7 +38,7 @@ def model_from_json(config: str, custom_objects: dict[str, Any]) -> Any:
         ) from error
 
 
-def require_trainable(model: Any) -> None:
+def require_trainable(model: keras.Model) -> None:
     """Raises ModelError for a model of which a step changes nothing: all of it is frozen."""
     if not model.trainable_variables and not has_own(model, "train_step"):
         raise ModelError(
@@ -45,7 +50,11 @@ def require_trainable(model: Any) -> None:
 
 
 def compile_model(
-    model: Any, optimizer: Any, loss: Any, metrics: Any, loss_weights: Any = None
+    model: keras.Model,
+    optimizer: keras.Optimizer,
+    loss: object,
+    metrics: object,
+    loss_weights: object = None,
 ) -> None:
     """Compiles a model in place.
 
@@ -74,7 +83,7 @@ def compile_model(
         ) from error
 
 
-def set_learning_rate(model: Any, rate: float) -> None:
+def set_learning_rate(model: keras.Model, rate: float) -> None:
     """Gives the optimizer of a compiled model another learning rate.
 
     Raises:
@@ -90,7 +99,7 @@ def set_learning_rate(model: Any, rate: float) -> None:
     model.optimizer.learning_rate = rate
 
 
-def plain_form(value: Any) -> Json | None:
+def plain_form(value: object) -> Json | None:
     """A name, an optimizer, a loss or metrics as JSON; None if code of the user's is in it."""
     try:
         config = keras.saving.serialize_keras_object(value)
@@ -137,7 +146,7 @@ def _is_plain(config: Json) -> bool:
     return config is None or isinstance(config, (str, int, float, bool))
 
 
-def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
+def adopt_optimizer(model: keras.Model, wanted: dict[str, Any] | None) -> None:
     """Gives ``model`` the optimizer options that a rule asks for; the learning rate stays.
 
     The options are such as the momentum of SGD. An optimizer that has them already stays, with its
@@ -172,3 +181,56 @@ def adopt_optimizer(model: Any, wanted: dict[str, Any] | None) -> None:
     model.optimizer = fresh
     model._compile_config.config["optimizer"] = fresh  # which goes into the model's archive
     model.train_function = None
+
+
+_ONE_CLASS = ("sparsecategoricalcrossentropy", "categoricalcrossentropy")
+
+
+def guessing_loss(model: keras.Model, label_mean: Sequence[float]) -> float | None:
+    """The cross-entropy of answering every row with the mean label: the labels' entropy, in nats.
+
+    Args:
+        model: A compiled ``keras.Model`` with one output.
+        label_mean: See :func:`sparkdl.data.statistics.label_mean`.
+
+    Returns:
+        The loss; None if the model's loss is no cross-entropy of Keras, the mean is empty, or all
+        labels are the same, so that there is nothing to learn.
+    """
+    mean = np.asarray(label_mean, np.float64)
+    if not mean.size or not bool(((mean >= 0) & (mean <= 1)).all()):
+        return None
+    loss = model.loss
+    if isinstance(loss, (dict, list, tuple)):
+        loss, *others = loss.values() if isinstance(loss, dict) else loss
+        if others:
+            return None
+    name, _ = loss_name(loss)
+    if name in _ONE_CLASS and np.isclose(mean.sum(), 1, atol=1e-3):
+        entropy = _surprise(mean).sum()
+    elif name == "binarycrossentropy":
+        entropy = (_surprise(mean) + _surprise(1 - mean)).mean()
+    else:
+        return None
+    return float(entropy) if entropy > 0 else None
+
+
+def _surprise(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return -p * np.log(np.where(p > 0, p, 1.0))
+
+
+_LAYERS = ("Normalization", "BatchNormalization", "LayerNormalization", "GroupNormalization")
+
+
+def normalizes(model: keras.Model) -> bool:
+    """Whether a layer subtracts a mean or adds an offset, wherever in the model.
+
+    Args:
+        model: A built ``keras.Model``.
+    """
+    for layer in model._flatten_layers(include_self=False):
+        if type(layer).__name__ in _LAYERS:
+            return True
+        if type(layer).__name__ == "Rescaling" and getattr(layer, "offset", 0.0) != 0.0:
+            return True
+    return False

@@ -96,7 +96,7 @@ class _CommunicatorReducer:
         self._wire = SUM_DTYPES[compression] if compression != Raw.name else None
         self._sparse_as_dense = sparse_as_dense
 
-    def _reduce(self, array: Any) -> Any:
+    def _reduce(self, array: object) -> Any:
         """Flat array -> its reduction over the ranks, in the same dtype."""
         return self._communicator.all_reduce(np.asarray(array), self._op)
 
@@ -190,7 +190,7 @@ class _HorovodReducer(_TensorFlowReducer):
         name = f"{self._name}.{wire}"
         return list(hvd.grouped_allreduce(values, op=op, name=name, ignore_name_scope=True))
 
-    def _gather(self, values: Any, indices: Any, position: int) -> tuple[Any, Any]:
+    def _gather(self, values: object, indices: object, position: int) -> tuple[Any, Any]:
         hvd = importlib.import_module("horovod.tensorflow")
         rows, places = (
             hvd.allgather(tensor, name=f"{self._name}.{part}.{position}", ignore_name_scope=True)

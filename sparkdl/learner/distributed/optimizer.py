@@ -19,7 +19,7 @@ from sparkdl.settings.call_arguments import lists_its_arguments
 
 @lists_its_arguments
 def DistributedOptimizer(
-    optimizer: Any,
+    optimizer: keras.Optimizer,
     *,
     communicator: Communicator | None = None,
     op: str = "average",
@@ -87,7 +87,7 @@ def DistributedOptimizer(
     return made
 
 
-def is_distributed(optimizer: Any) -> bool:
+def is_distributed(optimizer: object) -> bool:
     """Whether :func:`DistributedOptimizer` made it."""
     return isinstance(optimizer, _Distributed)
 
@@ -125,7 +125,7 @@ class _Distribution:
         finally:
             self.hiding = before
 
-    def owns(self, variable: Any) -> bool:
+    def owns(self, variable: keras.Variable) -> bool:
         return any(variable is own for own in (*self.sums, self.count))
 
 
@@ -176,17 +176,19 @@ class _Distributed:
             return found
         return [v for v in found if not state.owns(v)]
 
-    def save_own_variables(self, store: Any) -> None:
+    def save_own_variables(self, store: object) -> None:
         """As the plain optimizer does."""
         with self._made.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
-    def load_own_variables(self, store: Any) -> None:
+    def load_own_variables(self, store: object) -> None:
         """As the plain optimizer does."""
         with self._made.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
-    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
+    def apply(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
+    ) -> None:
         """Joins the gradients, and applies them."""
         state = self._made
         if state.inside or not len(grads):
@@ -240,7 +242,9 @@ class _Distributed:
         )
         return result
 
-    def _apply_sums(self, grads: list[Any], trainable_variables: Any) -> None:
+    def _apply_sums(
+        self, grads: list[Any], trainable_variables: Sequence[keras.Variable] | None
+    ) -> None:
         """Adds to the sums; joins and applies them when they are full."""
         state = self._made
         base: Any = super()
@@ -261,7 +265,9 @@ class _Distributed:
 
         keras.ops.cond(state.count >= state.passes, update, lambda: None)
 
-    def _apply_values(self, grads: Sequence[Any], trainable_variables: Any) -> None:
+    def _apply_values(
+        self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None
+    ) -> None:
         """JAX outside of a compiled step: by way of values."""
         tracked = self._trainable_variables  # type: ignore[attr-defined]
         by_place: list[Any] = [None] * len(tracked)
@@ -273,17 +279,17 @@ class _Distributed:
         for variable, value in zip([*tracked, *self.variables], [*trained, *mine], strict=True):
             variable.assign(value)
 
-    def _places(self, trainable_variables: Any) -> list[int]:
+    def _places(self, trainable_variables: Sequence[keras.Variable] | None) -> list[int]:
         if trainable_variables is None:
             return list(range(len(self._made.sums)))
         return [self._get_variable_index(v) for v in trainable_variables]  # type: ignore[attr-defined]
 
 
-def _place(variables: Sequence[Any], wanted: Any) -> int:
+def _place(variables: Sequence[Any], wanted: object) -> int:
     return next(i for i, v in enumerate(variables) if v is wanted)
 
 
-def _check(optimizer: Any, passes: Any) -> None:
+def _check(optimizer: keras.Optimizer, passes: object) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             "DistributedOptimizer cannot wrap this object", expected="a keras.optimizers.Optimizer",
@@ -311,7 +317,7 @@ def _check(optimizer: Any, passes: Any) -> None:
         )
 
 
-def _made_anew(optimizer: Any, cls: Any) -> Any:
+def _made_anew(optimizer: keras.Optimizer, cls: Any) -> Any:
     """A new optimizer of ``cls`` with the settings of ``optimizer``, not its state."""
     try:
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -338,5 +344,5 @@ def _made_anew(optimizer: Any, cls: Any) -> Any:
     return made
 
 
-def _trained_by(optimizer: Any) -> list[Any]:
+def _trained_by(optimizer: keras.Optimizer) -> list[Any]:
     return list(optimizer._trainable_variables)

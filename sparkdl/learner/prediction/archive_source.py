@@ -71,7 +71,7 @@ class ArchiveSource:
             archive, "keras", digest, outline.signature, outline.scores, outline.positions
         )
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         return self._load().predict(x, batch_size=batch_size, verbose=0)
 
     def _load(self) -> Any:

@@ -121,7 +121,7 @@ def class_scores(
     return found
 
 
-def _activations(model: Any, outputs: list[str]) -> dict[str, str]:
+def _activations(model: object, outputs: list[str]) -> dict[str, str]:
     """Output name -> the name of the activation that makes it, where the model's graph says so."""
     tensors = getattr(model, "outputs", None) or []
     found = {}

@@ -11,7 +11,7 @@ import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from sparkdl.learner.signature import (
     gives_otherwise,
     model_signature,
 )
+
+if TYPE_CHECKING:
+    import keras
 
 
 class ModelSource(Protocol):
@@ -44,12 +47,12 @@ class ModelSource(Protocol):
             ModelError: The model cannot be sent, or its layers cannot be read.
         """
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         """The outputs for NumPy arrays, in this process."""
 
 
 def open_model(
-    model: Any, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
 ) -> ModelSource:
     """A model to predict with.
 
@@ -95,7 +98,7 @@ class KerasSource:
     """
 
     def __init__(
-        self, model: Any, custom_objects: dict[str, Any] | None = None, loss: Any = None
+        self, model: keras.Model, custom_objects: dict[str, Any] | None = None, loss: object = None
     ) -> None:
         _require_built(model)
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
@@ -131,7 +134,7 @@ class KerasSource:
             {} if whole.preprocessing else kept_positions(forward, whole.inputs, specs),
         )  # fmt: skip
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         return self._model.predict(x, batch_size=batch_size, verbose=0)
 
 
@@ -154,7 +157,7 @@ _LENGTH = 64
 
 
 def kept_positions(
-    model: Any, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
+    model: keras.Model, inputs: Mapping[str, TensorSpec], outputs: Mapping[str, TensorSpec]
 ) -> dict[str, str]:
     """The outputs with a value for each position of an input, found from the model's shapes.
 
@@ -211,7 +214,7 @@ def kept_positions(
     return {}
 
 
-def _require_built(model: Any) -> None:
+def _require_built(model: keras.Model) -> None:
     """Raises ModelError unless ``model`` is a ``keras.Model`` with built variables."""
     import keras
 
@@ -229,7 +232,7 @@ def _require_built(model: Any) -> None:
         )  # fmt: skip
 
 
-def _digest(archive: ModelArchive, model: Any) -> str:
+def _digest(archive: ModelArchive, model: keras.Model) -> str:
     """Equal for equal weights of an equal architecture, unlike the archive with its date."""
     import keras
 
@@ -279,7 +282,7 @@ LAYER = "layer "
 
 
 def forward_model(
-    model: Any, signature: Signature, outputs: Sequence[str], layers: Sequence[str]
+    model: keras.Model, signature: Signature, outputs: Sequence[str], layers: Sequence[str]
 ) -> Any:
     """A model with the same inputs that computes no more than what is wanted.
 

@@ -37,7 +37,7 @@ class KerasPredictor(ABC):
         model: A built ``keras.Model``.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         self.model = model
         self._preprocessing = model_signature(model).preprocessing
 
@@ -62,15 +62,15 @@ class KerasPredictor(ABC):
         """Reads the variables of the model again, where the predictor holds them elsewhere."""
 
     @abstractmethod
-    def _run(self, x: Any) -> Any:
+    def _run(self, x: object) -> Any:
         """The model's outputs for inputs in the model's own structure."""
 
-    def _run_several(self, x: Any) -> Any:
+    def _run_several(self, x: object) -> Any:
         """The same for ``passes`` forward passes, one after the other."""
         raise NotImplementedError(f"{type(self).__name__} makes one forward pass at a time")
 
 
-def make_predictor(model: Any) -> KerasPredictor:
+def make_predictor(model: keras.Model) -> KerasPredictor:
     """A predictor around ``model`` for the Keras backend that is running.
 
     Raises:
@@ -86,7 +86,7 @@ def make_predictor(model: Any) -> KerasPredictor:
     raise UnknownNameError("Keras backend", backend, BACKENDS)
 
 
-def prediction_signature(model: Any) -> Signature:
+def prediction_signature(model: keras.Model) -> Signature:
     """The signature of a model whose outputs are what its ``predict`` gives.
 
     A step or call of the user's own is traced with symbols, or predicts for two rows of zeros.
@@ -114,7 +114,7 @@ def prediction_signature(model: Any) -> Signature:
 
 
 def _outputs_of_step(
-    model: Any, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
+    model: keras.Model, inputs: Mapping[str, TensorSpec], given: Mapping[str, str]
 ) -> dict[str, TensorSpec]:
     """The outputs of ``predict`` by name, for inputs of the dtypes ``given``."""
     dtypes = {name: spec.dtype_for(given[name]) for name, spec in inputs.items()}
@@ -143,7 +143,7 @@ def _outputs_of_step(
     return found
 
 
-def _step(model: Any, x: Any) -> Any:
+def _step(model: keras.Model, x: object) -> Any:
     if keras.backend.backend() != "jax":
         return model.predict_step(pack_batch(x))
     trained, other = model.trainable_variables, model.non_trainable_variables
@@ -151,7 +151,7 @@ def _step(model: Any, x: Any) -> Any:
     return model.predict_step(state, pack_batch(x))[0]
 
 
-def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
+def symbolic_outputs(model: keras.Model, symbols: Mapping[str, Any]) -> Any:
     """The outputs of ``predict`` for symbols by input; in the order of the outputs, or by name."""
     given = arrange_inputs(model, dict(symbols))
     if not gives_otherwise(model):
@@ -160,7 +160,7 @@ def symbolic_outputs(model: Any, symbols: Mapping[str, Any]) -> Any:
     return name_outputs(model, made, lambda tensor: tensor)
 
 
-def _odd_step(model: Any, received: str) -> ModelError:
+def _odd_step(model: keras.Model, received: str) -> ModelError:
     return ModelError(
         f"predict_step or call of model {model.name!r} gives what cannot become columns",
         expected="an array whose first axis is the rows; or a list, tuple or dict of such arrays",
@@ -191,7 +191,7 @@ class TensorFlowPredictor(KerasPredictor):
     A model whose outputs have another shape in each pass stays with the first graph.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import tensorflow as tf
 
@@ -221,17 +221,17 @@ class TensorFlowPredictor(KerasPredictor):
             return self._tf.convert_to_tensor(array)
         return self._tf.experimental.dlpack.from_dlpack(as_aligned(array).__dlpack__())
 
-    def _run(self, x: Any) -> Any:
+    def _run(self, x: object) -> Any:
         tensors = map_arrays(self._tensor, x)
         outputs = self._call(tensors)
         if self._passes_left:
             self._count_pass(tensors, outputs)
         return outputs
 
-    def _call(self, x: Any) -> Any:
+    def _call(self, x: object) -> Any:
         return self._calls.of(x)(pack_batch(x))
 
-    def _count_pass(self, x: Any, outputs: Any) -> None:
+    def _count_pass(self, x: object, outputs: object) -> None:
         """After ``_ALONE`` passes with rows of one shape, prepares the loop over several."""
         tree = self._tf.nest
         shapes = [tensor.shape for tensor in tree.flatten(x)]
@@ -248,11 +248,11 @@ class TensorFlowPredictor(KerasPredictor):
             self._looped = self._compiled_apart(self._loop)
             self._passes = _PASSES
 
-    def _specs(self, tensors: Any) -> Any:
+    def _specs(self, tensors: object) -> Any:
         tf = self._tf
         return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), tensors)
 
-    def _run_several(self, x: Any) -> Any:
+    def _run_several(self, x: object) -> Any:
         tensors = map_arrays(self._tensor, x)
         if [self._one_pass(t) for t in self._tf.nest.flatten(tensors)] == self._shapes:
             return self._looped(tensors)
@@ -265,13 +265,13 @@ class TensorFlowPredictor(KerasPredictor):
     def _one_pass(self, tensor: Any) -> Any:
         return self._tf.TensorShape([tensor.shape[0] // _PASSES, *tensor.shape[1:]])
 
-    def _apart(self, tensors: Any) -> Any:
+    def _apart(self, tensors: object) -> Any:
         tf = self._tf
         return tf.nest.map_structure(
             lambda t: tf.reshape(t, [_PASSES, *self._one_pass(t)]), tensors
         )
 
-    def _loop(self, tensors: Any) -> Any:
+    def _loop(self, tensors: object) -> Any:
         tf = self._tf
         outputs = tf.map_fn(
             lambda x: self.model.predict_step(pack_batch(x)), self._apart(tensors),
@@ -283,7 +283,7 @@ class TensorFlowPredictor(KerasPredictor):
 class JaxPredictor(KerasPredictor):
     """The model's ``predict_step`` as a compiled pure function of its variables."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import jax
 
@@ -298,7 +298,7 @@ class JaxPredictor(KerasPredictor):
             [v.value for v in self.model.non_trainable_variables],
         )
 
-    def _run(self, x: Any) -> Any:
+    def _run(self, x: object) -> Any:
         outputs, drawn = self._call(self._state, pack_batch(x))
         self._state = (self._state[0], drawn)  # has the seeds of layers that draw at inference
         return outputs
@@ -307,7 +307,7 @@ class JaxPredictor(KerasPredictor):
 class TorchPredictor(KerasPredictor):
     """The model's ``predict_step`` without gradients."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         import torch
 
@@ -321,7 +321,7 @@ class TorchPredictor(KerasPredictor):
         # For plain PyTorch layers inside the model; Keras' own method of that name differs.
         torch.nn.Module.train(model, False)
 
-    def _run(self, x: Any) -> Any:
+    def _run(self, x: object) -> Any:
         with self._torch.no_grad():
             tensors = map_arrays(lambda a: self._tensor_of(a, self._device), x)
             return self._call(pack_batch(tensors))

@@ -68,7 +68,7 @@ class SavedModelSource:
         archive = ModelArchive(self._content, b"", "tensorflow", self._digest)
         return PredictorArchive(archive, "saved_model", self._digest, self._signature)
 
-    def predict(self, x: Any, batch_size: int) -> Any:
+    def predict(self, x: object, batch_size: int) -> Any:
         if not isinstance(x, dict):
             x = dict(zip(self._signature.inputs, x if isinstance(x, list) else [x], strict=True))
         arrays = {name: np.asarray(array) for name, array in x.items()}

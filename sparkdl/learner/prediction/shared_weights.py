@@ -42,7 +42,7 @@ def shared_weights(weights: list[Any], digest: str | None = None) -> SharedWeigh
     return None
 
 
-def frozen_weights(model: Any) -> list[Any]:
+def frozen_weights(model: keras.Model) -> list[Any]:
     """The weights that a fit only reads; none on JAX, whose steps return all in new memory."""
     changed = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
     on_jax = keras.backend.backend() == "jax"
@@ -167,7 +167,7 @@ def _shareable(weights: list[Any]) -> list[Any]:
     return [v for v, name in names if name.startswith(("float16", "float32", "float64", "int"))]
 
 
-def _kind(variable: Any) -> np.dtype[Any]:
+def _kind(variable: keras.Variable) -> np.dtype[Any]:
     """The dtype of the value: JAX makes float32 of a layer's float64."""
     kind: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.value.dtype))
     return kind
@@ -185,7 +185,7 @@ def _write(path: str, variables: list[Any]) -> None:
             file.write(bytes(_padded(array.nbytes) - array.nbytes))
 
 
-def _alias(variable: Any, array: npt.NDArray[Any]) -> None:
+def _alias(variable: keras.Variable, array: npt.NDArray[Any]) -> None:
     """Gives a variable the memory of an array, which has its value."""
     backend = keras.backend.backend()
     if not array.size:

@@ -3,7 +3,6 @@
 - ``model_weights``: the weights as one flat buffer. ``optimizer_state``, ``metric_state``: the
   optimizer's and the metrics' variables. ``carried_state``: what no float32 buffer holds.
 - ``served_rows``: the layers whose rows lie in tables outside of the model, and the ids of a batch.
-- ``seed_streams``: the random numbers that layers draw. ``shown_values``: what a
-  ``compute_metrics`` of the user's own shows.
+- ``seed_streams``: the random numbers that layers draw.
 - ``synchronized_norms``: the layers that normalise by the rows of all workers.
 """

@@ -34,7 +34,7 @@ class CarriedState:
         read: Where the values of its variables are; None for the variables themselves.
     """
 
-    def __init__(self, model: Any, read: Read | None = None) -> None:
+    def __init__(self, model: keras.Model, read: Read | None = None) -> None:
         self._read = read or values_of
         held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
         self._variables = variables_of_model(model)
@@ -79,19 +79,19 @@ class CarriedState:
         return zip(wanted, self._read([self._variables[n] for n in wanted]), strict=True)
 
 
-def load_carried_state(model: Any, content: bytes) -> None:
+def load_carried_state(model: keras.Model, content: bytes) -> None:
     """Sets the variables of a Keras model from what :meth:`CarriedState.to_bytes` returned."""
     if content:
         for variable, value in paired(variables_by_name(model), content):
             variable.assign(value)
 
 
-def untrusted_state(model: Any) -> bytes:
+def untrusted_state(model: keras.Model) -> bytes:
     """The values that a ``.keras`` file may not bring back, for :func:`load_carried_state`."""
     return pack_arrays(untrusted_values(model, frozenset()))
 
 
-def untrusted_values(model: Any, lossy: frozenset[str]) -> dict[str, Array]:
+def untrusted_values(model: keras.Model, lossy: frozenset[str]) -> dict[str, Array]:
     """Name -> value of the variables that a ``.keras`` file is not trusted with.
 
     These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
@@ -112,12 +112,12 @@ def untrusted_values(model: Any, lossy: frozenset[str]) -> dict[str, Array]:
     return {n: plain(v) for n, v in zip(found, values_of(list(found.values())), strict=True)}
 
 
-def _saves_itself(layer: Any) -> bool:
+def _saves_itself(layer: keras.Layer) -> bool:
     methods = (type(layer).save_own_variables, type(layer).load_own_variables)
     return not all(comes_with_keras(method) for method in methods)
 
 
-def variables_of_model(model: Any) -> dict[str, Any]:
+def variables_of_model(model: keras.Model) -> dict[str, Any]:
     """The variables of a model by their number: ``'model 3'``.
 
     With what changes in training and is in no list of Keras: the states of stateful RNN layers, and
@@ -131,7 +131,7 @@ def variables_of_model(model: Any) -> dict[str, Any]:
     return named | {f"optimizer, hidden {i}": variable for i, variable in enumerate(hidden)}
 
 
-def _hidden_in(optimizer: Any) -> list[Any]:
+def _hidden_in(optimizer: keras.Optimizer | None) -> list[Any]:
     found: list[Any] = []
     known = {id(v) for v in optimizer.variables} if optimizer is not None else set()
     while optimizer is not None:
@@ -141,7 +141,7 @@ def _hidden_in(optimizer: Any) -> list[Any]:
     return found
 
 
-def hidden_states(model: Any) -> list[Any]:
+def hidden_states(model: keras.Model) -> list[Any]:
     """The states of stateful RNN layers, which Keras lists among no variables."""
     return [
         state
@@ -151,7 +151,7 @@ def hidden_states(model: Any) -> list[Any]:
     ]
 
 
-def require_no_states(model: Any) -> None:
+def require_no_states(model: keras.Model) -> None:
     """Raises ModelError for a model that several workers cannot train: its states are of a batch.
 
     One process on the global batch would have a state for each of its rows.
@@ -166,13 +166,13 @@ def require_no_states(model: Any) -> None:
         )
 
 
-def stateful_layers(model: Any) -> list[Any]:
+def stateful_layers(model: keras.Model) -> list[Any]:
     """The RNN layers of a model that go on with the states of the batch before."""
     layers = model._flatten_layers(include_self=False, recursive=True)
     return [layer for layer in layers if isinstance(layer, keras.layers.RNN) and layer.stateful]
 
 
-def variables_by_name(model: Any) -> dict[str, Any]:
+def variables_by_name(model: keras.Model) -> dict[str, Any]:
     """The variables of a model and of its optimizer: ``'model 3'``, ``'optimizer 0'``."""
     optimizer: Any = getattr(model, "optimizer", None)
     known = [] if optimizer is None or not optimizer.built else optimizer.variables
@@ -208,7 +208,7 @@ def paired(
     return [(variables[name], value) for name, value in found.items()]
 
 
-def is_wide(variable: Any) -> bool:
+def is_wide(variable: keras.Variable) -> bool:
     """Whether float32 does not hold the values of a float variable."""
     return bool(keras.backend.standardize_dtype(variable.dtype) == "float64")
 
@@ -223,7 +223,7 @@ def plain(value: Array) -> Array:
     return value.astype(np.float32) if value.dtype.kind == "V" else value
 
 
-def _size(variable: Any) -> int:
+def _size(variable: keras.Variable) -> int:
     return int(np.prod(variable.shape))
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -19,9 +20,8 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.signature import has_own, model_signature
-from sparkdl.learner.state.shown_values import find_shown_values, shown_values_attached
-from sparkdl.learner.structure import arrange_batch
-from sparkdl.training.learning import Arrays
+from sparkdl.learner.structure import arrange_batch, map_arrays
+from sparkdl.training.learning import Arrays, BatchStack
 from sparkdl.training.reports import MetricState
 
 _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
@@ -29,7 +29,9 @@ _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
 _LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl")
 
 
-def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+def compile_mistake(
+    model: keras.Model, y: Mapping[str, Any], error: Exception
+) -> ModelError | None:
     """The mistake in loss or metrics behind Keras' error about one batch.
 
     Args:
@@ -43,7 +45,7 @@ def compile_mistake(model: Any, y: Mapping[str, Any], error: Exception) -> Model
     return _unknown_name(model) or _failed_part(model, y, error)
 
 
-def _unknown_name(model: Any) -> ModelError | None:
+def _unknown_name(model: keras.Model) -> ModelError | None:
     for kind, module, name in _names(model):
         if name.lower() in _BY_SHAPE[kind] or _knows(module, name):
             continue
@@ -58,7 +60,7 @@ def _unknown_name(model: Any) -> ModelError | None:
     return None
 
 
-def _names(model: Any) -> Iterator[tuple[str, Any, str]]:
+def _names(model: keras.Model) -> Iterator[tuple[str, Any, str]]:
     """Kind, module and name of what was given to ``compile`` by its name."""
     settings = compile_settings(model)
     losses, metrics = keras.src.losses, keras.src.metrics
@@ -79,7 +81,7 @@ def _knows(module: Any, name: str) -> bool:
     return True
 
 
-def _failed_part(model: Any, y: Mapping[str, Any], error: Exception) -> ModelError | None:
+def _failed_part(model: keras.Model, y: Mapping[str, Any], error: Exception) -> ModelError | None:
     """Blames the metric, or the loss of the user's own, in whose methods the error was raised."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     part = next((p for p in (f.f_locals.get("self") for f in frames) if _is_part(p)), None)
@@ -110,12 +112,12 @@ def _place_of(error: Exception) -> str:
     return places[-1] if places else ""
 
 
-def _is_part(thing: Any) -> bool:
+def _is_part(thing: object) -> bool:
     is_one = isinstance(thing, (keras.losses.Loss, keras.metrics.Metric))
     return is_one and not type(thing).__module__.endswith("compile_utils")
 
 
-def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+def build_metrics(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
     """Creates a model's metric variables from one example batch, whose values do not matter.
 
     Raises:
@@ -142,7 +144,7 @@ def build_metrics(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None
             find_shown_values(model, *_made_zeros(x, y, sample_weight))
 
 
-def _build_on_zeros(model: Any, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
+def _build_on_zeros(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
     inputs, labels, weights = arrange_batch(model, *_made_zeros(x, y, sample_weight))
     outputs = model(inputs, training=False)
     model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
@@ -165,7 +167,7 @@ def _zeros(arrays: Arrays) -> Arrays:
     }
 
 
-def _build_again(model: Any) -> None:
+def _build_again(model: keras.Model) -> None:
     """Makes Keras build loss and metrics at the next batch, and so find the same error again."""
     for part in (model._compile_metrics, model._compile_loss):
         if part is not None:
@@ -174,7 +176,7 @@ def _build_again(model: Any) -> None:
         model._compile_loss.metrics.clear()  # to which building adds one for each output
 
 
-def larger_is_better(model: Any, name: str) -> bool | None:
+def larger_is_better(model: keras.Model, name: str) -> bool | None:
     """Whether a metric is to grow, as Keras' object for it says; None where nothing tells.
 
     Args:
@@ -189,7 +191,7 @@ def larger_is_better(model: Any, name: str) -> bool | None:
     return None if direction is None else bool(direction == "up")
 
 
-def _metrics_by_name(model: Any) -> dict[str, Any]:
+def _metrics_by_name(model: keras.Model) -> dict[str, Any]:
     """Name in a History -> metric, of layers and of ``compile``; builds these, as labels do."""
     compiled = model._compile_metrics
     named = {metric.name: metric for metric in model.metrics}
@@ -213,13 +215,8 @@ def _metrics_by_name(model: Any) -> dict[str, Any]:
     return named
 
 
-def _itself(metric: Any) -> Any:
+def _itself(metric: keras.Metric) -> Any:
     return metric
-
-
-def flatten_metrics(model: Any) -> MetricState:
-    """All metric variables of a model as one float64 vector, the loss first."""
-    return flatten_arrays(v.numpy() for v in model.metrics_variables)
 
 
 def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
@@ -228,7 +225,7 @@ def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:
     return np.concatenate(parts) if parts else np.zeros(0)
 
 
-def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
+def metric_results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     """The values of the model's metrics for a metric state, also for a sum of several workers'.
 
     The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
@@ -238,7 +235,7 @@ def metric_results(model: Any, state: MetricState) -> dict[str, Any]:
         return _results(model, state)
 
 
-def _results(model: Any, state: MetricState) -> dict[str, Any]:
+def _results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     offset = 0
     wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
     state = np.pad(state, (0, max(0, wanted - state.size)))
@@ -263,3 +260,150 @@ def _plain(results: Mapping[str, Any]) -> dict[str, Any]:
             array = np.asarray(keras.ops.convert_to_numpy(value), np.float64)
             plain[name] = float(array) if array.ndim == 0 else array.tolist()
     return plain
+
+
+class ShownValue(keras.metrics.Metric):  # type: ignore[misc]
+    """A value that a ``compute_metrics`` of the user's own shows beside those of metrics.
+
+    Keras shows what it returned for the last batch; of several workers that is the mean, weighted
+    by rows. As workers add metric variables up, each such value has a metric: on a worker's model
+    as long as it lives, on the driver's while results are made.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+        self.total = self.add_variable((), "zeros", name="total")
+        self.rows = self.add_variable((), "zeros", name="rows")
+
+    def update_state(self, value: object, rows: object) -> None:
+        """Takes the value that was shown after a batch of ``rows`` rows."""
+        self.rows.assign_add(rows)
+        self.total.assign(keras.ops.cast(value, self.total.dtype) * self.rows)
+
+    def result(self) -> Any:
+        return keras.ops.divide_no_nan(self.total, self.rows)
+
+
+_found: WeakKeyDictionary[Any, list[ShownValue]] = WeakKeyDictionary()
+
+
+def find_shown_values(
+    model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None
+) -> None:
+    """Finds the values from a batch; nothing for a model without a ``compute_metrics`` of its own.
+
+    Args:
+        model: Its metrics are built.
+        x: By input.
+        y: By output.
+        sample_weight: By output, or None.
+    """
+    if model in _found or not has_own(model, "compute_metrics"):
+        return
+    inputs, labels, weights = arrange_batch(model, x, y, sample_weight)
+    outputs = model(inputs, training=False)
+    try:
+        logs = model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
+        known = model.get_metrics_result()
+    finally:
+        model.reset_metrics()
+    _found[model] = [
+        ShownValue(name)
+        for name, value in (logs or {}).items()
+        if name not in known and getattr(value, "shape", ()) == ()
+    ]
+
+
+def shown_values(model: keras.Model) -> list[ShownValue]:
+    """The metrics of the values that were found."""
+    return _found.get(model, [])
+
+
+def attach_shown_values(model: keras.Model) -> None:
+    """Makes them metrics of the model."""
+    present = model._metrics
+    for value in shown_values(model):
+        if not any(metric is value for metric in present):
+            list.append(present, value)  # Keras' own list refuses it, for a model that is built
+
+
+@contextlib.contextmanager
+def shown_values_attached(model: keras.Model) -> Iterator[None]:
+    """Within, they are metrics of the model."""
+    before = list(model._metrics)
+    attach_shown_values(model)
+    try:
+        yield
+    finally:
+        model._metrics[len(before) :] = []
+
+
+class ModelMetrics:
+    """The metric variables of a model in training, which Keras makes at the first batch.
+
+    See :class:`sparkdl.training.learning.LearnerMetrics`.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._ready = False
+        self._kept: list[Any] | None = None
+
+    def build(self, stack: BatchStack) -> None:
+        """Creates the variables, unless they are there."""
+        if not self._ready:
+            example = (stack.x, stack.y, stack.sample_weight)
+            build_metrics(self._model, *map_arrays(_one_batch, example))
+            attach_shown_values(self._model)
+            self._ready = True
+            self.take_over()
+
+    def take_over(self) -> None:
+        """Called when Keras itself has set the variables."""
+
+    def state(self) -> MetricState:
+        return flatten_arrays(self.values())
+
+    def reset(self) -> None:
+        self.zero()
+        self._kept = None
+
+    def zero(self) -> None:
+        """Zeroes the variables; what was kept stays."""
+        self._model.reset_metrics()
+        self.take_over()
+
+    def keep(self) -> None:
+        self._kept = self.values() if self._ready else None
+
+    def restore(self) -> None:
+        if self._kept is None:
+            self.zero()
+        else:
+            self.set_values(self._kept)
+
+    @contextlib.contextmanager
+    def untouched(self) -> Iterator[None]:
+        """Keeps the variables within, and gives them back; what was kept before stays so."""
+        former = self._kept
+        self.keep()
+        try:
+            yield
+        finally:
+            self.restore()
+            self._kept = former
+
+    def values(self) -> list[Any]:
+        """Copies of the variables' values."""
+        return [np.array(v.numpy()) for v in self._model.metrics_variables]
+
+    def set_values(self, values: list[Any]) -> None:
+        """Sets what :meth:`values` has returned."""
+        for variable, value in zip(self._model.metrics_variables, values, strict=True):
+            variable.assign(value)
+
+
+def _one_batch(stacked: npt.NDArray[Any]) -> Any:
+    if stacked.dtype == object:
+        return keras.KerasTensor(stacked.shape[1:], "string")
+    return stacked[0]

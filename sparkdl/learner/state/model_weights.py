@@ -65,7 +65,7 @@ def trained_variables(model: keras.Model) -> list[Any]:
     return [v for v in model.trainable_variables if not is_overwritten(v)]
 
 
-def is_overwritten(variable: Any) -> bool:
+def is_overwritten(variable: keras.Variable) -> bool:
     """Whether a step puts the variable's gradient in its place."""
     return bool(getattr(variable, "overwrite_with_gradient", False))  # as Keras asks
 

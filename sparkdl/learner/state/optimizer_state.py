@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ModelError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import packed_arrays
 from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
 from sparkdl.learner.state.carried_state import SMALL
 from sparkdl.learner.state.model_weights import trained_variables
-from sparkdl.optimizers.optimizer import FlatOptimizer
+from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
@@ -36,7 +37,7 @@ def pack_arrays(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
     return buffer.getvalue()
 
 
-def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -> None:
+def load_optimizer_state(model: keras.Model, state: bytes, *, keep_rate: bool = False) -> None:
     """Sets a model's optimizer variables from what a learner's ``optimizer_state`` returned.
 
     Args:
@@ -63,7 +64,7 @@ def load_optimizer_state(model: Any, state: bytes, *, keep_rate: bool = False) -
             variable.assign(value)
 
 
-def forget_lost_variables(model: Any) -> None:
+def forget_lost_variables(model: keras.Model) -> None:
     """Takes from the optimizer what it keeps for variables that ``quantize`` took from the model.
 
     Keras' steps never look at it again. What is left is what an optimizer has that is made for the
@@ -90,7 +91,7 @@ def forget_lost_variables(model: Any) -> None:
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
-def build_if_empty(model: Any) -> None:
+def build_if_empty(model: keras.Model) -> None:
     """Builds an optimizer that Keras built with no variables, as it does from an ``.h5`` file."""
     optimizer = innermost_optimizer(model)
     if optimizer.built and not (optimizer._trainable_variables or optimizers_within(optimizer)):
@@ -98,7 +99,7 @@ def build_if_empty(model: Any) -> None:
         optimizer.build(model.trainable_variables)
 
 
-def unknown_variables(model: Any) -> list[Any]:
+def unknown_variables(model: keras.Model) -> list[Any]:
     """Variables that train and that the optimizer, which is built, was not built with."""
     optimizer = innermost_optimizer(model)
     if not optimizer.built or optimizers_within(optimizer):
@@ -123,7 +124,7 @@ def fills_itself(optimizer: Any) -> bool:
 
 
 @contextlib.contextmanager
-def without_state(optimizer: Any) -> Iterator[None]:
+def without_state(optimizer: keras.Optimizer | None) -> Iterator[None]:
     """Within, Keras saves an optimizer without its variables; None: all is saved."""
     chain = []
     while optimizer is not None:
@@ -138,24 +139,24 @@ def without_state(optimizer: Any) -> Iterator[None]:
             del one.save_own_variables
 
 
-def empty_slots(optimizer: Any) -> None:
+def empty_slots(optimizer: keras.Optimizer) -> None:
     """Sets the large slots to 0."""
     for variable in _slots_within(optimizer):
         variable.assign(keras.ops.zeros_like(variable.value))
 
 
-def _slots_within(optimizer: Any) -> list[Any]:
+def _slots_within(optimizer: keras.Optimizer) -> list[Any]:
     return [v for v in optimizer.variables if int(np.prod(v.shape)) > SMALL]
 
 
-def learning_rate_of(model: Any) -> float | None:
+def learning_rate_of(model: keras.Model) -> float | None:
     """A compiled model's learning rate; None where a schedule says it."""
     variable: Any = getattr(innermost_optimizer(model), "_learning_rate", None)
     return float(variable.numpy()) if hasattr(variable, "assign") else None
 
 
 @contextlib.contextmanager
-def learning_rate_set(model: Any, rate: float | None) -> Iterator[None]:
+def learning_rate_set(model: keras.Model, rate: float | None) -> Iterator[None]:
     """Within, the model's learning rate is ``rate``; None, or a schedule, leaves it as it is."""
     variable: Any = getattr(innermost_optimizer(model), "_learning_rate", None)
     if rate is None or not hasattr(variable, "assign"):
@@ -169,19 +170,19 @@ def learning_rate_set(model: Any, rate: float | None) -> Iterator[None]:
         variable.assign(present)
 
 
-def innermost_optimizer(model: Any) -> Any:
+def innermost_optimizer(model: keras.Model) -> Any:
     """The optimizer that takes the steps, inside a LossScaleOptimizer or another wrapper."""
     return _within(model.optimizer)
 
 
-def _within(optimizer: Any) -> Any:
+def _within(optimizer: keras.Optimizer) -> Any:
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
 
 
 def after_scaled_step(
-    optimizer: Any, arrays: ArrayList, finite: bool
+    optimizer: keras.Optimizer, arrays: ArrayList, finite: bool
 ) -> tuple[float, list[tuple[Any, npt.NDArray[Any]]]]:
     """The variables of a ``LossScaleOptimizer`` that a step changes beside weights and slots.
 
@@ -205,23 +206,18 @@ def after_scaled_step(
     return float(scaled), [*pairs, (counter, np.array(steps))]
 
 
-def loss_scale_of(optimizer: Any) -> float:
-    """The scale of a ``LossScaleOptimizer`` now."""
-    return float(keras.ops.convert_to_numpy(optimizer.dynamic_scale))
-
-
-def batch_counter(optimizer: Any) -> Any:
+def batch_counter(optimizer: keras.Optimizer) -> Any:
     """The variable by which schedules go: batches, also where gradients of several make a step."""
     return optimizer._iterations
 
 
-def optimizers_within(optimizer: Any) -> list[Any]:
+def optimizers_within(optimizer: keras.Optimizer) -> list[Any]:
     """The optimizers of a ``MultiOptimizer``, which has no learning rate of its own; else none."""
     kind = vars(keras.optimizers).get("MultiOptimizer")  # since Keras 3.12
     return list(optimizer.optimizers) if kind and isinstance(optimizer, kind) else []
 
 
-def take_averages(model: Any) -> None:
+def take_averages(model: keras.Model) -> None:
     """With ``use_ema`` the averages become the weights, as at the end of Keras' ``fit``."""
     model.optimizer.finalize_variable_values(model.trainable_variables)
     averages = {id(variable.value) for variable in model.optimizer.variables}
@@ -232,7 +228,7 @@ def take_averages(model: Any) -> None:
 
 
 def read_slots(
-    optimizer: Any, trained: list[Any], arrays: ArrayList, names: list[str]
+    optimizer: keras.Optimizer, trained: list[Any], arrays: ArrayList, names: list[str]
 ) -> dict[str, FloatArray] | None:
     """Slots of an optimizer as flat vectors.
 
@@ -255,7 +251,11 @@ def read_slots(
 
 
 def with_slots(
-    optimizer: Any, trained: list[Any], arrays: ArrayList, slots: dict[str, FloatArray], step: int
+    optimizer: keras.Optimizer,
+    trained: list[Any],
+    arrays: ArrayList,
+    slots: dict[str, FloatArray],
+    step: int,
 ) -> ArrayList:
     """``arrays`` with new values for the given slots; the counterpart of :func:`read_slots`.
 
@@ -278,7 +278,7 @@ def with_slots(
     return result
 
 
-def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
+def _places(optimizer: keras.Optimizer, trained: list[Any], name: str) -> list[int] | None:
     """The place in ``optimizer.variables`` of the slot's variable, for each trained variable."""
     numbers = {id(variable): i for i, variable in enumerate(optimizer.variables)}
     inner = _within(optimizer)
@@ -286,6 +286,98 @@ def _places(optimizer: Any, trained: list[Any], name: str) -> list[int] | None:
     if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):
         return None
     return [numbers[id(slots[inner._get_variable_index(v)])] for v in trained]
+
+
+class ModelOptimizer:
+    """A model's optimizer in training; see :class:`sparkdl.training.learning.LearnerOptimizer`.
+
+    Args:
+        model: Compiled.
+        trained: Its trained variables, in the order of the layout.
+        present: Within it the optimizer's variables have their present values, and keep what they
+            are given.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        trained: list[Any],
+        present: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self._model, self._trained, self._present = model, trained, present
+
+    @property
+    def has_schedule(self) -> bool:
+        rate = getattr(innermost_optimizer(self._model), "_learning_rate", None)
+        return isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+
+    @property
+    def learning_rate(self) -> float:
+        optimizer = innermost_optimizer(self._model)
+        optimizer = next(iter(optimizers_within(optimizer)), optimizer)  # of several the first
+        with self._present():
+            return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+
+    def set_learning_rate(self, value: float) -> None:
+        if self.has_schedule:
+            raise ConfigError(
+                "cannot set the learning rate of a running fit",
+                expected="an optimizer with a plain learning rate",
+                received="a LearningRateSchedule",
+                hint="use either the schedule or a callback that sets the rate, not both",
+            )
+        with self._present():
+            innermost_optimizer(self._model).learning_rate = value
+
+    @property
+    def step(self) -> int:
+        with self._present():
+            counter = batch_counter(innermost_optimizer(self._model))
+            return int(keras.ops.convert_to_numpy(counter))
+
+    def set_step(self, step: int) -> None:
+        if self.has_schedule:
+            self.assign([(batch_counter(innermost_optimizer(self._model)), step)])
+
+    @property
+    def scales_loss(self) -> bool:
+        return innermost_optimizer(self._model) is not self._model.optimizer
+
+    @property
+    def loss_scale(self) -> float | None:
+        with self._present():
+            scale = self._model.optimizer.dynamic_scale if self.scales_loss else None
+            return None if scale is None else float(keras.ops.convert_to_numpy(scale))
+
+    def end_scaled_step(self, finite: bool) -> float:
+        scale, pairs = after_scaled_step(self._model.optimizer, self._arrays(), finite)
+        self.assign(pairs)
+        return scale
+
+    def state(self) -> bytes:
+        return pack_arrays(self._arrays())
+
+    def load_state(self, state: bytes) -> None:
+        with self._present():
+            load_optimizer_state(self._model, state)
+
+    def slots(self, names: list[str]) -> dict[str, FloatArray] | None:
+        return read_slots(self._model.optimizer, self._trained, self._arrays(), names)
+
+    def load_slots(self, slots: dict[str, FloatArray], step: int) -> None:
+        optimizer = self._model.optimizer
+        changed = with_slots(optimizer, self._trained, self._arrays(), slots, step)
+        self.load_state(pack_arrays(changed))
+
+    def assign(self, pairs: Iterable[tuple[Any, Any]]) -> None:
+        """Gives variables of the optimizer new values."""
+        with self._present():
+            for variable, value in pairs:
+                variable.assign(value)
+
+    def _arrays(self) -> ArrayList:
+        with self._present():
+            return [np.asarray(v.numpy()) for v in self._model.optimizer.variables]
 
 
 class DriverSlots:
@@ -303,13 +395,13 @@ class DriverSlots:
     """
 
     def __init__(
-        self, model: Any, flat: FlatOptimizer, slots: Mapping[str, tuple[str, float]]
+        self, model: keras.Model, flat: FlatOptimizer, slots: Mapping[str, tuple[str, float]]
     ) -> None:
         self._model, self._flat, self._names = model, flat, slots
 
     @classmethod
     def of(
-        cls, model: Any, flat: FlatOptimizer | None, slots: Mapping[str, tuple[str, float]]
+        cls, model: keras.Model, flat: FlatOptimizer | None, slots: Mapping[str, tuple[str, float]]
     ) -> DriverSlots | None:
         """Those of ``model``; None where its optimizer keeps nothing of what ``flat`` keeps."""
         if flat is None or not slots:
@@ -398,7 +490,7 @@ def _copy_scale(source: Any, target: Any) -> None:
         target.step_counter.assign(source.step_counter.numpy())
 
 
-def slots_of(optimizer: Any) -> int:
+def slots_of(optimizer: keras.Optimizer | None) -> int:
     """How many numbers an optimizer keeps for each trained weight; the optimizer stays as it is.
 
     Args:

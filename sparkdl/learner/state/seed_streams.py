@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import keras
 
 Array = npt.NDArray[Any]
 Pairs = list[tuple[Any, Array]]
@@ -48,7 +51,7 @@ class SeedStreams:
 
     def __init__(
         self,
-        model: Any,
+        model: keras.Model,
         read: Callable[[Sequence[Any]], list[Array]],
         write: Callable[[Pairs], None],
     ) -> None:
@@ -82,18 +85,16 @@ class SeedStreams:
         values = [value.tobytes() for _, value in self._values()]
         return zlib.crc32(b"".join(values)) if values else None
 
-    def travelling(self, variable: Any, value: Array) -> Array:
+    def travelling(self, variable: keras.Variable, value: Array) -> Array:
         """The value of a variable as it travels: a seed as the driver has it."""
         is_seed = self._key and any(variable is seed for seed in self._seeds)
         return _keyed(value, self._key) if is_seed else value
-
-    # -- the same number of draws on all ranks -----------------------------------------------------
 
     def mark(self) -> None:
         """Notes the draws so far: an epoch begins."""
         self._marked = [value for _, value in self._values()] if self._ranks > 1 else []
 
-    def at(self, variable: Any, value: Array, steps: int, wanted: int) -> Array:
+    def at(self, variable: keras.Variable, value: Array, steps: int, wanted: int) -> Array:
         """A variable's value as it was, or will be, ``wanted`` steps after :meth:`mark`.
 
         Args:

@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.state.optimizer_state import innermost_optimizer, loss_scale_of
 from sparkdl.learner.structure import arrange_inputs
 from sparkdl.tables.service import IdArray, LooksUpRows, RowService, ServesRows, TableSpec
 from sparkdl.tables.store import RowStore
@@ -25,11 +24,9 @@ class ModelTables:
 
     Args:
         model: A compiled ``keras.Model``.
-        scale_of: Reads the scale of a ``LossScaleOptimizer``, which a learner may keep elsewhere.
     """
 
-    model: Any
-    scale_of: Callable[[Any], float] = loss_scale_of
+    model: keras.Model
 
     @property
     def layers(self) -> list[ServesRows]:
@@ -51,13 +48,6 @@ class ModelTables:
                     hint="one layer, called several times, shares its rows by itself",
                 )
         return [specs[name] for name in sorted(specs)]
-
-    @property
-    def loss_scale(self) -> float | None:
-        optimizer = self.model.optimizer
-        if innermost_optimizer(self.model) is optimizer:
-            return None
-        return self.scale_of(optimizer)
 
     def require_trainable(self) -> None:
         """Raises ModelError if the model is compiled with what its layers cannot have."""

@@ -83,7 +83,7 @@ def calls_moments(model: keras.Model) -> bool:
         return False
     found, plain = [], keras.src.backend.nn.moments
 
-    def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
+    def moments(x: object, axes: object, keepdims: bool = False, synchronized: bool = False) -> Any:
         caller = sys._getframe(2).f_locals.get("self")  # behind keras.ops.moments
         found.append(synchronized and not isinstance(caller, keras.layers.BatchNormalization))
         return plain(x, axes, keepdims)
@@ -130,7 +130,7 @@ def refuse_among_ranks(size: Callable[[], int]) -> None:
     if plain.__module__ == __name__:
         return
 
-    def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
+    def moments(x: object, axes: object, keepdims: bool = False, synchronized: bool = False) -> Any:
         if synchronized and size() > 1:
             raise _refusal("a layer", size(), "a training function of your own")
         return plain(x, axes, keepdims, synchronized=synchronized)

@@ -148,7 +148,7 @@ _users = 0
 
 
 @contextlib.contextmanager
-def followed(terms: Terms, model: Any) -> Iterator[None]:
+def followed(terms: Terms, model: keras.Model) -> Iterator[None]:
     """Within, the losses that this thread computes are told to ``terms``.
 
     Args:
@@ -201,7 +201,7 @@ def _require_known() -> None:
         )
 
 
-def _call(self: Any, *arguments: Any, **named: Any) -> Any:
+def _call(self: object, *arguments: object, **named: object) -> Any:
     """Keras' ``CompileLoss.call``."""
     terms = _active.terms
     if terms is None:
@@ -236,7 +236,9 @@ def _reduce(
     return loss if denominator is None else terms.weigh(loss, denominator)
 
 
-def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: str, dtype: Any) -> Any:
+def _denominator(
+    values: object, sample_weight: object, mask: object, reduction: str, dtype: object
+) -> Any:
     """The denominator of a mean; None if that is proportional to the rows."""
     ops = keras.ops
     if reduction == "mean_with_sample_weight":
@@ -254,7 +256,7 @@ def _denominator(values: Any, sample_weight: Any, mask: Any, reduction: str, dty
 
 
 @contextlib.contextmanager
-def _sums_of_activities(model: Any, terms: Terms) -> Iterator[None]:
+def _sums_of_activities(model: keras.Model, terms: Terms) -> Iterator[None]:
     """Within, Keras' own activity regularizers tell their sums over rows.
 
     Since Keras 3.14 a layer divides them by the rows.
@@ -270,7 +272,7 @@ def _sums_of_activities(model: Any, terms: Terms) -> Iterator[None]:
     ]
     regularizers = [layer.activity_regularizer for layer in layers]
 
-    def told(regularizer: Any) -> Callable[[Any], Any]:
+    def told(regularizer: keras.Regularizer) -> Callable[[Any], Any]:
         return lambda output: terms.weigh(regularizer(output), None)
 
     for layer, regularizer in zip(layers, regularizers, strict=True):
@@ -288,10 +290,10 @@ def _version() -> tuple[int, int]:
 
 
 def forward_terms(
-    model: Any,
-    data: Any,
+    model: keras.Model,
+    data: object,
     values: Sequence[tuple[Any, Any]] | None = None,
-    state: Any = None,
+    state: object = None,
     *,
     sums: bool = True,
 ) -> Terms:

@@ -9,7 +9,7 @@ keep their old values until :meth:`JaxLearner.sync_model`. Each batch goes throu
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,19 +19,20 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from sparkdl.learner.state.metric_state import flatten_arrays
+from sparkdl.learner.state.metric_state import ModelMetrics
+from sparkdl.learner.state.optimizer_state import ModelOptimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     match_gradients,
     overwriting,
+    stateless_logged_step,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
+from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import stateless_logged_step
-from sparkdl.learner.structure import pack_batch
+from sparkdl.learner.structure import arranged, pack_batch
 from sparkdl.training.learning import BatchStack
-from sparkdl.training.reports import MetricState
 from sparkdl.weights import FloatArray
 
 
@@ -55,7 +56,7 @@ class StackedSteps:
         self._loops: bool | None = None
         self._capacity: dict[Any, int] = {}
 
-    def __call__(self, state: Any, fixed: Any, data: Any, num_batches: int) -> Any:
+    def __call__(self, state: object, fixed: object, data: object, num_batches: int) -> Any:
         if self._compiles and self._loops is not False:
             stacked, count = self._stack(data, num_batches), np.int32(num_batches)
             if self._loops is None:
@@ -67,13 +68,13 @@ class StackedSteps:
             state = run(state, fixed, jax.tree.map(lambda a, i=index: a[i], data))
         return state
 
-    def _worth_looping(self, *args: Any) -> bool:
+    def _worth_looping(self, *args: object) -> bool:
         """No for convolutions on a CPU, which XLA runs 10 times slower inside a loop."""
         if jax.default_backend() != "cpu":
             return True
         return "conv_general_dilated" not in str(self._loop.trace(*args).jaxpr)
 
-    def _stack(self, data: Any, num_batches: int) -> Any:
+    def _stack(self, data: object, num_batches: int) -> Any:
         """``data``, padded to the most batches seen in a stack of batches of this shape."""
         leaves, structure = jax.tree.flatten(data)
         key = (structure, *(a.shape[1:] for a in leaves))
@@ -85,8 +86,8 @@ class StackedSteps:
             return data
         return jax.tree.map(lambda a: padded(a, capacity), data)
 
-    def _trace_loop(self, state: Any, fixed: Any, data: Any, count: Any) -> Any:
-        def body(index: Any, state: Any) -> Any:
+    def _trace_loop(self, state: object, fixed: object, data: object, count: object) -> Any:
+        def body(index: object, state: object) -> Any:
             batch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, index, keepdims=False), data)
             return self._trace_single(state, fixed, batch)
 
@@ -94,11 +95,11 @@ class StackedSteps:
             return body(0, state)
         return lax.fori_loop(0, count, body, state)
 
-    def _trace_single(self, state: Any, fixed: Any, batch: Any) -> Any:
+    def _trace_single(self, state: object, fixed: object, batch: object) -> Any:
         return with_types_of(self._step(state, fixed, batch), state)
 
 
-def copied(tree: Any) -> Any:
+def copied(tree: object) -> Any:
     """Copies that share no memory: donating one of them leaves all other arrays as they are."""
     return _copy_call(tree)
 
@@ -113,7 +114,7 @@ def padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
     return result
 
 
-def with_types_of(new: Any, old: Any) -> Any:
+def with_types_of(new: object, old: object) -> Any:
     """``new`` with the structure and dtypes of ``old``; a JAX loop demands that they stay equal."""
     leaves = [jnp.asarray(a, b.dtype) for a, b in zip(
         jax.tree.leaves(new), jax.tree.leaves(old), strict=True)]  # fmt: skip
@@ -131,7 +132,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._pinned = None if jax.default_backend() == "cpu" else pinned_copy()
 
-    def __call__(self, array: Any, out: npt.NDArray[Any]) -> None:
+    def __call__(self, array: object, out: npt.NDArray[Any]) -> None:
         """Copies ``array`` into ``out``."""
         np.copyto(out, np.asarray(array if self._pinned is None else self._pinned(array)))
 
@@ -155,58 +156,43 @@ class JaxLearner(KerasLearner):
     """See :class:`sparkdl.training.learning.Learner`. The state is donated to each compiled call:
     XLA updates it in place."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         # Keras, too, compiles neither what runs eagerly nor what was compiled with jit_compile off.
         self._compiles = bool(model.jit_compile) and not model.run_eagerly
-        places = {id(v): i for i, v in enumerate(model.non_trainable_variables)}
-        self._averaged_at = [places[id(v)] for v in self.averaged]
-        places = {id(v): i for i, v in enumerate(model.trainable_variables)}
-        self._trained_at = [places[id(v)] for v in self.trained]
-        self._has_gradient: list[bool] = [True] * len(self.trained)
+        groups = model.trainable_variables, model.non_trainable_variables
+        self._place = {id(v): (g, i) for g, group in enumerate(groups) for i, v in enumerate(group)}
+        self._trained_at = [self._place[id(v)][1] for v in self.trained]
+        self._averaged_at = [self._place[id(v)][1] for v in self.averaged]
         self._state: _State = ([], [], [], [])
+        self.metrics = _JaxMetrics(self)
+        self.optimizer = ModelOptimizer(model, self.trained, self._optimizer_scope)
         self._model_step = stateless_logged_step(model, "train_step", metrics_at=3)
         self._model_test = stateless_logged_step(model, "test_step", metrics_at=2)
         self._train_steps = StackedSteps(self._train_step, self._compiles)
         self._test_steps = StackedSteps(self._test_step, self._compiles)
-        self._gradients = self._compile(self._trace_gradients, donate=(2, 3))
+        self._gradients = self._compile(self._trace_gradients, donate_argnums=(2, 3))
         self._denominators = self._compile(self._trace_denominators)
-        self._apply = self._compile(self._trace_apply, donate=(0, 1))
+        self._apply = self._compile(self._trace_apply, donate_argnums=(0, 1), static_argnums=(3,))
         self._concat = jax.jit(self._trace_concat)
         self._split = jax.jit(self._trace_split)
         self._copy_to_host = HostCopy()
         self.reload()
 
-    # -- state ---------------------------------------------------------------------------------
+    def _variables(self) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+        model = self.model
+        fixed = model.trainable_variables, model.non_trainable_variables
+        return *fixed, model.optimizer.variables, model.metrics_variables
 
     def reload(self) -> None:
-        model = self.model
-        groups = (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
-        self._state = copied(tuple([v.value for v in variables] for variables in groups))
+        self._state = copied(tuple([v.value for v in group] for group in self._variables()))
         super().reload()
 
     def sync_model(self) -> None:
-        model = self.model
-        groups = (
-            model.trainable_variables,
-            model.non_trainable_variables,
-            model.optimizer.variables,
-            model.metrics_variables,
-        )
         # Copies, since the next call donates the state, and its arrays cannot be read afterwards.
-        for variables, values in zip(groups, copied(self._state), strict=True):
+        for variables, values in zip(self._variables(), copied(self._state), strict=True):
             for variable, value in zip(variables, values, strict=True):
                 variable.assign(value)
-
-    def build_metrics(self, stack: BatchStack) -> None:
-        if not self._metrics_ready:
-            super().build_metrics(stack)
-            self._set(metrics=_copies_of(self.model.metrics_variables))
 
     def _set(
         self,
@@ -221,16 +207,14 @@ class JaxLearner(KerasLearner):
         )
         self._state = a, b, c, d
 
-    # -- weights -------------------------------------------------------------------------------
-
     def read_weights(self, out: FloatArray) -> None:
-        self._layout.check(out)
+        self.layout.check(out)
         trainable, non_trainable, _, _ = self._state
         trained = _chosen(trainable, self._trained_at)
         self._copy_to_host(self._concat(trained, self._averages(non_trainable)), out)
 
     def write_weights(self, flat: FloatArray) -> None:
-        self._layout.check(flat)
+        self.layout.check(flat)
         parts = self._split(self._given(flat))
         present = [*_chosen(self._state[0], self._trained_at), *self._averages(self._state[1])]
         parts = [_more_exact(old, new) for old, new in zip(present, parts, strict=True)]
@@ -243,29 +227,16 @@ class JaxLearner(KerasLearner):
             return flat.copy()
         return jax.block_until_ready(jax.device_put(flat))
 
-    def _values_of(self, variables: Any) -> list[npt.NDArray[Any]]:
-        present = self._present()
-        return [np.asarray(present[id(v)]) for v in variables]
+    def values_of(self, variables: Sequence[keras.Variable]) -> list[npt.NDArray[Any]]:
+        places = (self._place[id(v)] for v in variables)
+        return [np.asarray(self._state[group][index]) for group, index in places]
 
-    def _value_at(self, index: int) -> npt.NDArray[Any]:
-        trainable, non_trainable, _, _ = self._state
-        trained = _chosen(trainable, self._trained_at)
-        return np.asarray([*trained, *self._averages(non_trainable)][index])
-
-    def _set_values(self, pairs: Any) -> None:
-        present = self._present()
+    def set_values(self, pairs: list[tuple[keras.Variable, npt.NDArray[Any]]]) -> None:
+        groups = list(self._state[0]), list(self._state[1])
         for variable, value in pairs:
-            present[id(variable)] = jnp.array(value, present[id(variable)].dtype)
-        model = self.model
-        self._set(
-            [present[id(v)] for v in model.trainable_variables],
-            [present[id(v)] for v in model.non_trainable_variables],
-        )
-
-    def _present(self) -> dict[int, Any]:
-        model, (trainable, non_trainable, _, _) = self.model, self._state
-        found = dict(zip(map(id, model.trainable_variables), trainable, strict=True))
-        return found | dict(zip(map(id, model.non_trainable_variables), non_trainable, strict=True))
+            group, index = self._place[id(variable)]
+            groups[group][index] = jnp.array(value, groups[group][index].dtype)
+        self._set(*groups)
 
     def _averages(self, non_trainable: list[Any]) -> list[Any]:
         return _chosen(non_trainable, self._averaged_at)
@@ -280,15 +251,13 @@ class JaxLearner(KerasLearner):
         # jnp.copy: an output that is the input itself would share the caller's NumPy memory.
         return [
             jnp.copy(flat[s.offset : s.offset + s.size].reshape(s.shape).astype(s.dtype))
-            for s in self._layout.slots
+            for s in self.layout.slots
         ]
 
-    # -- training ------------------------------------------------------------------------------
-
     def train(self, stack: BatchStack) -> None:
-        self.build_metrics(stack)
+        self.metrics.build(stack)
         jax.block_until_ready(self._state)  # one call at a time, so that inputs cannot pile up
-        data = self.arranged(stack)
+        data = arranged(self.model, stack)
         self._state = self._train_steps(self._state, None, data, stack.num_batches)
 
     def _train_step(self, state: Any, fixed: None, batch: Any) -> Any:
@@ -297,19 +266,21 @@ class JaxLearner(KerasLearner):
     def _test_step(self, state: Any, trainable: Any, batch: Any) -> Any:
         return self._model_test((trainable, *state), pack_batch(*batch))[1][1:]
 
-    def _compile(self, function: Callable[..., Any], donate: tuple[int, ...] = ()) -> Any:
-        return jax.jit(function, donate_argnums=donate) if self._compiles else function
+    def _compile(self, function: Callable[..., Any], **options: tuple[int, ...]) -> Any:
+        return jax.jit(function, **options) if self._compiles else function
 
-    def weighed_gradients(
-        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    def gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None = None
     ) -> None:
         require_one_batch(stack)
-        self._layout.check(out)
-        self.build_metrics(stack)
-        self._take(self._gradients(*self._state_and_batch(stack), factors), out)
+        self.layout.check(out)
+        self.metrics.build(stack)
+        computed, found = self._gradients(*self._state_and_batch(stack), factors)
+        self.note(found)
+        self._take(computed, out)
 
-    def _take(self, found: tuple[Any, Any, Any, Any], out: FloatArray) -> None:
-        flat, non_trainable, metrics, overwritten = found
+    def _take(self, computed: tuple[Any, Any, Any, Any], out: FloatArray) -> None:
+        flat, non_trainable, metrics, overwritten = computed
         places = [i for i in range(len(self._state[0])) if i not in self._trained_at]
         trainable = _replaced(self._state[0], places, overwritten) if overwritten else None
         self._set(trainable, non_trainable, metrics=metrics)
@@ -317,7 +288,7 @@ class JaxLearner(KerasLearner):
 
     def _state_and_batch(self, stack: BatchStack) -> tuple[Any, Any, Any, Any, Any]:
         trainable, non_trainable, optimizer, metrics = self._state
-        batch = jax.tree.map(lambda a: a[0], self.arranged(stack))
+        batch = jax.tree.map(lambda a: a[0], arranged(self.model, stack))
         return trainable, optimizer, non_trainable, metrics, batch
 
     def eager_gradients(
@@ -325,17 +296,18 @@ class JaxLearner(KerasLearner):
     ) -> None:
         state_and_batch = self._state_and_batch(stack)
         with jax.disable_jit():
-            found = self._trace_gradients(*state_and_batch, factors)
-        self._take(found, out)
+            computed, _ = self._trace_gradients(*state_and_batch, factors)
+        self._take(computed, out)
 
-    def find_terms(self, stack: BatchStack) -> None:
+    def find_terms(self, stack: BatchStack) -> Found:
         state_and_batch = self._state_and_batch(stack)
         if self._compiles:  # the call that follows finds what is traced here
-            self._gradients.trace(*state_and_batch, None)
+            found = self._gradients.trace(*state_and_batch, None).out_info[1]
         else:  # code that wants numbers (RandomCrop); no state is changed
-            *_, batch = state_and_batch
-            few = jax.tree.map(lambda array: array[: few_rows(self.model)], batch)
-            self._trace_gradients(*state_and_batch[:4], few, None)
+            few = jax.tree.map(lambda array: array[: few_rows(self.model)], state_and_batch[-1])
+            found = self._trace_gradients(*state_and_batch[:4], few, None)[1]
+        assert isinstance(found, Found)
+        return found
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         return np.asarray(self._denominators(*self._state_and_batch(stack)))
@@ -351,70 +323,54 @@ class JaxLearner(KerasLearner):
             for pair in zip(group, values, strict=True)
         ]
         data = pack_batch(*batch)
-        return forward_terms(model, data, mapping, state, sums=self._sums).stacked()
+        return forward_terms(model, data, mapping, state, sums=self.sums).stacked()
 
     def _trace_gradients(
-        self, trainable: Any, optimizer: Any, non_trainable: Any, metrics: Any, batch: Any,
-        factors: Any,
+        self, trainable: object, optimizer: object, non_trainable: object, metrics: object,
+        batch: Any, factors: object,
     ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
-        terms = Terms.with_factors(factors, sums=self._sums)
-        share = self.share_in(factors)
+        terms = Terms.with_factors(factors, sums=self.sums)
+        share = share_in(factors, self.overwritten)
         with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
-        self._counted = terms.counted
         gradients = match_gradients(self.model, captured, self.trained)
-        self._has_gradient = [g is not None for g in gradients]
+        found = Found(tuple(g is not None for g in gradients), tuple(terms.counted))
         parts = [
             jnp.zeros(v.shape, jnp.float32) if g is None else g
             for g, v in zip(gradients, self.trained, strict=True)
         ]
         flat = self._trace_concat(parts, self._averages(after[1]))
-        return flat, after[1], after[3], [value for _, value in overwriting(captured)]
+        return (flat, after[1], after[3], [v for _, v in overwriting(captured)]), found
 
     def apply_gradients(self, flat: FloatArray) -> None:
-        self._layout.check(flat)
+        self.layout.check(flat)
         trainable, non_trainable, optimizer, _ = self._state
-        trainable, optimizer, averages = self._apply(trainable, optimizer, self._given(flat))
+        trainable, optimizer, averages = self._apply(
+            trainable, optimizer, self._given(flat), self.known
+        )
         self._set(trainable, self._with_averages(non_trainable, averages), optimizer)
 
-    def _trace_apply(self, trainable: Any, optimizer: Any, flat: Any) -> Any:
+    def _trace_apply(
+        self, trainable: list[jax.Array], optimizer: list[jax.Array], flat: jax.Array,
+        known: tuple[bool, ...],
+    ) -> Any:  # fmt: skip
         parts = self._trace_split(flat)
-        known = [
-            g if has else None
-            for g, has in zip(parts[: len(self.trained)], self._has_gradient, strict=True)
-        ]
+        pairs = zip(parts[: len(self.trained)], known, strict=True)
+        given = [part if has else None for part, has in pairs]
         # Overwritten variables have their new values already, and are overwritten by these.
-        gradients = _replaced(trainable, self._trained_at, known)
+        gradients = _replaced(trainable, self._trained_at, given)
         after = self.model.optimizer.stateless_apply(optimizer, gradients, trainable)
         trainable, optimizer = with_types_of(after, (trainable, optimizer))
         return trainable, optimizer, parts[len(self.trained) :]
-
-    # -- metrics -------------------------------------------------------------------------------
-
-    def metric_state(self) -> MetricState:
-        return flatten_arrays(self._state[3])
-
-    def _zero_metrics(self) -> None:
-        super()._zero_metrics()
-        self._set(metrics=_copies_of(self.model.metrics_variables))
 
     def _evaluate_stack(self, stack: BatchStack) -> None:
         trainable, non_trainable, _, metrics = self._state
         jax.block_until_ready(metrics)
         non_trainable, metrics = self._test_steps(
-            (non_trainable, metrics), trainable, self.arranged(stack), stack.num_batches
+            (non_trainable, metrics), trainable, arranged(self.model, stack), stack.num_batches
         )
         self._set(non_trainable=non_trainable, metrics=metrics)
-
-    def _metric_values(self) -> list[Any]:
-        values: list[Any] = copied(self._state[3])  # the next call donates the state
-        return values
-
-    def _set_metric_values(self, values: list[Any]) -> None:
-        self._set(metrics=copied(values))
-
-    # -- optimizer -----------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _optimizer_scope(self) -> Iterator[Any]:
@@ -430,38 +386,26 @@ class JaxLearner(KerasLearner):
             ]
         )
 
-    @property
-    def learning_rate(self) -> float:
-        with self._optimizer_scope():
-            return super().learning_rate
 
-    def set_learning_rate(self, value: float) -> None:
-        with self._optimizer_scope():
-            super().set_learning_rate(value)
+class _JaxMetrics(ModelMetrics):
+    """Metric variables whose values are in a learner's state."""
 
-    @property
-    def step(self) -> int:
-        with self._optimizer_scope():
-            return super().step
+    def __init__(self, learner: JaxLearner) -> None:
+        super().__init__(learner.model)
+        self._learner = learner
 
-    def set_step(self, step: int) -> None:
-        with self._optimizer_scope():
-            super().set_step(step)
+    def take_over(self) -> None:
+        self.set_values([v.value for v in self._model.metrics_variables])
 
-    def _scale_of(self, optimizer: Any) -> float:
-        with self._optimizer_scope():
-            return super()._scale_of(optimizer)
+    def values(self) -> list[Any]:
+        values: list[Any] = copied(self._learner._state[3])  # the next call donates the state
+        return values
 
-    def _optimizer_arrays(self) -> list[npt.NDArray[Any]]:
-        return [np.asarray(value) for value in self._state[2]]
+    def set_values(self, values: list[Any]) -> None:
+        self._learner._set(metrics=copied(values))
 
-    def _set_optimizer_values(self, pairs: Any) -> None:
-        with self._optimizer_scope():
-            super()._set_optimizer_values(pairs)
 
-    def load_optimizer_state(self, state: bytes) -> None:
-        super().load_optimizer_state(state)
-        self._set(optimizer=_copies_of(self.model.optimizer.variables))
+jax.tree_util.register_pytree_node(Found, lambda found: ((), found), lambda found, _: found)
 
 
 def _chosen(values: list[Any], places: list[int]) -> list[Any]:
@@ -480,8 +424,3 @@ def _more_exact(old: Any, new: Any) -> Any:
     if old.dtype != jnp.float64:
         return new
     return jnp.where(old.astype(jnp.float32) == new.astype(jnp.float32), old, new)
-
-
-def _copies_of(variables: Iterable[Any]) -> list[Any]:
-    copies: list[Any] = copied([v.value for v in variables])
-    return copies

@@ -33,7 +33,7 @@ Gradient = Callable[[BatchStack, FloatArray | None], FloatArray]
 """A batch, and a factor for each term of the loss that is no mean over rows -> its gradient."""
 
 
-def has_own_loss(model: Any) -> bool:
+def has_own_loss(model: keras.Model) -> bool:
     """Whether code of the user's own computes a loss, or a part of it."""
     if has_own(model, "train_step", "compute_loss"):
         return True
@@ -43,24 +43,26 @@ def has_own_loss(model: Any) -> bool:
     return own_losses or any(adds_loss(type(layer)) for layer in layers)
 
 
-def _is_a_known_one(loss: Any) -> bool:
+def _is_a_known_one(loss: object) -> bool:
     named = loss if inspect.isfunction(loss) else type(loss)
     if isinstance(loss, keras.losses.Loss) and hasattr(loss, "fn"):
         named = loss.fn
     return str(getattr(named, "__module__", "")).startswith(("keras.", "sparkdl."))
 
 
-def takes_any_rows(model: Any) -> bool:
+def takes_any_rows(model: keras.Model) -> bool:
     """Whether a model takes batches of any size."""
     return all(tensor.shape[0] is None for tensor in getattr(model, "inputs", None) or [])
 
 
-def few_rows(model: Any) -> int | None:
+def few_rows(model: keras.Model) -> int | None:
     """How many rows of a batch tell which terms the loss has; None where it takes all of them."""
     return 2 if takes_any_rows(model) else None
 
 
-def sums_stay(gradient: Gradient, stack: BatchStack, counted: Sequence[bool], model: Any) -> bool:
+def sums_stay(
+    gradient: Gradient, stack: BatchStack, counted: Sequence[bool], model: keras.Model
+) -> bool:
     """Whether what Keras' losses sum up over rows is a sum in the whole loss, too.
 
     False: code of the user's own divides the sums by the rows.
@@ -165,24 +167,24 @@ def _without_chance() -> Iterator[None]:
 
 def _fixed_here(fixed: Callable[..., Any], drawn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(drawn)
-    def function(*arguments: Any, **named: Any) -> Any:
+    def function(*arguments: object, **named: object) -> Any:
         return (fixed if _CHANCE.fixed else drawn)(*arguments, **named)
 
     return function
 
 
-def _dropout(inputs: Any, *_: Any, **__: Any) -> Any:
+def _dropout(inputs: object, *_: object, **__: object) -> Any:
     return inputs
 
 
 def _normal(
-    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
+    shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: object = None
 ) -> Any:
     return keras.ops.full(shape, mean + 0.5 * stddev, dtype or backend.floatx())
 
 
 def _uniform(
-    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
+    shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: object = None
 ) -> Any:
     return keras.ops.full(shape, 0.5 * (minval + maxval), dtype or backend.floatx())
 

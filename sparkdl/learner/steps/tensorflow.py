@@ -9,7 +9,7 @@ Keras.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
@@ -24,13 +24,14 @@ from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
+    logged_step,
     match_gradients,
     overwriting,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
+from sparkdl.learner.steps.reduced_step import Found, ReducedStep
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart, in_main_thread
 from sparkdl.learner.steps.tensorflow_exchange import (
     LARGE_BYTES,
@@ -55,8 +56,9 @@ from sparkdl.learner.steps.tensorflow_exchange import (
     split,
     with_slices,
 )
-from sparkdl.learner.structure import map_arrays, pack_batch
+from sparkdl.learner.structure import arranged, map_arrays, pack_batch
 from sparkdl.training.learning import BatchStack, Exchanger, Reducer
+from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray
 
 Steps = Callable[..., Any]
@@ -76,63 +78,52 @@ class TensorFlowLearner(KerasLearner):
         self._flat: tf.Tensor | None = None
         self._reducer: Any = None
         self._exchanger: Exchanger | None = None
-        self._agreed = False
-        self._apply_apart: dict[tuple[int, ...], Any] = {}
+        self._agree: Callable[[], None] | None = None  # still to be called in the present stack
+        self._applying: dict[tuple[Any, ...], Any] = {}
         self._reducing: dict[tuple[Any, ...], ShapedCalls] = {}
         self._skipping: dict[tuple[Any, ...], Any] = {}
         self._train_step = logged_step(model, "train_step")
         self._train_steps = self._compile_steps(self._train_step, with_weights=True)
         self._test_steps = self._compile_steps(logged_step(model, "test_step"), with_weights=False)
         self._moments = SynchronizedMoments(model)
-        self._gradients = self._compile_batch(lambda x, y, w: self._trace_weighed(x, y, w, None))
-        self._weighed_gradients = self._compile_batch(self._trace_weighed)
-        apart = self._trace_weighed_apart
-        self._apart_gradients = self._compile_batch(lambda x, y, w: apart(x, y, w, None))
-        self._weighed_apart = self._compile_batch(self._trace_weighed_apart)
+        self._gradients = self._compile_batch(self._trace_weighed)
+        self._apart_gradients = self._compile_batch(self._trace_weighed_apart)
         self._denominators = self._compile_batch(self._trace_denominators)
         self._concat = compiled_apart(self._trace_concat)
         self.reload()
 
-    # -- weights -------------------------------------------------------------------------------
-
     def read_weights(self, out: FloatArray) -> None:
         if self._reducer is not None:  # within a compiled call, which may hold all threads
             variables = (*self.trained, *self.averaged)
-            copy_slots([v.numpy() for v in variables], self._layout.slots, out)
+            copy_slots([v.numpy() for v in variables], self.layout.slots, out)
             return
         flat = self._concat() if self._flat is None else self._flat
         np.copyto(out, np.asarray(flat))  # without the copy that flat.numpy() would make first
 
     def write_weights(self, flat: FloatArray) -> None:
-        self._layout.check(flat)
+        self.layout.check(flat)
         self._flat = None
-        if self._layout.size_bytes < LARGE_BYTES:
+        if self.layout.size_bytes < LARGE_BYTES:
             self._assign(tf.convert_to_tensor(flat))
         else:
-            assign_each((*self.trained, *self.averaged), self._layout.views(flat))
+            assign_each((*self.trained, *self.averaged), self.layout.views(flat))
 
     def reload(self) -> None:
         super().reload()
         self._flat = None
 
-    def _set_values(self, pairs: Any) -> None:
-        super()._set_values(pairs)
+    def set_values(self, pairs: list[tuple[Any, npt.NDArray[Any]]]) -> None:
+        super().set_values(pairs)
         self._flat = None
 
     @cached_property
     def _assign(self) -> Any:
-        return self._compile_flat(
-            lambda flat: assign_each((*self.trained, *self.averaged), split(flat, self._layout))
-        )
+        def assign(flat: tf.Tensor) -> None:
+            assign_each((*self.trained, *self.averaged), split(flat, self.layout))
 
-    @cached_property
-    def _apply(self) -> Any:
-        return self._compile_flat(self._trace_apply)
-
-    def _compile_flat(self, function: Callable[[tf.Tensor], None]) -> Any:
-        """Compiled for the one signature it has: to look that up would take as long as the call."""
-        flat = tf.TensorSpec([self._layout.size], tf.float32)
-        return tf.function(function, autograph=False).get_concrete_function(flat)
+        # Compiled for the one signature it has: to look that up would take as long as the call.
+        flat = tf.TensorSpec([self.layout.size], tf.float32)
+        return tf.function(assign, autograph=False).get_concrete_function(flat)
 
     def _trace_concat(self) -> tf.Tensor:
         parts = [
@@ -140,18 +131,16 @@ class TensorFlowLearner(KerasLearner):
         ]
         return tf.concat(parts, 0)
 
-    # -- training ------------------------------------------------------------------------------
-
     def train(self, stack: BatchStack) -> None:
-        self.build_metrics(stack)
+        self.metrics.build(stack)
         count = tf.constant(stack.num_batches)
-        self._flat = self._train_steps(stack, *self._tensors(stack), count)
+        self._flat, _ = self._train_steps(stack, *self._tensors(stack), count)
 
     def _evaluate_stack(self, stack: BatchStack) -> None:
         self._test_steps(stack, *self._tensors(stack), tf.constant(stack.num_batches))
 
     def _tensors(self, stack: BatchStack, batch: int | None = None) -> tuple[Any, Any, Any]:
-        arrays = self.arranged(stack)
+        arrays = arranged(self.model, stack)
         if batch is not None:  # cut as NumPy arrays, where it costs nothing
             arrays = map_arrays(lambda array: array[batch], arrays)
         tensors: tuple[Any, Any, Any] = map_arrays(tf.convert_to_tensor, arrays)
@@ -162,7 +151,7 @@ class TensorFlowLearner(KerasLearner):
             return lambda stack, *given: function(*given)
         return self._shaped(function, 0)
 
-    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: Any) -> ShapedCalls:
+    def _shaped(self, function: Callable[..., Any], rows_at: int, **options: object) -> ShapedCalls:
         """Keras weighs the losses of several outputs by the rows of a batch where the graph knows
         their number. Its own graphs do not, nor do one worker's; of several workers each number of
         rows has a graph of its own."""
@@ -171,7 +160,7 @@ class TensorFlowLearner(KerasLearner):
         batches = (0,) if rows_at else ()
 
         def unknown() -> tuple[int, ...]:
-            return (*batches, rows_at) if several and self._streams.alone else batches
+            return (*batches, rows_at) if several and self.draws.alone else batches
 
         return ShapedCalls(function, unknown, reduce_retracing=not several, **options)
 
@@ -180,12 +169,12 @@ class TensorFlowLearner(KerasLearner):
             *data, num_batches = given
             for index in range(int(num_batches)):
                 step(pack_batch(*map_arrays(itemgetter(index), tuple(data))))
-            return self._trace_concat() if with_weights else tf.constant(0)
+            return (self._trace_concat() if with_weights else tf.constant(0)), None
 
         if self._eager:
             return run_eagerly
 
-        def run(x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor) -> Any:
+        def run(x: object, y: object, sample_weight: object, num_batches: tf.Tensor) -> Any:
             def body(index: tf.Tensor) -> tuple[tf.Tensor]:
                 step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
                 return (index + 1,)
@@ -193,7 +182,7 @@ class TensorFlowLearner(KerasLearner):
             tf.while_loop(
                 lambda index: index < num_batches, body, (tf.constant(0),), parallel_iterations=1
             )
-            return self._trace_concat() if with_weights else tf.constant(0)
+            return (self._trace_concat() if with_weights else tf.constant(0)), None
 
         return self._shaped(run, 1, jit_compile=self._jit)
 
@@ -201,7 +190,7 @@ class TensorFlowLearner(KerasLearner):
         if self._jit or self._eager or not in_main_thread():
             super().train_exchanging(stack, window, exchanger)
             return
-        self.build_metrics(stack)
+        self.metrics.build(stack)
         self._exchanger = exchanger
         try:
             counts = tf.constant(stack.num_batches), tf.constant(window)
@@ -215,8 +204,8 @@ class TensorFlowLearner(KerasLearner):
         """The compiled loop over a stack's batches, with an exchange after each window."""
 
         def run(
-            x: Any, y: Any, sample_weight: Any, num_batches: tf.Tensor, window: tf.Tensor
-        ) -> tf.Tensor:
+            x: object, y: object, sample_weight: object, num_batches: tf.Tensor, window: tf.Tensor
+        ) -> tuple[tf.Tensor, None]:
             def batch(index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
                 self._train_step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
                 return index + 1, end
@@ -231,159 +220,156 @@ class TensorFlowLearner(KerasLearner):
                 lambda index: index < num_batches, windows, (tf.constant(0),),
                 parallel_iterations=1,
             )  # fmt: skip
-            return done[0]
+            return done[0], None
 
         return self._shaped(run, 1)
 
     def _trace_exchange(self) -> None:
         variables = (*self.trained, *self.averaged)
-        values = [dense_of(v.value, s) for v, s in zip(variables, self._layout.slots, strict=True)]
+        values = [dense_of(v.value, s) for v, s in zip(variables, self.layout.slots, strict=True)]
         flat = tf.numpy_function(carried(self._exchange), values, tf.float32)
-        flat.set_shape([self._layout.size])
-        for variable, part in zip(variables, split(flat, self._layout), strict=True):
+        flat.set_shape([self.layout.size])
+        for variable, part in zip(variables, split(flat, self.layout), strict=True):
             variable.assign(own(part))
 
     def _exchange(self, *values: FloatArray) -> FloatArray:
         exchanger = self._exchanger
         assert exchanger is not None
-        copy_slots(values, self._layout.slots, exchanger.buffer)
+        copy_slots(values, self.layout.slots, exchanger.buffer)
         exchanger.exchange()
         return exchanger.buffer
 
-    def weighed_gradients(
-        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    def gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None = None
     ) -> None:
         require_one_batch(stack)
-        self.build_metrics(stack)
-        data = self._tensors(stack, 0)
-        weighed = () if factors is None else (tf.convert_to_tensor(factors),)
-        found = (self._weighed_gradients if weighed else self._gradients)(stack, *data, *weighed)
-        copy_flat(found, self._layout.slots, out)
+        self.metrics.build(stack)
+        given = (*self._tensors(stack, 0), _tensor_or_none(factors))
+        values, found = self._gradients(stack, *given)
+        self.note(found)
+        copy_flat(values, self.layout.slots, out)
         self._flat = None
 
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        copy_flat(self._trace_weighed(*self._tensors(stack, 0), factors), self._layout.slots, out)
+        values, _ = self._trace_weighed(*self._tensors(stack, 0), factors)
+        copy_flat(values, self.layout.slots, out)
         self._flat = None
 
-    def find_terms(self, stack: BatchStack) -> None:
+    def find_terms(self, stack: BatchStack) -> Found:
         data = self._tensors(stack, 0)
         if isinstance(self._gradients, ShapedCalls):
-            self._gradients.compiled(stack, *data)
-        else:
-            few = map_arrays(lambda tensor: tensor[: few_rows(self.model)], data)
-            terms = forward_terms(self.model, pack_batch(*few), sums=self._sums)
-            self._counted = terms.counted
+            found: Found = self._gradients.compiled(stack, *data, None)[1]
+            return found
+        few = map_arrays(lambda tensor: tensor[: few_rows(self.model)], data)
+        terms = forward_terms(self.model, pack_batch(*few), sums=self.sums)
+        return Found((True,) * len(self.trained), tuple(terms.counted))
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
-        return np.asarray(self._denominators(stack, *self._tensors(stack, 0)))
+        return np.asarray(self._denominators(stack, *self._tensors(stack, 0))[0])
 
-    def _trace_denominators(self, x: Any, y: Any, sample_weight: Any) -> tf.Tensor:
+    def _trace_denominators(
+        self, x: object, y: object, sample_weight: object
+    ) -> tuple[tf.Tensor, None]:
         batch = pack_batch(x, y, sample_weight)
-        return forward_terms(self.model, batch, sums=self._sums).stacked()
+        return forward_terms(self.model, batch, sums=self.sums).stacked(), None
 
     def _trace_weighed(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
-    ) -> tf.Tensor | list[tf.Tensor]:
-        step = self._trace_step(pack_batch(x, y, sample_weight), factors)
-        form = flat_parts if self._layout.size_bytes >= LARGE_BYTES else flatten
-        return form(step, self._layout.slots)
+        self, x: object, y: object, sample_weight: object, factors: tf.Tensor | None
+    ) -> tuple[tf.Tensor | list[tf.Tensor], Found]:
+        values, found = self._trace_step(pack_batch(x, y, sample_weight), factors)
+        form = flat_parts if self.layout.size_bytes >= LARGE_BYTES else flatten
+        return form(values, self.layout.slots), found
 
-    def _trace_step(self, batch: Any, factors: Any = None) -> list[Any]:
+    def _trace_step(
+        self, batch: object, factors: tf.Tensor | None = None
+    ) -> tuple[list[Any], Found]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
-        terms = Terms.with_factors(factors, sums=self._sums)
-        share = self.share_in(factors)
+        terms = Terms.with_factors(factors, sums=self.sums)
+        share = share_in(factors, self.overwritten)
         with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             self._moments.trace(self._train_step, batch)
-        self._counted = terms.counted
         for variable, value in overwriting(captured):
             variable.assign(value)
         gradients = match_gradients(self.model, captured, self.trained)
-        if self._sliced is None:
-            self._sliced = sliced_places(gradients)
-        self._has_gradient = [g is not None for g in gradients]
-        return [*gradients, *(v.value for v in self.averaged)]
+        has = tuple(g is not None for g in gradients)
+        found = Found(has, tuple(terms.counted), sliced_places(gradients))
+        return [*gradients, *(v.value for v in self.averaged)], found
 
-    @property
-    def _places(self) -> tuple[int, ...]:
-        return self._sliced or ()
-
-    def _trace_exchanged(self, batch: Any, factors: Any = None) -> list[Any]:
+    def _trace_exchanged(
+        self, batch: object, factors: tf.Tensor | None = None
+    ) -> tuple[list[Any], Found]:
         """The same; gradients of equal forms for all batches, as the exchange takes them."""
-        values = self._trace_step(batch, factors)
-        reducer = self._reducer
-        sliced = self._places if reducer.takes_slices else ()
-        return [in_form(v, i in sliced) if v is not None else None for i, v in enumerate(values)]
+        values, found = self._trace_step(batch, factors)
+        sliced = self._places_of(found) if self._reducer.takes_slices else ()
+        formed = [None if v is None else in_form(v, i in sliced) for i, v in enumerate(values)]
+        return formed, found
 
-    def _gradients_for(
+    def _places_of(self, found: Found) -> tuple[int, ...]:
+        return (found.sliced if self.sliced is None else self.sliced) or ()
+
+    def write_gradient(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
-    ) -> None:
+    ) -> int:
         with self._moments.told_to(reducer):
-            self._compute(batch, reducer, factors)
-
-    def _compute(self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None) -> None:
-        if not reducer.takes_slices:
-            super()._gradients_for(batch, reducer, factors)
-            return
-        self.build_metrics(batch)
-        self._reducer = reducer
-        try:
-            data = self._tensors(batch, 0)
-            if factors is None:
-                flat, *rows = self._apart_gradients(batch, *data)
-            else:
-                flat, *rows = self._weighed_apart(batch, *data, tf.convert_to_tensor(factors))
-        finally:
-            self._reducer = None
-        if self._places:
-            reducer.send_as_slices(self._places)
-            reducer.slices = as_slices(self._places, [np.asarray(t) for t in rows])
+            if not reducer.takes_slices:
+                return super().write_gradient(batch, reducer, factors)
+            self.metrics.build(batch)
+            self._reducer = reducer
+            try:
+                given = (*self._tensors(batch, 0), _tensor_or_none(factors))
+                (flat, *rows), found = self._apart_gradients(batch, *given)
+            finally:
+                self._reducer = None
+        self.note(found)
+        if self.sliced:
+            reducer.send_as_slices(self.sliced)
+            reducer.slices = as_slices(self.sliced, [np.asarray(t) for t in rows])
         np.copyto(reducer.buffer, np.asarray(flat))
         self._flat = None
+        return 0
 
     def _trace_weighed_apart(
-        self, x: Any, y: Any, sample_weight: Any, factors: Any
-    ) -> list[tf.Tensor]:
-        values = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
-        dense = [v for i, v in enumerate(values) if i not in self._places]
-        rows = [t for i in self._places for t in flat_rows(values[i])]
-        return [flatten(dense, self._layout.without(self._places).slots), *rows]
+        self, x: object, y: object, sample_weight: object, factors: tf.Tensor | None
+    ) -> tuple[list[tf.Tensor], Found]:
+        values, found = self._trace_exchanged(pack_batch(x, y, sample_weight), factors)
+        places = self._places_of(found)
+        dense = [v for i, v in enumerate(values) if i not in places]
+        rows = [t for i in places for t in flat_rows(values[i])]
+        return [flatten(dense, self.layout.without(places).slots), *rows], found
 
-    def _apply_joined(self, reducer: Reducer) -> None:
-        places = tuple(s.place for s in reducer.slices)
-        if not places:
-            super()._apply_joined(reducer)
-            return
-        if places not in self._apply_apart:
-            self._apply_apart[places] = self._compile_apart(places)
-        arrays = [reducer.buffer, *as_arrays(reducer.slices)]
-        self._apply_apart[places](*(tf.convert_to_tensor(a) for a in arrays))
+    def apply_joined(self, reducer: Reducer) -> None:
+        self._apply(reducer.buffer, reducer.slices)
+
+    def apply_gradients(self, flat: FloatArray) -> None:
+        self.layout.check(flat)
+        self._apply(flat, ())
+
+    def _apply(self, flat: FloatArray, slices: Sequence[Slices]) -> None:
+        """A step with a flat buffer of the gradients that are not slices."""
+        key = tuple(s.place for s in slices), self.known
+        if key not in self._applying:
+            self._applying[key] = self._compile_apply(*key)
+        arrays = [flat, *as_arrays(slices)]
+        self._applying[key](*(tf.convert_to_tensor(a) for a in arrays))
         self._flat = None
 
-    def _compile_apart(self, places: tuple[int, ...]) -> Any:
-        """A step with what is joined, where the gradients of some variables are slices."""
-        dense = self._layout.without(places)
+    def _compile_apply(self, places: tuple[int, ...], known: tuple[bool, ...]) -> Any:
+        dense = self.layout.without(places)
         specs = [tf.TensorSpec([dense.size], tf.float32)]
         for i in places:
             specs.append(tf.TensorSpec([None], tf.int32))
-            specs.append(tf.TensorSpec([None, self._layout.slots[i].width], tf.float32))
+            specs.append(tf.TensorSpec([None, self.layout.slots[i].width], tf.float32))
 
         def apply(flat: tf.Tensor, *rows: tf.Tensor) -> None:
-            self._apply_parts(with_slices(self._layout, places, split(flat, dense), rows))
+            parts = with_slices(self.layout, places, split(flat, dense), rows)
+            self._apply_parts(parts, known)
 
         return tf.function(apply, autograph=False).get_concrete_function(*specs)
 
-    def apply_gradients(self, flat: FloatArray) -> None:
-        self._layout.check(flat)
-        self._apply(tf.convert_to_tensor(flat))
-        self._flat = None
-
-    def _trace_apply(self, flat: tf.Tensor) -> None:
-        self._apply_parts(split(flat, self._layout))
-
-    def _apply_parts(self, parts: list[Any]) -> None:
-        known = self._has_gradient or [True] * len(self.trained)
+    def _apply_parts(self, parts: list[Any], known: tuple[bool, ...]) -> None:
+        """Traces a step with gradients and statistics; ``known`` are those that exist."""
         kept = self._optimizer_may_keep_gradients
         own_parts = [
             tf.nest.map_structure(own, part, expand_composites=True) if kept else part
@@ -408,11 +394,13 @@ class TensorFlowLearner(KerasLearner):
     def _trace_metrics(self) -> list[tf.Tensor]:
         return [tf.identity(v.value) for v in self.model.metrics_variables]
 
-    def _apply_sound(self, joined: Joined, metrics: list[tf.Tensor]) -> None:
+    def _apply_sound(
+        self, joined: Joined, metrics: list[tf.Tensor], known: tuple[bool, ...]
+    ) -> None:
         """A step unless no worker had a gradient; ``metrics`` again if this one's was left out."""
 
         def apply() -> tf.Tensor:
-            self._apply_parts(joined.values)
+            self._apply_parts(joined.values, known)
             return tf.constant(0)
 
         def leave() -> tf.Tensor:
@@ -432,32 +420,31 @@ class TensorFlowLearner(KerasLearner):
         """Keras' own optimizers keep what they compute of a gradient, never the gradient itself."""
         return not type(innermost_optimizer(self.model)).__module__.startswith("keras.")
 
-    # -- steps with an exchange inside -----------------------------------------------------------
-
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         if not self._steps_in_graph(reducer):
             super().train_reducing(stack, reducer)
             return
-        self.build_metrics(stack)
+        self.metrics.build(stack)
         self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
+        told = ReducedStep(self, reducer)
         try:
-            if self._counted is None or not self._has_gradient:
-                # tracing finds which variables have one, and the terms of the loss
+            if self.found is None:  # the terms of the loss
                 self._steps_with(reducer, 0, stack, given)
-            self.look_at_sums(stack, reducer)
-            num_terms = reducer.agree_on_terms(len(self._counted or []))
+            told.look_at_sums(stack)
+            num_terms = reducer.agree_on_terms(len(self.counted))
             if num_terms and reducer.skips:
                 super().train_reducing(stack, reducer)
                 return
             steps = self._steps_with(reducer, num_terms, stack, given)
-            self._agreed = False
+            self._agree = told.agree_on_gradients
             if reducer.in_graph is not None:  # else inside the step, behind the denominators
                 self._agree_in_step()
             with self._moments.told_to(reducer):
-                stopping, broken_at, own = steps(stack, *given)
+                stopping, broken_at, own = steps(*given)
         finally:
             self._reducer = None  # the learner outlives the run; what the run mapped shall not
+            self._agree = None
         if reducer.in_graph is not None:
             reducer.agree_on_stop(float(stopping))
             if int(broken_at) >= 0:
@@ -470,7 +457,7 @@ class TensorFlowLearner(KerasLearner):
             return
         self._reducer, reducer.rows = reducer, 0
         num_terms = reducer.agree_on_terms(-1)
-        self._learn_from(reducer)
+        ReducedStep(self, reducer).learn_gradients()
         try:
             agreed = self._skip_with(reducer, num_terms)(*_weight_and_stop(reducer))
         finally:
@@ -478,8 +465,7 @@ class TensorFlowLearner(KerasLearner):
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
-    def _add_nothing_up(self, reducer: Reducer, num_terms: int) -> None:
-        super()._add_nothing_up(reducer, num_terms)
+    def add_nothing_up(self, reducer: Reducer) -> None:
         self._moments.skip(reducer)
 
     def _steps_in_graph(self, reducer: Reducer) -> bool:
@@ -487,26 +473,32 @@ class TensorFlowLearner(KerasLearner):
         return may and self._compiles_exchange
 
     def _agree_in_step(self) -> None:
-        if not self._agreed:
-            self._agreed = True
-            self._agree_with(self._reducer)
+        agree, self._agree = self._agree, None
+        if agree is not None:
+            agree()
 
     def _steps_with(
         self, reducer: Reducer, num_terms: int, stack: BatchStack, given: tuple[Any, ...]
-    ) -> ShapedCalls:
+    ) -> Any:
         """The compiled loop over a stack's batches, with an exchange in each step."""
-        if self._places and reducer.takes_slices:
-            reducer.send_as_slices(self._places)
+        if self.sliced and reducer.takes_slices:
+            reducer.send_as_slices(self.sliced)
         skips = reducer.skips
         steps = self._reducing.get((*_kind(reducer), num_terms))
         if steps is None:
             exchange = self._exchange_of(reducer)
 
             def run(  # weight: this worker's among all, weights: of the samples
-                x: Any, y: Any, weights: Any, count: tf.Tensor, weight: tf.Tensor, stop: tf.Tensor
-            ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+                x: object,
+                y: object,
+                weights: object,
+                count: tf.Tensor,
+                weight: tf.Tensor,
+                stop: tf.Tensor,
+            ) -> tuple[tuple[tf.Tensor, ...], Found]:
                 """Whether a worker wants to stop; the first batch whose joined gradient was not
                 finite, or -1; whether this worker's own was not."""
+                traced: list[Found] = []
 
                 def body(
                     index: tf.Tensor, stopping: tf.Tensor, broken_at: tf.Tensor, own: tf.Tensor
@@ -515,16 +507,18 @@ class TensorFlowLearner(KerasLearner):
                     before = self._trace_metrics() if skips else []
                     factors = None
                     if num_terms:
-                        denominators = forward_terms(self.model, batch, sums=self._sums).stacked()
-                        factors = exchange.factors(denominators, self._counted or [], weight)
-                    joined = exchange(self._trace_exchanged(batch, factors), weight, stop)
+                        denominators = forward_terms(self.model, batch, sums=self.sums).stacked()
+                        factors = exchange.factors(denominators, self.counted, weight)
+                    values, found = self._trace_exchanged(batch, factors)
+                    traced.append(found)
+                    joined = exchange(values, weight, stop)
                     # Not even a counter, which needs no gradient, changes amid the exchange:
                     # another worker may need the state of before this step.
                     with tf.control_dependencies(joined.values[:1]):
                         if skips:
-                            self._apply_sound(joined, before)
+                            self._apply_sound(joined, before, found.has_gradient)
                         else:
-                            self._apply_parts(joined.values)
+                            self._apply_parts(joined.values, found.has_gradient)
                     first = tf.logical_and(broken_at < 0, joined.broken_of_all > 0)
                     return (
                         index + 1,
@@ -534,30 +528,32 @@ class TensorFlowLearner(KerasLearner):
                     )
 
                 start = (tf.constant(0), tf.constant(0.0), tf.constant(-1), tf.constant(0.0))
-                found: tuple[tf.Tensor, ...] = tf.while_loop(
+                ended: tuple[tf.Tensor, ...] = tf.while_loop(
                     lambda index, *_: index < count, body, start, parallel_iterations=1
                 )
-                return found[1], found[2], found[3]
+                return ended[1:], traced[-1]
 
             steps = self._shaped(run, 1)
-            # To trace it finds which variables have a gradient, and which of these are slices.
-            steps.compiled(stack, *given)
+            steps.compiled(stack, *given)  # which may change the reducer's parts
             self._reducing[(*_kind(reducer), num_terms)] = steps
-        return steps
+        compiled, found = steps.compiled(stack, *given)
+        self.note(found)
+        return compiled
 
     def _skip_with(self, reducer: Reducer, num_terms: int) -> Any:
-        kind = (*_kind(reducer), num_terms)
+        known = self.known
+        kind = (*_kind(reducer), num_terms, known)
         if kind not in self._skipping:
             exchange = self._exchange_of(reducer)
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
-                values = [tf.zeros(s.shape) for s in self._layout.slots]
+                values = [tf.zeros(s.shape) for s in self.layout.slots]
                 if num_terms:
                     weight = exchange.skip_factors(num_terms, weight)
                 joined = exchange(values, weight, stop)
 
                 def apply() -> tf.Tensor:
-                    self._apply_parts(joined.values)
+                    self._apply_parts(joined.values, known)
                     return joined.stop
 
                 return tf.cond(joined.weight > 0, apply, lambda: joined.stop)
@@ -567,11 +563,15 @@ class TensorFlowLearner(KerasLearner):
 
     def _exchange_of(self, reducer: Reducer) -> NumpyExchange | HorovodExchange:
         if reducer.in_graph is None:
-            return NumpyExchange(self._layout, lambda: self._reducer, self._agree_in_step)
+            return NumpyExchange(self.layout, lambda: self._reducer, self._agree_in_step)
         return HorovodExchange(
-            self._layout, reducer.in_graph.wire, reducer.parts,
+            self.layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
+
+
+def _tensor_or_none(array: FloatArray | None) -> tf.Tensor | None:
+    return None if array is None else tf.convert_to_tensor(array)
 
 
 def _kind(reducer: Reducer) -> tuple[Any, ...]:

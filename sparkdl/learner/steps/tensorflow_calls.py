@@ -12,7 +12,7 @@ import tensorflow as tf
 from sparkdl.training.learning import Arrays, BatchStack
 
 
-def compiled_apart(function: Callable[..., Any], **options: Any) -> Any:
+def compiled_apart(function: Callable[..., Any], **options: object) -> Any:
     """``tf.function`` of a function that is compiled anew for each model.
 
     TensorFlow counts how often functions are traced by where their code stands, and warns of
@@ -32,11 +32,11 @@ class RankedFunctions:
     of unknown rank, which no loss takes: TensorFlow relaxes what differs between two calls.
     """
 
-    def __init__(self, function: Callable[..., Any], **options: Any) -> None:
+    def __init__(self, function: Callable[..., Any], **options: object) -> None:
         self._function, self._options = function, options
         self._compiled: dict[Hashable, Any] = {}
 
-    def of(self, *arguments: Any) -> Any:
+    def of(self, *arguments: object) -> Any:
         """The ``tf.function`` for such arguments: tensors, or structures of tensors."""
         ranks = tuple((t.shape.rank, t.dtype) for t in tf.nest.flatten(arguments) if t is not None)
         if ranks not in self._compiled:
@@ -51,38 +51,51 @@ class ShapedCalls:
     a third of a small network's step on one batch.
 
     Args:
-        function: What to compile. What it computes follows from shapes and dtypes alone.
+        function: What to compile: returns tensors, and what was found while it was traced. Both
+            follow from shapes and dtypes alone.
         unknown: Tells the axes of which the graph is not to know the size: of batches, of rows.
         options: For ``tf.function``.
     """
 
     def __init__(
-        self, function: Callable[..., Any], unknown: Callable[[], tuple[int, ...]], **options: Any
+        self,
+        function: Callable[..., Any],
+        unknown: Callable[[], tuple[int, ...]],
+        **options: object,
     ) -> None:
-        self._functions = RankedFunctions(function, **options)
+        self._function, self._last = function, None
+        self._functions = RankedFunctions(self._trace, **options)
         self._unknown = unknown
-        self._compiled: dict[Hashable, Any] = {}
+        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
+        self._found: dict[Any, Any] = {}
 
-    def __call__(self, stack: BatchStack, *arguments: Any) -> Any:
-        """The function's result.
+    def __call__(self, stack: BatchStack, *arguments: object) -> tuple[Any, Any]:
+        """The function's tensors, and what was found when it was traced for such shapes.
 
         Args:
             stack: Where the arguments come from.
-            arguments: Tensors, or structures of tensors; as many for every stack.
+            arguments: Tensors, or structures of tensors, whose shapes are those of the stack; the
+                last one may be None.
         """
-        return self.compiled(stack, *arguments)(*arguments)
+        compiled, found = self.compiled(stack, *arguments)
+        return compiled(*arguments), found
 
-    def compiled(self, stack: BatchStack, *arguments: Any) -> Any:
-        """The function for these shapes; compiles it, but does not run it."""
+    def compiled(self, stack: BatchStack, *arguments: object) -> tuple[Any, Any]:
+        """The function for these shapes, and what was found; compiles it, but does not run it."""
         unknown = self._unknown()
         arrays = (stack.x, stack.y, stack.sample_weight or {})
-        shapes = (unknown, *(_shapes(group, unknown) for group in arrays))
+        shapes = (unknown, arguments[-1] is None, *(_shapes(group, unknown) for group in arrays))
         compiled = self._compiled.get(shapes)
         if compiled is None:
             specs = tf.nest.map_structure(lambda t: _spec(t, unknown), arguments)
-            compiled = self._functions.of(*arguments).get_concrete_function(*specs)
-            self._compiled[shapes] = compiled
+            traced = self._functions.of(*arguments).get_concrete_function(*specs)
+            found = self._found.setdefault(traced, self._last)  # traced now, or for other shapes
+            compiled = self._compiled[shapes] = traced, found
         return compiled
+
+    def _trace(self, *arguments: object) -> Any:
+        tensors, self._last = self._function(*arguments)
+        return tensors
 
 
 def _spec(tensor: Any, unknown: tuple[int, ...]) -> Any:

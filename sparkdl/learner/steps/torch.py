@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -27,15 +26,16 @@ from sparkdl.learner.signature import has_own
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
+    logged_step,
     match_gradients,
     overwriting,
 )
 from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch
+from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
+from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.step_logs import logged_step
 from sparkdl.learner.steps.torch_parts import BackwardPass
-from sparkdl.learner.structure import map_arrays, pack_batch
+from sparkdl.learner.structure import arranged, map_arrays, pack_batch
 from sparkdl.training.learning import BatchStack, Reducer
 from sparkdl.weights import FloatArray
 
@@ -50,14 +50,13 @@ class TorchLearner(KerasLearner):
     ``jit_compile=True``.
     """
 
+    asks_each_term = True  # a forward pass for the denominators alone would be a whole one
+
     def __init__(self, model: keras.Model) -> None:
         super().__init__(model)
         self._device = model.variables[0].value.device
-        self._has_gradient: list[bool] = [True] * len(self.trained)
-        self._pass: BackwardPass | None = None  # the one that is watched
         # Whether parts may leave early; None: no pass has been watched yet.
         self._sends_early = False if has_own(model, "train_step") or self.overwritten else None
-        self._agreed_with: weakref.ref[Reducer] | None = None
         self._logged_step = logged_step(model, "train_step")
         self._train_step = self._compile(self._logged_step)
         self._test_step = self._compile(logged_step(model, "test_step"))
@@ -69,19 +68,20 @@ class TorchLearner(KerasLearner):
         compiled: Callable[[Any], Any] = torch.compile(step)
         return compiled
 
-    # -- weights -------------------------------------------------------------------------------
-
     def read_weights(self, out: FloatArray) -> None:
-        self._layout.check(out)
-        with torch.no_grad():
-            self._concat([v.value for v in (*self.trained, *self.averaged)], out)
+        self.layout.check(out)
+        self._concat([v.value for v in (*self.trained, *self.averaged)], out)
 
     def write_weights(self, flat: FloatArray) -> None:
         with torch.no_grad():
             self._assign((*self.trained, *self.averaged), self._split(flat))
 
-    def _concat(self, values: list[torch.Tensor], out: FloatArray) -> None:
-        parts = [value.reshape(-1).to(torch.float32) for value in values]
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def _concat(self, values: Sequence[torch.Tensor | None], out: FloatArray) -> None:
+        """Writes tensors one after the other; zeros for None."""
+        pairs = zip(values, (*self.trained, *self.averaged), strict=True)
+        tensors = [torch.zeros_like(v.value) if t is None else t for t, v in pairs]
+        parts = [tensor.reshape(-1).to(torch.float32) for tensor in tensors]
         if self._device.type == "cpu" and out.flags.c_contiguous:
             torch.cat(parts, out=torch.from_numpy(out))
         elif self._device.type == "cuda" and out.flags.c_contiguous:
@@ -93,12 +93,12 @@ class TorchLearner(KerasLearner):
     @cached_property
     def _pinned(self) -> torch.Tensor:
         """A buffer of the layout that the GPU copies to and from by itself, allocated once."""
-        return torch.empty(self._layout.size, dtype=torch.float32, pin_memory=True)
+        return torch.empty(self.layout.size, dtype=torch.float32, pin_memory=True)
 
     def _split(self, flat: FloatArray) -> list[torch.Tensor]:
         """The parts of a flat buffer as views, on the model's device."""
-        self._layout.check(flat)
-        slots = self._layout.slots
+        self.layout.check(flat)
+        slots = self.layout.slots
         if self._device.type == "cuda":
             self._pinned.copy_(tensor_of(flat, torch.device("cpu")))
             tensor = self._pinned.to(self._device)
@@ -115,16 +115,14 @@ class TorchLearner(KerasLearner):
 
     def take_stream(self, rank: int, num_ranks: int) -> None:
         super().take_stream(rank, num_ranks)
-        number = self._streams.number
+        number = self.draws.number
         if num_ranks > 1 and number is not None:
             # A Dropout without a seed draws from PyTorch's own generator, which begins with the
             # same number in every process.
             torch.manual_seed(number)
 
-    # -- training ------------------------------------------------------------------------------
-
     def train(self, stack: BatchStack) -> None:
-        self.build_metrics(stack)
+        self.metrics.build(stack)
         self._set_training(True)
         data = self._tensors(stack)
         with self._unreported_metrics():
@@ -158,14 +156,14 @@ class TorchLearner(KerasLearner):
             torch.nn.Module.train(self.model, mode)
 
     def _tensors(self, stack: BatchStack) -> Any:
-        tensors = map_arrays(self._tensor, self.arranged(stack))
+        tensors = map_arrays(self._tensor, arranged(self.model, stack))
         # Keras writes to images (RandomBrightness) and weights: on a CPU the partition's own rows.
         return map_arrays(torch.clone, tensors) if self._device.type == "cpu" else tensors
 
     def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
         return tensor_of(array, self._device)
 
-    def find_terms(self, stack: BatchStack) -> None:
+    def find_terms(self, stack: BatchStack) -> Found:
         self._set_training(True)
         batch = map_arrays(
             lambda tensor: tensor[: few_rows(self.model)], _batch(self._tensors(stack), 0)
@@ -173,21 +171,21 @@ class TorchLearner(KerasLearner):
         # What plain PyTorch layers keep is no variable of Keras, whose changes are left out.
         buffers = [(b, b.clone()) for b in torch.nn.Module.buffers(self.model)]
         with torch.random.fork_rng():
-            self._counted = forward_terms(self.model, batch, sums=self._sums).counted
+            counted = forward_terms(self.model, batch, sums=self.sums).counted
         with torch.no_grad():
             for buffer, value in buffers:
                 buffer.copy_(value)
+        return Found((True,) * len(self.trained), tuple(counted))
 
     def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
         """Never called: a step asks for the factors itself."""
         raise NotImplementedError
 
-    def compute_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers]:
-        """See :class:`KerasLearner`. PyTorch computes what it is told, so a forward pass for the
-        denominators alone would be a whole one: each term asks for its factor where it is met."""
+    def write_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers, int]:
+        """See :class:`KerasLearner`; each term asks for its factor where the step meets it."""
         mine, of_all, share = [float(batch.num_rows)], [0.0], None
 
-        def factor(index: int, denominator: Any) -> Any:
+        def factor(index: int, denominator: torch.Tensor | None) -> Any:
             own = 0.0 if denominator is None else float(denominator)
             numbers = np.array([batch.num_rows, own])
             total = reducer.add_up(numbers)
@@ -199,63 +197,52 @@ class TorchLearner(KerasLearner):
         if self.overwritten:
             factor(0, None)
             share = mine[0] / of_all[0]
-        with self._watched(reducer):
-            self._compute_gradients(batch, reducer.buffer, Terms(factor, sums=self._sums), share)
-        return np.array(mine), np.array(of_all)
+        terms = Terms(factor, sums=self.sums)
+        begun = self._write(batch, reducer, terms, share)
+        return np.array(mine), np.array(of_all), begun
 
-    def skip_weighed(self, reducer: Reducer, num_terms: int) -> None:
-        for _ in range(num_terms):
-            reducer.add_up(np.zeros(2))
-
-    def weighed_gradients(
-        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    def gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None = None
     ) -> None:
-        share = self.share_in(factors)
-        terms = Terms.with_factors(factors, sums=self._sums)
-        self._compute_gradients(stack, out, terms, share)
+        terms = Terms.with_factors(factors, sums=self.sums)
+        self._concat(self._computed(stack, terms, share_in(factors, self.overwritten), out), out)
 
-    def _gradients_for(
+    def write_gradient(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
-    ) -> None:
-        with self._watched(reducer):
-            super()._gradients_for(batch, reducer, factors)
+    ) -> int:
+        terms = Terms.with_factors(factors, sums=self.sums)
+        return self._write(batch, reducer, terms, share_in(factors, self.overwritten))
 
-    @contextlib.contextmanager
-    def _watched(self, reducer: Reducer) -> Iterator[None]:
-        """Within, parts of the gradient leave as soon as they are there, if they can.
+    def _write(self, batch: BatchStack, reducer: Reducer, terms: Terms, share: float | None) -> int:
+        """Parts of the gradient leave as soon as they are there, if they can.
 
         The first pass of a model only shows whether they can, and so does the first with a reducer:
         behind it the workers tell each other which variables have a gradient.
         """
-        self._begun = 0
         several = len(reducer.parts) > 1 and not reducer.skips and self._device.type == "cpu"
         if not several or self._sends_early is False:
-            yield
-            return
-        agreed = self._agreed_with is not None and self._agreed_with() is reducer
-        slots, sends = self._layout.slots, bool(self._sends_early) and agreed
+            self._concat(self._computed(batch, terms, share, reducer.buffer), reducer.buffer)
+            return 0
+        agreed = self.agreed_with is not None and self.agreed_with() is reducer
+        slots, sends = self.layout.slots, bool(self._sends_early) and agreed
         with BackwardPass(reducer, slots, self.trained, self.averaged, sends=sends) as watched:
-            self._pass = watched
-            try:
-                yield
-            finally:
-                self._pass = None
-        self._begun = watched.begun
+            values = self._computed(batch, terms, share, reducer.buffer)
+        self._sends_early = watched.ended_as_seen(values[: len(self.trained)])
+        if not watched.begun:
+            self._concat(values, reducer.buffer)
+        elif self._sends_early:
+            watched.fill_rest()
+        else:
+            raise watched.refuse(self.model.name)
+        return watched.begun
 
-    def _agree_with(self, reducer: Reducer) -> None:
-        super()._agree_with(reducer)
-        self._agreed_with = weakref.ref(reducer)
-
-    def _learn_from(self, reducer: Reducer) -> None:
-        super()._learn_from(reducer)
-        self._agreed_with = weakref.ref(reducer)
-
-    def _compute_gradients(
-        self, stack: BatchStack, out: FloatArray, terms: Terms, share: float | None
-    ) -> None:
+    def _computed(
+        self, stack: BatchStack, terms: Terms, share: float | None, out: FloatArray
+    ) -> list[torch.Tensor | None]:
+        """The gradients of one batch, None where there is none, and the statistics after it."""
         require_one_batch(stack)
-        self._layout.check(out)
-        self.build_metrics(stack)
+        self.layout.check(out)
+        self.metrics.build(stack)
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
         with followed(terms, self.model), captured_gradients(self.model, share) as captured:
@@ -264,20 +251,8 @@ class TorchLearner(KerasLearner):
             for variable, value in overwriting(captured):
                 variable.assign(value)
         gradients = match_gradients(self.model, captured, self.trained)
-        self._has_gradient = [g is not None for g in gradients]
-        if self._pass is not None:
-            self._sends_early = self._pass.ended_as_seen(gradients)
-            if self._pass.begun:
-                if not self._sends_early:
-                    raise self._pass.refuse(self.model.name)
-                self._pass.fill_rest()
-                return
-        with torch.no_grad():
-            parts = [
-                torch.zeros_like(v.value) if g is None else g
-                for g, v in zip(gradients, self.trained, strict=True)
-            ]
-            self._concat([*parts, *(v.value for v in self.averaged)], out)
+        self.note(Found(tuple(g is not None for g in gradients), tuple(terms.counted)))
+        return [*gradients, *(v.value for v in self.averaged)]
 
     def apply_gradients(self, flat: FloatArray) -> None:
         parts = self._split(flat)
@@ -285,7 +260,7 @@ class TorchLearner(KerasLearner):
             part.to(variable.value.dtype)
             for part, variable in zip(parts[: len(self.trained)], self.trained, strict=True)
         ]
-        given = gradients_to_apply(self.model, typed, self.trained, self._has_gradient)
+        given = gradients_to_apply(self.model, typed, self.trained, self.known)
         with torch.no_grad():
             self.model.optimizer.apply(*given)
             self._assign(self.averaged, parts[len(self.trained) :])
@@ -300,5 +275,5 @@ def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
 
-def _batch(data: Any, index: int) -> Any:
+def _batch(data: object, index: int) -> Any:
     return pack_batch(*map_arrays(lambda tensor: tensor[index], data))

@@ -212,8 +212,6 @@ class ShardedClient(Client):
             shard.close()
         super().close()
 
-    # -- the verbs -------------------------------------------------------------------------------
-
     def pull(self, *, last: bool = False) -> FloatArray:
         """Fills ``buffer`` with the center; see :meth:`Client.pull`."""
         message = Message(StoreKind.PULL, flags=Flag.WAIT if last else Flag.NONE)
@@ -289,8 +287,6 @@ class ShardedClient(Client):
         self._keep(epoch, batch)
         super().snapshot(epoch, batch)
         self._decision = Decision(self._decision.round, self._decision.members, (epoch, batch))
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _send_aside(self, progress: Progress) -> None:
         """The first of the two steps of a round's commit."""

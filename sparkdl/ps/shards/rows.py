@@ -46,8 +46,6 @@ class RowsOfWorker(Closing):
         self._link = link
         self._pulls: CallsOfStep[Pull] = CallsOfStep()
 
-    # -- what layers call --------------------------------------------------------------------------
-
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         if training and self._pulls.have_gradients:
             self._pulls.forget()
@@ -72,8 +70,6 @@ class RowsOfWorker(Closing):
     def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
         """Refused, as :meth:`measure`."""
         raise _no_classes("")
-
-    # -- what the loop calls -----------------------------------------------------------------------
 
     def begin_batch(self, wanted: Wanted | None) -> None:
         """A batch begins.
@@ -103,8 +99,6 @@ class RowsOfWorker(Closing):
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes of the frames that were sent and received."""
         return self._link.bytes_moved
-
-    # -- inside ------------------------------------------------------------------------------------
 
     def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
         return self._link.fetch(table, ids, training=training)

@@ -90,8 +90,6 @@ class ShardService(BufferedService):
             StoreKind.TELL: self._tell,
         }
 
-    # -- see Service -----------------------------------------------------------------------------
-
     def disconnect(self, connection: int, now: float) -> Replies:
         """The connection is gone; what its worker has put aside stays."""
         with self.lock:
@@ -147,8 +145,6 @@ class ShardService(BufferedService):
                 Metric("staged", "gauge", "Commits put aside for the open round", staged),
                 *self._tables.metrics(),
             ]
-
-    # -- inside ----------------------------------------------------------------------------------
 
     def _identify(self, connection: int, message: Message, now: float) -> Worker | None:
         """The worker that sent a message; None for the driver."""

@@ -35,11 +35,7 @@ class ParameterStore(Store, abc.ABC):
     kinds = frozenset({StoreKind.PULL, StoreKind.PUSH, StoreKind.PUSH_PULL, StoreKind.SNAPSHOT})
 
     def __init__(
-        self,
-        layout: Layout,
-        center: FloatArray,
-        rule: Rule,
-        compression: Compression | None = None,
+        self, layout: Layout, center: FloatArray, rule: Rule, compression: Compression | None = None
     ) -> None:
         self.limits = limits_of(layout, compression)
         self._rule = rule

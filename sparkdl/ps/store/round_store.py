@@ -78,8 +78,6 @@ class RoundStore(ParameterStore):
         self._transfer = StateTransfer(most)
         self._carried = CarriedValues(group, most)
 
-    # -- who takes part --------------------------------------------------------------------------
-
     def enter(self, worker: Worker, *, late: bool) -> Entry | None:
         """Lets a worker in; a late one goes on at the open round, where its rank is missing."""
         entry = self._enter_late(worker) if late else Entry("center")
@@ -185,8 +183,6 @@ class RoundStore(ParameterStore):
             raise self._dropped(worker)
         worker.member = True  # it was silent for long; the round has waited for it
 
-    # -- requests --------------------------------------------------------------------------------
-
     def decoded(self, connection: int, message: Message) -> Message:
         """A commit with its values instead of their payload; slices stay beside them."""
         if message.kind is StoreKind.PUSH_PULL and message.flags & Flag.SLICED:
@@ -255,8 +251,6 @@ class RoundStore(ParameterStore):
             self._replies.preserve()
             np.copyto(self._center.weights, values)
         self._group.answer(connection, Message(Kind.OK), worker)
-
-    # -- rounds ----------------------------------------------------------------------------------
 
     def settle(self) -> None:
         """Adds up, completes the round, brings the state to a joiner, takes a snapshot."""

@@ -70,7 +70,7 @@ def check_share(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_class_weight(class_weight: Any) -> Mapping[int, float]:
+def check_class_weight(class_weight: object) -> Mapping[int, float]:
     """Returns class -> weight; raises ConfigError for anything else."""
     if not (
         isinstance(class_weight, Mapping)

@@ -126,7 +126,7 @@ def warn_of_no_learning(losses: Sequence[float], guessing: float | None, num_wor
 
     Args:
         losses: The mean loss of each epoch, all workers together.
-        guessing: See :func:`sparkdl.learner.checks.learning_signs.guessing_loss`; None if it is not
+        guessing: See :func:`sparkdl.learner.checks.compiling.guessing_loss`; None if it is not
             known.
         num_workers: Workers that trained at the same time.
 

@@ -23,7 +23,7 @@ from sparkdl.learner.callback_sink import (
     require_directions,
     warn_of_waiting_in_vain,
 )
-from sparkdl.learner.checks.learning_signs import guessing_loss, normalizes
+from sparkdl.learner.checks.compiling import guessing_loss, normalizes
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
@@ -59,15 +59,15 @@ from sparkdl.spark.fit.plan import (
 )
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
-from sparkdl.spark.fit.telling import (
-    describe_run,
-    facts_of,
-    open_sinks,
-    progress_sink,
-    window_of,
-)
+from sparkdl.spark.fit.telling import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import StageLost, StageSummary, train_stage, was_interrupted
+from sparkdl.spark.fit.training import (
+    StageLost,
+    StageSummary,
+    spreading,
+    train_stage,
+    was_interrupted,
+)
 from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
@@ -313,6 +313,10 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     with interrupts.CleanStack() as stack:
         # The server's process comes up while the model is written.
         starting = stack.begin(_start_run(plan, rule_state))
+        spread = stack.begin(spreading(
+            source, plan.num_workers, in_order=not settings.shuffle,
+            repartition=plan.config.repartition,
+        ))  # fmt: skip
         with interrupts.held():
             prepare_metrics(trained.model, source, settings.batch_size)
             with nullcontext() if trained.slots is None else trained.slots.left_out():
@@ -335,7 +339,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
 
         try:
             return train_stage(
-                source, trained, run, task, monitor, repartition=plan.config.repartition,
+                source, spread, trained, run, task, monitor,
                 barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
             )  # fmt: skip
         except (TransportError, RowsAheadError) as error:

@@ -29,6 +29,7 @@ from sparkdl.spark.runs.capacity import (
 )
 
 if TYPE_CHECKING:
+    import keras
     from pyspark.resource import ResourceProfile
 
 _SEED_STEP = 7919
@@ -128,7 +129,7 @@ def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
 
 
 def prepare_model(
-    model: Any, config: FitConfig, exchange: ChosenExchange, num_workers: int
+    model: keras.Model, config: FitConfig, exchange: ChosenExchange, num_workers: int
 ) -> None:
     """Checks that rule and model go together; gives the model the optimizer that the rule wants.
 

@@ -25,12 +25,7 @@ from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.shards.driver import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
-from sparkdl.spark.fit.shard_servers import (
-    ShardServers,
-    beside_driver,
-    count_servers,
-    on_executors,
-)
+from sparkdl.spark.fit.shard_servers import ShardServers, beside_driver, count_servers, on_executors
 from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference

@@ -11,8 +11,9 @@ from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.callback_sink import keeping_callbacks, restores_best
+from sparkdl.learner.state.optimizer_state import ModelOptimizer
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.server.config import TablesOfRun
@@ -48,7 +49,7 @@ def check_tables(
     names = ", ".join(repr(spec.name) for spec in tables.specs)
     what = f"the model has rows in tables ({names}), which this fit cannot train"
     if isinstance(exchange, ServerExchange):
-        rounds = exchange.rule.replies_mean and tables.loss_scale is None
+        rounds = exchange.rule.replies_mean and not ModelOptimizer(model, []).scales_loss
         served = rounds if exchange.in_step else exchange.rule.payload == "delta"
         served = served and exchange.rule.splits and not exchange.independent
         served = served and all(spec.classes is None for spec in tables.specs)

@@ -11,9 +11,9 @@ from typing import Any
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.files.model_file import read_config
-from sparkdl.layers.stored_rows import StoredRows
+from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes
-from sparkdl.learner.checks.metric_check import check_metrics_add_up
+from sparkdl.learner.checks.compile_parts import check_metrics_add_up
 from sparkdl.learner.description import config_difference, optimizer_classes
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state

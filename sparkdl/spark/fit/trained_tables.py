@@ -285,9 +285,7 @@ def _every_part(parts: int) -> DataFrame:
 def _marks(spark: SparkSession, parts: int) -> DataFrame:
     """A row for each part, which says that it is to be written."""
     return spark.range(0, parts, 1, 1).selectExpr(
-        "cast(id as int) as part",
-        "cast(null as bigint) as id",
-        "cast(null as array<float>) as row",
+        "cast(id as int) as part", "cast(null as bigint) as id", "cast(null as array<float>) as row"
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
-from sparkdl.spark.runs.capacity import PartitionsError
+from sparkdl.spark.runs.capacity import PartitionsError, SparkJob
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
@@ -122,14 +122,39 @@ class StageLost(Exception):
         self.epoch = 0
 
 
+@contextlib.contextmanager
+def spreading(
+    source: Source, num_workers: int, *, in_order: bool, repartition: bool
+) -> Iterator[SparkJob | None]:
+    """Within, the rows are spread over the workers, beside what the driver does meanwhile.
+
+    See :meth:`Source.spread`. Rows that it broadcast are gone after it. None: the partitions stay
+    as they are.
+    """
+    if not (repartition or source.files):
+        yield None
+        return
+    job = SparkJob(
+        source.spark, lambda: source.spread(num_workers, in_order=in_order),
+        "sparkdl: rows to validate on",
+    )  # fmt: skip
+    try:
+        job.start()
+        yield job
+    finally:
+        job.cancel()
+        if job.result is not None and isinstance(job.result[1], HeldOutRows):
+            job.result[1].destroy()
+
+
 def train_stage(
     source: Source,
+    spread: SparkJob | None,
     driver_model: TrainedModel,
     run: Run,
     task: TrainTask,
     monitor: FitMonitor,
     *,
-    repartition: bool = True,
     barrier: bool = False,
     on_epoch: Callable[[int], None] | None = None,
     profile: ResourceProfile | None = None,
@@ -138,10 +163,10 @@ def train_stage(
 
     Args:
         source: The training (and validation) rows.
+        spread: Spreads them over the workers, see :func:`spreading`.
         run: The server or communicator.
         task: What the executors get.
         monitor: Progress bar, callbacks and History.
-        repartition: Spread the rows over the workers; False takes the partitions as they are.
         barrier: All tasks start together, or none does.
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
         profile: What each task asks of its executor; None for the application's settings.
@@ -155,24 +180,22 @@ def train_stage(
         TransportError: The server died.
         StageLost: Workers of a barrier stage were lost.
     """
-    spreads = repartition or task.files is not None
     run_on = functools.partial(
         _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
     )
-    workers, in_order = task.num_workers, not task.settings.shuffle
-    frame, rows = source.frame, source.shared
-    if spreads:
-        frame, rows = source.spread(workers, in_order=in_order)
+    if spread is None:
+        return run_on(source.shared, source.frame)
+    while not spread.wait(POLL_S):
+        pass
+    if spread.error is not None:
+        raise spread.error
+    frame, rows = spread.result
     try:
         return run_on(rows, frame)
     except PartitionsError:
-        if not spreads:
-            raise
-        again = dealt(source.frame, workers, in_order=in_order, group=source.group_column)
+        in_order = not task.settings.shuffle
+        again = dealt(source.frame, task.num_workers, in_order=in_order, group=source.group_column)
         return run_on(None, again)  # it was not cached
-    finally:
-        if isinstance(rows, HeldOutRows):
-            rows.destroy()
 
 
 def _run_on(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparkdl.data.plain_arrow import FileColumns
+from sparkdl.data.plain_arrow import FileColumns, unwrapped
 from sparkdl.data.shards import Pieces, read_files
 from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
@@ -24,7 +24,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_pieces,
     read_arrow,
 )
-from sparkdl.spark.forms.files import FileKind, kind_of_path
+from sparkdl.spark.forms.files import FileKind, kind_of_path, table_of
 from sparkdl.spark.session.versions import arrow_schema_of
 
 _MOST_FILES = 500
@@ -133,7 +133,7 @@ def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:
     found = column.type
     if pa.types.is_fixed_size_list(found) and found.value_type == kind.value_type:
         return column
-    return column.cast(kind)
+    return unwrapped(column).cast(kind)
 
 
 def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> FileRows | None:
@@ -149,7 +149,7 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
         ranks: How many share the rows.
     """
     kind = kind_of_path(path)
-    if kind == "tfrecord" or not all(_is_plain(f.dataType) for f in frame.schema):
+    if kind == "tfrecord" or table_of(path) or not all(_is_plain(f.dataType) for f in frame.schema):
         return None
     try:
         files = files_for_workers(path)

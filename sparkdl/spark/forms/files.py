@@ -23,8 +23,8 @@ from sparkdl.data.shards import Pieces, deal, file_blocks, folder_column, read_f
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.arrow_file_system import NoFileSystemError
-from sparkdl.files.listing import FoundFile, TableFormat, is_hidden, table_format
-from sparkdl.files.storage import list_files
+from sparkdl.files.listing import FoundFile, FoundTable, is_hidden, table_at
+from sparkdl.files.storage import exists, list_files
 from sparkdl.files.streams import is_local, open_input, place_of
 from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
 from sparkdl.spark.forms.arrow_files import (
@@ -42,6 +42,7 @@ from sparkdl.spark.session.versions import (
     arrow_fields_of,
     arrow_schema_of,
     condition_of,
+    folder_types_of,
     spark_fields_of,
 )
 from sparkdl.spark.tfrecord.options import Options
@@ -223,19 +224,21 @@ def kind_of_path(path: str) -> FileKind:
     Raises:
         ConfigError: Their names do not say it.
     """
-    named = _kind_of_name(path.rstrip("/*"))
+    named = _kind_of_name(path.rstrip("/*").rsplit("/", 1)[-1])
     if named is not None:
         return named
     try:
         files = [file.path for file in files_for_workers(path)]
     except NoFileSystemError as error:
+        if (named := _kind_of_name(path)) is not None:
+            return named
         try:
             files = list_files(path, "")  # through the session's own, which knows no patterns
         except ResourceError:
             raise error from None
     names = [file.rsplit("/", 1)[-1] for file in files]
     kinds = {_kind_of_name(name) for name in names if not is_hidden(name)}
-    if len(kinds) == 1 and (kind := kinds.pop()) is not None:
+    if len(kinds) == 1 and (kind := kinds.pop() or _kind_inside(files[0])) is not None:
         return kind
     endings = {name.lower().rsplit(".", 1)[-1] for name in names}
     raise ConfigError(
@@ -247,6 +250,14 @@ def kind_of_path(path: str) -> FileKind:
         if names == ["dataset_dict.json"]
         else "or read them with Spark: fit(spark.read.format(...).load(path))",
     )
+
+
+def _kind_inside(path: str) -> FileKind | None:
+    """The kind of a file whose name does not say it, as Hive's."""
+    with contextlib.suppress(ResourceError), open_input(path) as stream:
+        begin = stream.read(6)
+        return "parquet" if begin[:4] == b"PAR1" else "arrow" if begin == b"ARROW1" else None
+    return None
 
 
 def looks_like_files(name: str) -> bool:
@@ -298,8 +309,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
     """
     from pyspark.errors import AnalysisException, PySparkException
 
-    table = _table_of(path)
-    if table is not None:
+    if (table := table_of(path)) is not None:
         return FileFrame(_frame_of_table(spark, path, table))
     kind = kind_of_path(path)
     if kind == "arrow":
@@ -316,9 +326,10 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
                     expected="a file, a folder with files, or a pattern such as '/data/*.parquet'",
                     received=str(error).partition("\n")[0],
                 ) from None
-            if condition != "COLUMN_ALREADY_EXISTS":
-                with contextlib.suppress(ResourceError):
-                    return _read_by_tasks(spark, path, kind)
+            if condition == "COLUMN_ALREADY_EXISTS":
+                raise same_names(f"files at {path!r}", str(error).partition("\n")[0]) from None
+            with contextlib.suppress(ResourceError):
+                return _read_by_tasks(spark, path, kind)
             raise
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
@@ -332,7 +343,8 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
             place_of(path_for_workers(path))
         else:
             files_for_workers(path)
-            schema = inferred_schema(Options((path_for_workers(path),)))
+            types = folder_types_of(spark)
+            schema = inferred_schema(Options((path_for_workers(path),), folder_types=types))
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
             return FileFrame(read_whole_files(spark, path))
@@ -366,21 +378,29 @@ def _read_by_tasks(
     spark: Any, path: str, kind: FileKind, fields: list[StructField] | None = None
 ) -> FileFrame:
     """Files that tasks read in Python; ``fields``: None for those of the first file."""
-    from sparkdl.spark.tfrecord.reading import folder_fields
+    from sparkdl.spark.tfrecord.reading import with_folders
 
     files = files_for_workers(path)
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
+    types, known = folder_types_of(spark), spark_fields_of(there)
     if fields is None:
-        fields = spark_fields_of(there)
-        fields += [found for found in folder_fields(files) if found.name not in there.names]
-    names = [found.name for found in fields]
-    task = _FilesTask(tuple(files), kind, _is_exact(spark), pa.schema([]))
-    lost = [column for column in there if column.name not in names]
+        fields = with_folders(known, files, types, exact=is_exact(spark))
+    task = _FilesTask(tuple(files), kind, is_exact(spark), pa.schema([]), types.zone)
+    lost = [column for column in there if column.name not in [found.name for found in known]]
     lacking = {column.name: no_type(column.name, str(column.type)) for column in lost}
     return FileFrame(_frame_by(spark, task, fields), task, lacking)
 
 
-def _is_exact(spark: Any) -> bool:
+def same_names(where: str, received: str) -> DataError:
+    """The error of columns that the session does not tell apart."""
+    return DataError(
+        f"{where} have columns with one name", expected="names that differ, and not by capitals",
+        received=received, hint="spark.conf.set('spark.sql.caseSensitive', 'true') tells A from a",
+    )  # fmt: skip
+
+
+def is_exact(spark: Any) -> bool:
+    """Whether ``a`` is not the column ``A``."""
     return str(spark.conf.get("spark.sql.caseSensitive")).lower() == "true"
 
 
@@ -403,6 +423,7 @@ class _FilesTask:
     kind: FileKind
     exact: bool
     schema: pa.Schema
+    zone: str | None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -414,7 +435,7 @@ class _FilesTask:
         names = [name for name in self.schema.names if name not in folders]
         for part in self._read(file, FileColumns(names, self.schema, self.exact)):
             columns = [
-                folder_column(folders[kind.name], kind, part.num_rows)
+                folder_column(folders[kind.name], kind, part.num_rows, self.zone)
                 if kind.name in folders
                 else _as_spark(file.path, part.column(kind.name), kind)
                 for kind in self.schema
@@ -437,25 +458,34 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
         raise no_type(wanted.name, f"{str(error)[:200]}, in {path}", value=True) from error
 
 
-def _table_of(path: str) -> TableFormat | None:
-    try:
-        return table_format(path_for_workers(path))
-    except ResourceError:
-        return None
+def table_of(path: str) -> FoundTable | None:
+    """The table that a path means, or a part of it; None also for what cannot be looked into."""
+    with contextlib.suppress(ResourceError):
+        return table_at(path_for_workers(path))
+    with contextlib.suppress(ResourceError):  # Spark's session may know the file system
+        for folder in (path.rstrip("/"), path.rstrip("/").rpartition("/")[0]):
+            if exists(f"{folder}/_delta_log"):
+                return FoundTable("delta", folder, folder == path.rstrip("/"))
+    return None
 
 
-def _frame_of_table(spark: Any, path: str, table: TableFormat) -> Any:
+def _frame_of_table(spark: Any, path: str, table: FoundTable) -> Any:
     """A table that is more than its files, read by Spark's own format for it."""
+    kind, within = table.format, f"in {table.folder!r} " if not table.whole else ""
     try:
-        return spark.read.format(table).load(path)
+        if table.whole:
+            return spark.read.format(kind).load(path)
+        why = "files or folders in it"
     except Exception as error:
-        raise ConfigError(
-            f"{path!r} is a table of the format {table!r}, whose files hold deleted rows, too",
-            expected=f"a Spark session that can read {table!r}",
-            received=str(error).partition("\n")[0][:300],
-            hint=f"start the session with the package of {table!r}, so that spark.read.format("
-            f"{table!r}).load(...) works; then fit takes its DataFrame, or the path",
-        ) from None
+        why = str(error).partition("\n")[0][:300]
+    raise ConfigError(
+        f"{path!r} is {within}a table of the format {kind!r}, whose files hold deleted rows, too",
+        expected=f"a Spark session that can read {kind!r}" if table.whole else "the table's folder",
+        received=why,
+        hint=f"start the session with the package of {kind!r}, so that spark.read.format("
+        f"{kind!r}).load({table.folder!r}) works; then fit takes its DataFrame, or the path. All "
+        f"rows in the files, deleted ones too: fit(spark.read.parquet({path!r}))",
+    ) from None
 
 
 def file_set(path: str, frame: Any, role: int) -> FileSet:
@@ -464,12 +494,10 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
     Raises:
         NoFileSystemError: Only Spark finds them.
     """
-    table = _table_of(path)
-    if table is not None:
+    if (table := table_of(path)) is not None:
         raise NoFileSystemError(
-            f"{path!r} is a table of the format {table!r}",
-            expected="files that are all of the rows",
-            received="files of which some hold deleted rows",
-        )
+            f"{path!r} is a table of the format {table.format!r}",
+            expected="files that are all of the rows", received="files with other rows, too",
+        )  # fmt: skip
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
-    return FileSet(kind, files, arrow_fields_of(frame.schema), role, _is_exact(frame.sparkSession))
+    return FileSet(kind, files, arrow_fields_of(frame.schema), role, is_exact(frame.sparkSession))

@@ -8,12 +8,21 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
+from pyspark.errors import PySparkValueError
 
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import DataError
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.fields import field_of
-from sparkdl.spark.forms.files import FileFrame, FileSet, file_set, frame_of_files, looks_like_files
+from sparkdl.spark.forms.files import (
+    FileFrame,
+    FileSet,
+    file_set,
+    frame_of_files,
+    is_exact,
+    looks_like_files,
+    same_names,
+)
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.shipped import (
@@ -53,6 +62,14 @@ class FrameForm(Form):
 
     def frame(self, spark: Any = None) -> Any:
         require_running(self.data.sparkSession)
+        try:
+            self.data.schema  # noqa: B018
+        except (PySparkValueError, AssertionError) as error:  # of Spark 3.5, which lacks a type
+            raise DataError(
+                "the DataFrame has a column of a type that this PySpark lacks",
+                expected="columns whose types df.schema shows", received=str(error)[:300],
+                hint="cast it to a string before: spark.sql('SELECT CAST(span AS STRING) ...')",
+            ) from None  # fmt: skip
         return self.data
 
     def numbered(self, spark: object = None) -> Any:
@@ -71,6 +88,10 @@ class FrameForm(Form):
         except DataError as error:
             lost = {repr(name): why for name, why in {**self.lacking, **self.refused}.items()}
             raise lost.get(error.received, error) from None
+        every = [name.lower() for name in schema.names]
+        for name in spec.columns:
+            if every.count(name.lower()) > 1 and not is_exact(frame.sparkSession):
+                raise same_names("the data", ", ".join(map(repr, schema.names)))
         makes = signature.preprocessing
         if signature.needs_labels and not spec.labels and not (makes and makes.example(spec, 2).y):
             raise DataError(

@@ -16,14 +16,7 @@ from pyspark.sql import types as T
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
 from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder
-from sparkdl.learner.signature import (
-    AS_GIVEN,
-    LABEL,
-    Shape,
-    Signature,
-    TensorSpec,
-    is_whole,
-)
+from sparkdl.learner.signature import AS_GIVEN, LABEL, Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
     check_vector_size,
@@ -34,13 +27,7 @@ from sparkdl.spark.forms.fields import (
     is_number,
     wrong_type,
 )
-from sparkdl.spark.forms.sequences import (
-    Pad,
-    mask_inputs,
-    mask_spec,
-    padded_spec,
-    paddings_of,
-)
+from sparkdl.spark.forms.sequences import Pad, mask_inputs, mask_spec, padded_spec, paddings_of
 from sparkdl.spark.forms.wire import ONES, holds_vectors
 
 Decoder = Callable[[Any], Any]
@@ -467,10 +454,7 @@ def _weight(schema: T.StructType, name: str, output: Shape | None) -> ColumnSpec
 
 
 def _scalars_shape(
-    columns: tuple[str, ...],
-    shape: Shape | None,
-    argument: str = "feature",
-    side: str = "input",
+    columns: tuple[str, ...], shape: Shape | None, argument: str = "feature", side: str = "input"
 ) -> Shape:
     """The shape of a row made of numeric columns: the model's, if they are as many values."""
     count = len(columns)

@@ -177,7 +177,7 @@ def _stack_of(batch: Batch, count: int) -> BatchStack:
 
 
 def evaluate_arrays(
-    model: Any, data: Sequence[Any], signature: Signature, *, batch_size: int
+    model: object, data: Sequence[Any], signature: Signature, *, batch_size: int
 ) -> npt.NDArray[np.float64]:
     """Evaluates small NumPy data here, without Spark.
 

@@ -46,6 +46,7 @@ from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from pyspark.sql import DataFrame
 
     Series: TypeAlias = pd.Series | pd.DataFrame
     """A column as pandas has it; one of structs is a DataFrame."""
@@ -274,7 +275,7 @@ SETTING = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
 """Spark's setting for it, true by default."""
 
 
-def as_rows(frame: Any) -> Any:
+def as_rows(frame: DataFrame) -> Any:
     """The frame, of which a function on Arrow arrays gets rows where it has user types.
 
     Spark cannot know that the filter lets every row pass, so it stays in the plan, between the scan

@@ -37,11 +37,7 @@ from sparkdl.spark.inference.forward import (
     warn_of_shared_gpus,
 )
 from sparkdl.spark.inference.function import as_rows, column_function
-from sparkdl.spark.inference.output_columns import (
-    Form,
-    OutputColumn,
-    with_nulls,
-)
+from sparkdl.spark.inference.output_columns import Form, OutputColumn, with_nulls
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.running import (
     context_of,
@@ -226,13 +222,7 @@ class PredictRowsTask(PredictorTask):
                 yield _pack(predictor.predict(_unpack(batch), self.batch_size))
 
 
-def predict_rdd(
-    rdd: Any,
-    archive: PredictorArchive,
-    *,
-    batch_size: int,
-    use_gpu: UseGpu,
-) -> Any:
+def predict_rdd(rdd: Any, archive: PredictorArchive, *, batch_size: int, use_gpu: UseGpu) -> Any:
     """An RDD of predictions (NumPy arrays), one per element and in the same order.
 
     Elements are inputs ``x``; pairs ``(x, y)`` and ``LabeledPoint`` are taken without their label.
@@ -433,7 +423,13 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
     """All columns travel to Python and back: for Spark before 4.1."""
     positions = tuple(map(schema.names.index, task.spec.columns))
     for column in schema:
-        _require_arrow(column.name, column.dataType)
+        if not _is_known_to_arrow(column.dataType):
+            raise DataError(
+                f"column {column.name!r} cannot pass predict on this Spark",
+                expected="Spark 4.1 or newer, or columns that Arrow knows",
+                received=column.dataType.simpleString(),
+                hint="cast it to a string, or give its fields names of their own",
+            )
     given = {field.name: getattr(task, field.name) for field in fields(task)}
     appending = AppendTask(**given, kept=len(schema), positions=positions)
     context = context_of(frame.sparkSession)
@@ -448,18 +444,16 @@ def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
         return frame.mapInArrow(function, T.StructType(returned))
 
 
-def _require_arrow(name: str, kind: T.DataType) -> None:
-    """Refuses a column that older Sparks give to no task, also where the model does not read it."""
+def _is_known_to_arrow(kind: T.DataType) -> bool:
+    """Whether older Sparks give such a column to tasks."""
+    if isinstance(kind, T.StructType):
+        own = len(set(kind.names)) == len(kind)
+        return own and all(_is_known_to_arrow(field.dataType) for field in kind)
+    if isinstance(kind, T.MapType):
+        return _is_known_to_arrow(kind.keyType) and _is_known_to_arrow(kind.valueType)
     if isinstance(kind, T.ArrayType):
-        _require_arrow(name, kind.elementType)
-    names = kind.names if isinstance(kind, T.StructType) else []
-    if isinstance(kind, T.YearMonthIntervalType) or len(names) != len(set(names)):
-        raise DataError(
-            f"column {name!r} cannot pass predict on this Spark",
-            expected="Spark 4.1 or newer, or columns that Arrow knows",
-            received=kind.simpleString(),
-            hint="cast it to a string, or give its fields names of their own",
-        )
+        return _is_known_to_arrow(kind.elementType)
+    return kind.typeName() not in ("interval", "yearmonthinterval")
 
 
 def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:

@@ -187,7 +187,7 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
         self._objects = dict(objects or {})
         return self
 
-    def setDecoder(self: T, decoder: Any) -> T:
+    def setDecoder(self: T, decoder: object) -> T:
         """Sets what makes the input of the model that is set next from a binary or image value."""
         self._decoder = decoder
         return self
@@ -289,7 +289,7 @@ class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
         """The probability of each class for the features of one row."""
         return DenseVector(self._meaning()[1].probability(self._numbers(value))[0])
 
-    def predict(self, value: Any) -> float:
+    def predict(self, value: object) -> float:
         """The class of one row, given its features (a vector, list or array)."""
         return float(self._meaning()[1].classes(self._numbers(value), self._thresholds())[0])
 
@@ -364,7 +364,7 @@ class KerasRegressionModel(FittedStage, RegressionModel):
         column = self.getOrDefault("predictionCol")
         return [OutputColumn(column, name, "values", "float64")] if column else []
 
-    def predict(self, value: Any) -> float:
+    def predict(self, value: object) -> float:
         """The number for one row, given its features (a vector, list or array)."""
         return float(self._row(value).reshape(-1)[0])
 

@@ -69,7 +69,7 @@ class Stage(Params):
     REFUSED: ClassVar[Mapping[str, str]] = {}
     """Arguments that a user may look for in vain -> what to do instead."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, **arguments: object) -> None:
         super().__init__()
         for spec in self.SPECS:
             if spec.default is not None or spec.optional:
@@ -102,8 +102,6 @@ class Stage(Params):
     def _argument_names(cls) -> list[str]:
         inherited = (n for n in dir(cls) if isinstance(inspect.getattr_static(cls, n), Param))
         return [*cls.PARTS, *inherited]
-
-    # -- Params: the same as Spark's, but an error has its four beats -----------------------------
 
     def _set(self: Self, **values: object) -> Self:
         for name, value in values.items():

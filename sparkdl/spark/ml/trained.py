@@ -135,7 +135,7 @@ class Trained:
         model: object,
         archive: ModelArchive,
         *,
-        decoder: object = None,
+        decoder: Any = None,
         summary: TrainingSummary | None = None,
     ) -> Trained:
         """From a Keras model, as it is now, and its archive."""
@@ -296,8 +296,6 @@ class FittedStage(ColumnsStage, SavedStage):
             batch_size=self.getOrDefault("inferenceBatchSize"), use_gpu=self.getOrDefault("useGpu"),
             handle_invalid=self.getOrDefault("handleInvalid"),
         )  # fmt: skip
-
-    # -- files -------------------------------------------------------------------------------------
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""

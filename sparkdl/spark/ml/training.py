@@ -166,8 +166,6 @@ class TrainingStage(ColumnsStage, SavedStage):
         self._parts = Parts()
         self._setDefault(seed=0)
 
-    # -- parts that are no Params ------------------------------------------------------------------
-
     def setModel(self: E, model: object) -> E:
         """Sets the Keras model to begin with, as it is now; it is never changed itself."""
         return self._with(self._parts.with_model(model))
@@ -209,8 +207,6 @@ class TrainingStage(ColumnsStage, SavedStage):
     def _with(self: E, parts: Parts) -> E:
         self._parts = parts
         return self
-
-    # -- fitting -----------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         """Says why a grid cannot vary what is no Param; asked for nothing else that is there.
@@ -372,8 +368,6 @@ class TrainingStage(ColumnsStage, SavedStage):
     def _make_model(self, trained: Trained) -> Any:
         """The fitted stage, with defaults for all of its Params."""
         raise NotImplementedError
-
-    # -- files -------------------------------------------------------------------------------------
 
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""

@@ -26,6 +26,7 @@ from sparkdl.spark.session.spark_errors import barrier_refused
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
 
 
 ARROW_BATCH_BYTES = 4 << 20
@@ -33,7 +34,7 @@ ARROW_BATCH_BYTES = 4 << 20
 (10,000 rows, 64 MiB) fall out of the processor's caches on both sides and cost twice the time."""
 
 
-def tag_jobs(spark: Any, tag: str) -> None:
+def tag_jobs(spark: SparkSession, tag: str) -> None:
     """Tags the jobs that this thread, or a :class:`SparkJob` that it makes, starts from now on."""
     if is_connect(spark):
         spark.addTag(tag)
@@ -41,7 +42,7 @@ def tag_jobs(spark: Any, tag: str) -> None:
         spark.sparkContext.addJobTag(tag)
 
 
-def cancel_tagged(spark: Any, tag: str) -> None:
+def cancel_tagged(spark: SparkSession, tag: str) -> None:
     """Ends the jobs that have the tag; those that start later are not."""
     with interrupts.held():
         if is_connect(spark):
@@ -61,7 +62,7 @@ class SparkJob:
         description: Shown in Spark's UI.
     """
 
-    def __init__(self, spark: Any, action: Callable[[], Any], description: str) -> None:
+    def __init__(self, spark: SparkSession, action: Callable[[], Any], description: str) -> None:
         self._spark, self._action, self._description = spark, action, description
         self._group = f"sparkdl-{uuid.uuid4().hex[:12]}"
         self._tags = spark.getTags() if is_connect(spark) else set()  # classic threads inherit them
@@ -129,7 +130,7 @@ class SparkJob:
             )
 
 
-def count_slots(spark: Any, profile: ResourceProfile | None = None) -> int | None:
+def count_slots(spark: SparkSession, profile: ResourceProfile | None = None) -> int | None:
     """Tasks that can run at the same time now, or None where it cannot be known (Connect).
 
     Args:
@@ -151,7 +152,7 @@ def count_slots(spark: Any, profile: ResourceProfile | None = None) -> int | Non
         return max(1, int(context.defaultParallelism / task_cpus(spark, profile)))
 
 
-def task_cpus(spark: Any, profile: ResourceProfile | None = None) -> float:
+def task_cpus(spark: SparkSession, profile: ResourceProfile | None = None) -> float:
     """Cores that each task takes, by its profile or by the application's settings."""
     if profile is not None and "cpus" in profile.taskResources:
         return float(profile.taskResources["cpus"].amount)
@@ -161,7 +162,10 @@ def task_cpus(spark: Any, profile: ResourceProfile | None = None) -> float:
 
 
 def wait_for_slots(
-    spark: Any, wanted: int, timeout_s: float = 15.0, profile: ResourceProfile | None = None
+    spark: SparkSession,
+    wanted: int,
+    timeout_s: float = 15.0,
+    profile: ResourceProfile | None = None,
 ) -> int | None:
     """:func:`count_slots`, after waiting for executors that are still starting.
 
@@ -183,7 +187,9 @@ def wait_for_slots(
     return slots
 
 
-def slots_to_come(spark: Any, wanted: int, profile: ResourceProfile | None = None) -> int | None:
+def slots_to_come(
+    spark: SparkSession, wanted: int, profile: ResourceProfile | None = None
+) -> int | None:
     """Tasks that can run at the same time when all executors have started; None if unknown.
 
     Executors that are still starting count, as far as the settings say how many are asked for.
@@ -212,7 +218,7 @@ def slots_to_come(spark: Any, wanted: int, profile: ResourceProfile | None = Non
     return max(slots, int(asked) * each)
 
 
-def default_parallelism(spark: Any, profile: ResourceProfile | None = None) -> int:
+def default_parallelism(spark: SparkSession, profile: ResourceProfile | None = None) -> int:
     """Cores that Spark was given by those of a task: the workers if the user names no number."""
     if is_connect(spark):
         cores = _range_partitions(spark)
@@ -222,7 +228,7 @@ def default_parallelism(spark: Any, profile: ResourceProfile | None = None) -> i
     return max(1, int(cores / task_cpus(spark, profile)))
 
 
-def count_partitions(frame: Any) -> int:
+def count_partitions(frame: DataFrame) -> int:
     """Partitions of a DataFrame. On Spark Connect a job counts them, empty ones too."""
     if not is_connect(frame.sparkSession):
         return int(frame.rdd.getNumPartitions())
@@ -241,7 +247,7 @@ def count_partitions(frame: Any) -> int:
 
 
 def check_barrier(
-    spark: Any,
+    spark: SparkSession,
     num_workers: int,
     timeout_s: float = 15.0,
     profile: ResourceProfile | None = None,
@@ -304,12 +310,12 @@ def _too_few_slots(num_workers: int, received: str) -> ResourceError:
     )  # fmt: skip
 
 
-def _executors(spark: Any) -> int:
+def _executors(spark: SparkSession) -> int:
     """Executors that have started; those of a local master are none."""
     return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
 
 
-def _wait_for_executors(spark: Any) -> None:
+def _wait_for_executors(spark: SparkSession) -> None:
     """Waits for the executors of a session that has just begun: Spark counts two cores until then.
 
     YARN and Kubernetes wait by themselves, a standalone master does not: there the first may take
@@ -321,7 +327,7 @@ def _wait_for_executors(spark: Any) -> None:
         _settled_slots(spark, wait_for_slots(spark, 1) or 0)
 
 
-def _settled_slots(spark: Any, slots: int, profile: ResourceProfile | None = None) -> int:
+def _settled_slots(spark: SparkSession, slots: int, profile: ResourceProfile | None = None) -> int:
     """The slots when none has come for a second; ``slots`` are there now."""
     before = 0
     while slots > before:
@@ -339,13 +345,13 @@ def _local_slots(master: str, cpus: float) -> int | None:
     return int(int(found[1]) / cpus)
 
 
-def _is_dynamic(spark: Any) -> bool:
+def _is_dynamic(spark: SparkSession) -> bool:
     """Whether executors come and go with the jobs."""
     dynamic = spark.conf.get("spark.dynamicAllocation.enabled", "false")
     return str(dynamic).lower() == "true"
 
 
-def _range_partitions(spark: Any) -> int:
+def _range_partitions(spark: SparkSession) -> int:
     """Into how many parts Spark cuts a range by itself: one for each core (a small job)."""
     from pyspark.sql import functions
 
@@ -429,7 +435,7 @@ class SlotPool:
 _pools: dict[str, SlotPool] = {}
 
 
-def slot_pool(spark: Any) -> SlotPool:
+def slot_pool(spark: SparkSession) -> SlotPool:
     """The pool of a session's application."""
     with interrupts.held():  # one inside a call of the JVM leaves its connection broken
         name = "connect" if is_connect(spark) else str(spark.sparkContext.applicationId)

@@ -31,7 +31,7 @@ from sparkdl.spark.session.frames import is_vector_column
 from sparkdl.spark.session.running import is_connect
 
 
-def _check_trigger(trigger: Any) -> Mapping[str, Any]:
+def _check_trigger(trigger: object) -> Mapping[str, Any]:
     """Returns arguments of Spark's trigger; raises ConfigError."""
     if isinstance(trigger, Mapping) and trigger:
         return trigger
@@ -75,7 +75,7 @@ class Feeding(UserSettings):
 
 
 def fed_frame(
-    data: Any, spark: Any, *, streams: bool = False, deals: bool = False
+    data: object, spark: object, *, streams: bool = False, deals: bool = False
 ) -> tuple[Any, tuple[str, ...]]:
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
 
@@ -114,7 +114,7 @@ def fed_frame(
 
 
 def feed_settings(
-    data: Any,
+    data: object,
     epochs: int | None,
     shuffle: bool,
     feeding: Feeding,
@@ -175,7 +175,7 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
     )  # fmt: skip
 
 
-def check_streaming(data: Any, feeding: Feeding) -> None:
+def check_streaming(data: object, feeding: Feeding) -> None:
     """Refuses arguments about a stream that cannot be used, or where there is none.
 
     Raises:
@@ -201,7 +201,7 @@ def check_streaming(data: Any, feeding: Feeding) -> None:
         )
 
 
-def stream_workers(spark: Any, num_workers: int | None) -> int:
+def stream_workers(spark: object, num_workers: int | None) -> int:
     """Ranks that a stream feeds: those asked for, or one less than there are slots.
 
     Raises:

@@ -59,9 +59,9 @@ class StageWatcher(Protocol):
 def run_stage(
     task: FunctionTask,
     num_workers: int | None,
-    spark: Any,
+    spark: object,
     network: Network,
-    rows: Any = None,
+    rows: object = None,
     on_driver: int = 0,
     watcher: StageWatcher | None = None,
 ) -> Returned:
@@ -262,7 +262,7 @@ def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
         ) from error  # fmt: skip
 
 
-def check_callable(fn: Any) -> None:
+def check_callable(fn: object) -> None:
     if not callable(fn):
         raise ConfigError(
             "there is nothing to run", expected="a function",

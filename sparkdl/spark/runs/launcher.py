@@ -30,6 +30,7 @@ from sparkdl.spark.session.versions import arrow_stage
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
+    from pyspark.sql import DataFrame, SparkSession
 from sparkdl.launch.results import CHUNK_BYTES, Row
 
 RESULT_BYTES = 32 << 20
@@ -102,7 +103,7 @@ class SparkLauncher:
 
     def __init__(
         self,
-        frame: Any,
+        frame: DataFrame,
         num_ranks: int,
         *,
         barrier: bool,
@@ -155,7 +156,7 @@ class SparkRanks:
     """
 
     def __init__(
-        self, spark: Any, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
+        self, spark: SparkSession, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
     ) -> None:
         self._spark, self._stage = spark, stage
         self._num_ranks, self._noun = num_ranks, noun
@@ -211,7 +212,7 @@ class SparkRanks:
         return None if found is None else str(found)
 
 
-def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
+def ship(task: Task, context: Any | None, connect: object = None) -> Shipped:
     """A pickled task on its way to the executors: as it is, or a large one in Spark's broadcasts.
 
     Args:
@@ -228,7 +229,7 @@ def ship(task: Task, context: Any | None, connect: Any = None) -> Shipped:
     return TaskBroadcast(pieces, len(content))
 
 
-def _in_file(spark: Any, content: bytes) -> TaskFile:
+def _in_file(spark: SparkSession, content: bytes) -> TaskFile:
     """A task as a file of a session of Spark Connect, whose plans have at most 128 MiB."""
     name = f"sparkdl-task-{secrets.token_hex(8)}"
     with TemporaryFolder() as folder:

@@ -9,7 +9,7 @@ import contextlib
 import math
 import socket
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, ResourceError
@@ -20,9 +20,12 @@ from sparkdl.wire.tls import Certificate
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
+    from pyspark.sql import SparkSession
 
 
-def resource_profile(resources: Mapping[str, float] | None, spark: Any) -> ResourceProfile | None:
+def resource_profile(
+    resources: Mapping[str, float] | None, spark: SparkSession
+) -> ResourceProfile | None:
     """Spark's profile of these resources; None for the application's own.
 
     Only tasks ask for more, so the executors stay: it works on YARN, Kubernetes, standalone and
@@ -134,7 +137,7 @@ _SPARK_ENCRYPTS = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled")
 """Either of Spark's settings encrypts what driver and executors tell each other."""
 
 
-def driver_address(spark: Any) -> tuple[str, str]:
+def driver_address(spark: SparkSession) -> tuple[str, str]:
     """``(bind, advertised)`` addresses for a server on the driver: the narrowest that works.
 
     Raises:
@@ -156,7 +159,7 @@ def driver_address(spark: Any) -> tuple[str, str]:
     return bind, host
 
 
-def listening_address(spark: Any, network: Network) -> tuple[str, str | None]:
+def listening_address(spark: SparkSession, network: Network) -> tuple[str, str | None]:
     """``(bind, advertised)`` addresses of a run's server: the user's, or :func:`driver_address`."""
     if network.server_bind is not None:
         return network.server_bind, network.server_address
@@ -164,7 +167,7 @@ def listening_address(spark: Any, network: Network) -> tuple[str, str | None]:
     return bind, network.server_address or reachable
 
 
-def rank_listening(spark: Any, network: Network) -> RankListening:
+def rank_listening(spark: SparkSession, network: Network) -> RankListening:
     """The addresses at which the ranks of a run listen for each other: as few as works."""
     bind, port = network.worker_bind, network.worker_port
     if bind not in (None, "0.0.0.0", "::"):
@@ -174,7 +177,9 @@ def rank_listening(spark: Any, network: Network) -> RankListening:
     return RankListening(bind, port, str(spark.conf.get("spark.driver.host", "") or ""))
 
 
-def certificate_of(spark: Any, network: Network, *, pickles: bool = False) -> Certificate | None:
+def certificate_of(
+    spark: SparkSession, network: Network, *, pickles: bool = False
+) -> Certificate | None:
     """A certificate for a new run, if what the run sends between hosts is to be encrypted.
 
     ``encrypt='auto'`` encrypts nothing with a local master. On a cluster it does as Spark does with
@@ -191,7 +196,7 @@ def certificate_of(spark: Any, network: Network, *, pickles: bool = False) -> Ce
     return Certificate.make() if is_encrypted(spark, network, pickles=pickles) else None
 
 
-def is_encrypted(spark: Any, network: Network, *, pickles: bool = False) -> bool:
+def is_encrypted(spark: SparkSession, network: Network, *, pickles: bool = False) -> bool:
     """Whether what a run sends between hosts is encrypted; see :func:`certificate_of`."""
     if network.encrypt != "auto":
         return network.encrypt

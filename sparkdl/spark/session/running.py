@@ -8,12 +8,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
 from sparkdl.launch import interrupts
 from sparkdl.settings.values import shown
 from sparkdl.spark.session.spark_errors import has_other_python, missing_module, missing_program
+
+if TYPE_CHECKING:
+    from pyspark import RDD
+    from pyspark.sql import SparkSession
 
 _JVM_END_S = 5.0
 
@@ -23,14 +27,14 @@ def is_connect(spark: object) -> bool:
     return "connect" in type(spark).__module__
 
 
-def is_local(spark: Any) -> bool:
+def is_local(spark: SparkSession) -> bool:
     """Whether all executors are on this machine (``local[…]``, ``local-cluster[…]``)."""
     if is_connect(spark):
         return False
     return str(spark.sparkContext.master).startswith("local")
 
 
-def require_running(spark: Any) -> None:
+def require_running(spark: SparkSession) -> None:
     """Returns if the session still runs.
 
     Raises:
@@ -48,14 +52,14 @@ def require_running(spark: Any) -> None:
         raise problem
 
 
-def require_running_rdd(rdd: Any) -> None:
+def require_running_rdd(rdd: RDD[Any]) -> None:
     """The same for the context that an RDD belongs to."""
     problem = _context_problem(rdd.ctx)
     if problem is not None:
         raise problem
 
 
-def session_problem(spark: Any) -> SparkDLError | None:
+def session_problem(spark: SparkSession) -> SparkDLError | None:
     """Why the session does not run any more; None if it does."""
     if is_connect(spark):
         return _stopped() if spark.is_stopped else None
@@ -150,7 +154,7 @@ def this_interpreter(context: Any | None) -> Iterator[bool]:
             context.pythonExec = before
 
 
-def with_this_interpreter(rdd: Any) -> Any:
+def with_this_interpreter(rdd: RDD[Any]) -> Any:
     """An RDD that a function of ours was just put on, computed by :func:`this_interpreter`.
 
     PySpark chooses the interpreter when it makes the Java side, and again for every function that
@@ -162,7 +166,7 @@ def with_this_interpreter(rdd: Any) -> Any:
         return RDD(rdd._jrdd, rdd.context, rdd._jrdd_deserializer) if another else rdd
 
 
-def context_of(spark: Any) -> Any | None:
+def context_of(spark: SparkSession) -> Any | None:
     """The SparkContext of a session; None over Spark Connect."""
     return None if is_connect(spark) else spark.sparkContext
 

@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
+from sparkdl.data.shards import FolderTypes
 from sparkdl.errors import ResourceError
 from sparkdl.spark.session.running import context_of, this_interpreter
 
 if TYPE_CHECKING:
     from pyspark.errors import PySparkException
     from pyspark.resource import ResourceProfile
-    from pyspark.sql import DataFrame, Row
+    from pyspark.sql import DataFrame, Row, SparkSession
     from pyspark.sql.types import DataType, StructField, StructType
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -155,6 +156,15 @@ def arrow_type_of(kind: DataType) -> pa.DataType:
     return arrow_schema_of(T.StructType().add("value", kind)).field(0).type
 
 
+def folder_types_of(spark: Any) -> FolderTypes:
+    """How a session types the columns of folders."""
+    conf = spark.conf
+    zoned = str(conf.get("spark.sql.timestampType")).upper() != "TIMESTAMP_NTZ"
+    infers = str(conf.get("spark.sql.sources.partitionColumnTypeInference.enabled")).lower()
+    zone = conf.get("spark.sql.session.timeZone") if zoned else ""
+    return FolderTypes(zone, spark_version() >= (4, 1), infers == "true")
+
+
 def spark_schema_of(schema: pa.Schema) -> StructType:
     """Arrow's columns as Spark's; times without a zone stay so."""
     from pyspark.sql.pandas.types import from_arrow_schema
@@ -190,7 +200,7 @@ def spark_type_of(kind: pa.DataType) -> DataType:
     return spark_schema_of(pa.schema([("value", kind)]))[0].dataType
 
 
-def metadata_place(spark: Any) -> Any:
+def metadata_place(spark: SparkSession) -> Any:
     """The argument of Spark's writers and readers of a stage's Params: the session, before 4.0 a
     context.
 
@@ -213,7 +223,7 @@ def schema_of_ddl(text: str) -> StructType:
     return T._parse_datatype_string(text)
 
 
-def frame_of_table(spark: Any, table: pa.Table) -> Any:
+def frame_of_table(spark: SparkSession, table: pa.Table) -> Any:
     """``spark.createDataFrame(table)``, which Spark has from 4.0 on.
 
     In Spark 3.5 the rows travel as Arrow's bytes, which tasks read.
@@ -231,7 +241,7 @@ def frame_of_table(spark: Any, table: pa.Table) -> Any:
         return packed.mapInArrow(_unpack, schema)
 
 
-def table_of_frame(frame: Any) -> pa.Table:
+def table_of_frame(frame: DataFrame) -> pa.Table:
     """``frame.toArrow()``, which Spark has from 4.0 on."""
     if spark_version() >= (4, 0):
         return frame.toArrow()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -17,6 +17,7 @@ from sparkdl.spark.session.frames import is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import (
     condition_of,
+    folder_types_of,
     has_data_sources,
     require_spark,
     whole_batches,
@@ -25,10 +26,16 @@ from sparkdl.spark.tfrecord.options import Options
 from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader, inferred_schema
 from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
 Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def read_in_stage(spark: Any, options: Mapping[str, str], schema: Any) -> Any:
+def read_in_stage(
+    spark: SparkSession, options: Mapping[str, str], schema: StructType | str | None
+) -> Any:
     """The files as a DataFrame; this process looks for the files, and infers the schema."""
     known = Options.of(options)
     if schema is None:
@@ -53,7 +60,7 @@ def _reading(reader: TFRecordReader, groups: list[FileGroup]) -> Stage:
     return read
 
 
-def write_in_stage(frame: Any, options: Mapping[str, str], *, overwrite: bool) -> None:
+def write_in_stage(frame: DataFrame, options: Mapping[str, str], *, overwrite: bool) -> None:
     """Writes a DataFrame; the files of all tasks show when the last has ended."""
     writer = TFRecordWriter(Options.of(options), frame.schema, overwrite)
     try:
@@ -79,7 +86,7 @@ SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
 _MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
 
 
-def register_tfrecord(spark: Any) -> None:
+def register_tfrecord(spark: SparkSession) -> None:
     """Makes the format ``tfrecord`` known to a session.
 
     Needed where the Python that Spark starts on the driver does not find the module
@@ -107,9 +114,9 @@ def register_tfrecord(spark: Any) -> None:
 
 @lists_its_arguments
 def read_tfrecords(
-    spark: Any,
+    spark: SparkSession,
     path: str | Sequence[str],
-    schema: Any = None,
+    schema: StructType | str | None = None,
     *,
     record_type: str = "Example",
     codec: str | None = None,
@@ -147,7 +154,10 @@ def read_tfrecords(
     >>> df = sparkdl.read_tfrecords(spark, '/data/train-*.tfrecord')  # doctest: +SKIP
     """
     require_running(spark)
+    types = folder_types_of(spark)
     options = {
+        "timeZone": str(types.zone),
+        "inferFolders": str(types.infers).lower(),
         "recordType": record_type,
         "verifyCrc": str(verify_crc).lower(),
         "inferRows": str(infer_rows),
@@ -169,7 +179,7 @@ def read_tfrecords(
 
 @lists_its_arguments
 def write_tfrecords(
-    df: Any,
+    df: DataFrame,
     path: str,
     mode: SaveMode = "error",
     *,
@@ -214,11 +224,13 @@ def write_tfrecords(
         )  # fmt: skip
     if rows_per_file is not None:
         rows_per_file = require_int("rows_per_file", rows_per_file, 1)
-    for field in df.schema.fields:
-        if is_vector_column(field.dataType):
-            column = F.col("`" + field.name.replace("`", "``") + "`")
-            df = df.withColumn(field.name, vector_to_array(column, "float32"))
     names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+    for field in df.schema.fields:
+        column = F.col("`" + field.name.replace("`", "``") + "`")
+        if is_vector_column(field.dataType):
+            df = df.withColumn(field.name, vector_to_array(column, "float32"))
+        elif field.name in names:  # times are those of the session's zone
+            df = df.withColumn(field.name, column.cast("string"))
     options = {"recordType": record_type, "partitionBy": json.dumps(names)}
     if codec is not None:
         options["codec"] = codec

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from sparkdl.data.shards import FolderTypes
 from sparkdl.data.tfrecord.blocks import Codec, codec_of
 from sparkdl.data.tfrecord.decoding import RecordType
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.spark.session.versions import spark_version
 
 RECORD_TYPES: dict[str, RecordType] = {
     "example": "Example",
@@ -30,6 +32,8 @@ _KNOWN = (
     "rowsPerFile",
     "pathGlobFilter",
     "recursiveFileLookup",
+    "timeZone",
+    "inferFolders",
 )
 
 
@@ -50,6 +54,7 @@ class Options:
         name_pattern: ``pathGlobFilter``: the names of files that are read, as ``*.tfrecord``.
         recursive: ``recursiveFileLookup``: whether files of all folders below count, which
             then give no columns; otherwise see :func:`sparkdl.files.listing.find_files`.
+        folder_types: ``timeZone`` and ``inferFolders``.
     """
 
     paths: tuple[str, ...]
@@ -64,6 +69,7 @@ class Options:
     rows_per_file: int | None = None
     name_pattern: str | None = None
     recursive: bool = False
+    folder_types: FolderTypes = field(default_factory=FolderTypes)
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Options:
@@ -88,12 +94,14 @@ class Options:
             raise UnknownNameError("recordType", kind, RECORD_TYPES.values())
         codec = given.get("codec", given.get("compression"))
         rows = _number(given, "rowsperfile", 0)
+        infers = _truth(given, "inferfolders", True)
         return cls(
             tuple(paths), RECORD_TYPES[kind.lower()], None if codec is None else codec_of(codec),
             _truth(given, "verifycrc", True), _number(given, "inferrows", 1000) or 1,
             _names(given, "binaryfeatures"), _number(given, "maxpartitionbytes", 128 << 20),
             _number(given, "batchrows", 10_000) or 1, _names(given, "partitionby"), rows or None,
             given.get("pathglobfilter"), _truth(given, "recursivefilelookup", False),
+            FolderTypes(given.get("timezone"), spark_version() >= (4, 1), infers),
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from sparkdl.data.shards import deal, file_blocks, folder_column, folder_type
+from sparkdl.data.shards import FolderTypes, deal, file_blocks, folder_column
 from sparkdl.data.tfrecord.decoding import check_schema, decode_block
 from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
@@ -77,17 +77,21 @@ def inferred_schema(options: Options) -> T.StructType:
             received=f"none in {len(chosen)} of {len(files)} files",
             hint="spark.read.format('tfrecord').schema(...)",
         )  # fmt: skip
-    fields = list(spark_schema_of(schema).fields)
-    fields += [field for field in folder_fields(files) if field.name not in schema.names]
-    return T.StructType(fields)
+    fields = spark_schema_of(schema).fields
+    return T.StructType(with_folders(fields, files, options.folder_types, exact=False))
 
 
-def folder_fields(files: Sequence[FoundFile]) -> list[T.StructField]:
+def with_folders(
+    fields: Sequence[T.StructField], files: Sequence[FoundFile], types: FolderTypes, *, exact: bool
+) -> list[T.StructField]:
+    """The columns of files and of their folders, which go before those, as in Spark."""
     values: dict[str, set[str]] = {}
     for file in files:
         for name, value in file.partition_values.items():
             values.setdefault(name, set()).add(value)
-    return [T.StructField(name, spark_type_of(folder_type(v))) for name, v in values.items()]
+    key = str if exact else str.lower
+    folders = {key(n): T.StructField(n, spark_type_of(types.of(v))) for n, v in values.items()}
+    return [folders.pop(key(field.name), field) for field in fields] + [*folders.values()]
 
 
 class TFRecordReader:
@@ -110,7 +114,7 @@ class TFRecordReader:
     def read(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
         """The rows of a task's files."""
         options = self._options
-        schema = arrow_schema_of(self._schema)
+        schema, zone = arrow_schema_of(self._schema), options.folder_types.zone
         for file in group.files:
             folders = file.partition_values
             own = pa.schema([field for field in schema if field.name not in folders])
@@ -119,21 +123,13 @@ class TFRecordReader:
                     for start in range(0, len(block), options.batch_rows):
                         part = block.slice(start, start + options.batch_rows)
                         batch = decode_block(part, own, options.record_type)
-                        yield _with_folders(batch, len(part), schema, folders)
-
-
-def _with_folders(
-    batch: pa.RecordBatch, rows: int, schema: pa.Schema, folders: dict[str, str]
-) -> pa.RecordBatch:
-    if not folders:
-        return batch
-    arrays = [
-        folder_column(folders[field.name], field, rows)
-        if field.name in folders
-        else batch.column(field.name)
-        for field in schema
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+                        arrays = [
+                            folder_column(folders[kind.name], kind, len(part), zone)
+                            if kind.name in folders
+                            else batch.column(kind.name)
+                            for kind in schema
+                        ]
+                        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 _WHOLE_FILES_LOOKED_AT, _RECORDS_LOOKED_AT = 4, 1000

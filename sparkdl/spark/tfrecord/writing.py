@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO, cast
-from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +21,7 @@ from sparkdl.data.tfrecord.decoding import check_schema
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError
 from sparkdl.files import streams
+from sparkdl.files.listing import escaped
 from sparkdl.files.streams import create_output
 from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.spark.tfrecord.options import Options
@@ -183,6 +183,6 @@ def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[st
     ).dictionary_encode()
     kept = batch.select([name for name in batch.schema.names if name not in names])
     for number, text in enumerate(folders.dictionary.to_pylist()):
-        values = [quote(value, safe=" ") for value in text.split("\x00")]
-        folder = "/".join(f"{name}={value}" for name, value in zip(names, values, strict=True))
+        values = zip(map(escaped, names), map(escaped, text.split("\x00")), strict=True)
+        folder = "/".join(map("=".join, values))
         yield folder, kept.filter(pc.equal(folders.indices, number))

@@ -299,10 +299,7 @@ def open_page(port: int, host: str, runs: str | None) -> Dashboard:
 
 
 def dashboard(
-    port: int = 0,
-    host: str = "127.0.0.1",
-    open_browser: bool = False,
-    runs: str | None = None,
+    port: int = 0, host: str = "127.0.0.1", open_browser: bool = False, runs: str | None = None
 ) -> Dashboard:
     """Serves a page that shows every fit of this process while it trains, and past ones.
 

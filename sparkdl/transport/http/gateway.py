@@ -113,7 +113,7 @@ class Gateway(wsgi.Gateway_10):
 class TunedConnection(HTTPConnection):
     """A connection whose small responses leave at once, and whose silence is bounded."""
 
-    def __init__(self, server: Any, sock: socket.socket, *arguments: Any) -> None:
+    def __init__(self, server: object, sock: socket.socket, *arguments: object) -> None:
         super().__init__(server, sock, *arguments)
         tune(sock)  # not every kernel hands TCP_NODELAY on from the listener
         sock.settimeout(IO_TIMEOUT_S)  # within a request; between requests the server's applies

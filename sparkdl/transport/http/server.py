@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError, TransportError
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
@@ -244,7 +244,7 @@ class _Cheroot(GreetedServer):
     max_request_header_size = MAX_HEADER_BYTES
     ConnectionClass = TunedConnection
 
-    def __init__(self, members: Members, app: Any, num_threads: int) -> None:
+    def __init__(self, members: Members, app: object, num_threads: int) -> None:
         super().__init__(
             members, app, numthreads=num_threads,
             request_queue_size=1024, timeout=600, shutdown_timeout=1,

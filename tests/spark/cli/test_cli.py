@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pyarrow.feather
+import pyarrow.parquet
 import pytest
 
 import sparkdl
@@ -16,6 +18,7 @@ from sparkdl import SparkModel, cli, load_spark_model
 from sparkdl.spark.session.versions import table_of_frame
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+WRITTEN = Path(__file__).parents[1] / "files" / "written"
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +90,6 @@ def test_train_evaluate_predict(
 def test_predict_of_models_that_are_not_compiled(
     spark: Any, data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import keras
-
     compiled = _make_model()
     model = keras.models.clone_model(compiled)
     model.set_weights(compiled.get_weights())
@@ -133,6 +134,41 @@ def test_every_format_has_the_same_rows(
         assert code == cli.OK, (path, metrics)
         losses.append(metrics["loss"])
     assert losses == pytest.approx([losses[0]] * 5, rel=1e-5)
+
+
+def test_paths_mean_the_rows_that_the_api_reads(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders of other writers, and what Spark's own reader refuses or reads too much of."""
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    model.save(tmp_path / "pairs.keras")
+    rows = pyarrow.table({"id": [7, 8], "x": [[7.0, 8.0], [8.0, 9.0]]})
+    hive = tmp_path / "hive"
+    (hive / "old").mkdir(parents=True)
+    for name in ("000000_0", "000001_0", ".hidden", "_temporary", "old/000000_0"):
+        pyarrow.parquet.write_table(rows, hive / name)
+    paths = [f"{WRITTEN}/{name}" for name in ("datasets", "duckdb_brotli.parquet", "duckdb_parts")]
+    counts = []
+    for path in (*paths, f"{WRITTEN}/datasets/*", str(hive), f"{hive}/00000[^1]*"):
+        command = ("--data", path, "--features", "x")
+        code, metrics = _main(
+            capsys, "evaluate", f"{tmp_path}/pairs.keras", *command, "--label", "id"
+        )
+        assert code == cli.OK, metrics
+        wanted = SparkModel(model, num_workers=1).evaluate(path, features="x", label="id")
+        assert metrics["loss"] == pytest.approx(wanted["loss"], rel=1e-5), path
+        code, shown = _main(capsys, "predict", f"{tmp_path}/pairs.keras", *command)
+        assert code == cli.OK, shown
+        counts.append(len(shown["rows"]))
+    assert counts == [6, 6, 6, 6, 4, 2]
+    for path in (f"{WRITTEN}/delta", f"{WRITTEN}/delta/*.parquet"):
+        code, refused = _main(
+            capsys, "evaluate", f"{tmp_path}/pairs.keras", "--data", path, "--features", "x",
+            "--label", "id",
+        )  # fmt: skip
+        assert code == cli.USAGE
+        assert "'delta'" in refused["error"]["what"]
 
 
 def test_inspect_and_estimate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -241,9 +241,20 @@ def lines_of(found: dict[str, list[str]]) -> list[str]:
     return [f"| {name} | {' | '.join(cells)} |" for name, cells in found.items()]
 
 
-def place(of: str) -> re.Pattern[str]:
+def table_in(of: str, lines: list[str]) -> list[str]:
+    """The lines that the guide has; ``SPARKDL_WRITE_TABLE=1`` puts these there first."""
     begin = f"<!-- {of}: made by tests/spark/files/test_column_types.py -->\n"
-    return re.compile(f"({re.escape(begin)}).*?(\n<!-- end -->)", re.DOTALL)
+    place = re.compile(f"({re.escape(begin)}).*?(\n<!-- end -->)", re.DOTALL)
+    text = GUIDE.read_text()
+    header = [f"| type | {' | '.join(FORMS)} |", "|---" * (1 + len(FORMS)) + "|"]
+    if os.environ.get("SPARKDL_WRITE_TABLE") and lines:
+        table = "\n".join(header + lines)
+        text = place.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", text)
+        GUIDE.write_text(text)
+    match = place.search(text)
+    assert match is not None
+    assert match[0].splitlines()[2:4] == header
+    return match[0].splitlines()[4:-2]
 
 
 def test_every_type_trains_or_says_why_and_is_not_looked_at_where_it_is_not_used(
@@ -256,16 +267,15 @@ def test_every_type_trains_or_says_why_and_is_not_looked_at_where_it_is_not_used
 
 @needs_spark(4, 1, "the guide's table is that of the newest Spark")
 def test_the_guides_table_is_what_was_found(found: dict[str, list[str]]) -> None:
-    """``SPARKDL_WRITE_TABLE=1`` puts the table into the guide."""
-    text, of = GUIDE.read_text(), place("PySpark 4.3")
-    header = [f"| type | {' | '.join(FORMS)} |", "|---" * (1 + len(FORMS)) + "|"]
-    table = "\n".join(header + lines_of(found))
-    if os.environ.get("SPARKDL_WRITE_TABLE"):
-        text = of.sub(lambda m: f"{m[1]}\n{table}\n{m[2]}", text)
-        GUIDE.write_text(text)
-    match = of.search(text)
-    assert match is not None
-    assert match[0].split("\n", 1)[1].rsplit("\n", 1)[0].strip() == table
+    assert table_in("PySpark 4.3", lines_of(found)) == lines_of(found)
+
+
+@pytest.mark.skipif(spark_version() >= (4, 0), reason="the guide has what is other on Spark 3.5")
+def test_the_guide_has_what_is_other_with_the_oldest_packages(found: dict[str, list[str]]) -> None:
+    """Types that they lack are no rows of it."""
+    newest = table_in("PySpark 4.3", [])
+    other = [line for line in lines_of(found) if line not in newest]
+    assert table_in("PySpark 3.5", other) == other
 
 
 @pytest.mark.parametrize("ending", ["arrow", "parquet"])

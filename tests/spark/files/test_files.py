@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -21,7 +22,7 @@ from spark_models import make_mlp
 
 import sparkdl
 from sparkdl import Feeding, SparkModel, load_spark_model
-from sparkdl.errors import ResourceError
+from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import file_system, storage
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.progress.events import EpochEnded
@@ -325,3 +326,10 @@ def test_what_spark_reads_and_python_may_not_is_read_by_spark(
         assert trained_rows(f"{mounted}/rows.{kind}") == 50
     with pytest.raises(ResourceError, match="viewfs"):
         trained_rows(f"{mounted}/missing.{kind}")
+
+
+def test_a_table_of_delta_that_only_spark_reaches_is_known(mounted: str, tmp_path: Path) -> None:
+    shutil.copytree(Path(__file__).parent / "written" / "delta", tmp_path / "behind" / "delta")
+    for path in (f"{mounted}/delta", f"{mounted}/delta/", f"{mounted}/delta/*.parquet"):
+        with pytest.raises(ConfigError, match="a table of the format 'delta'"):
+            trained_rows(path)

@@ -22,9 +22,11 @@ import pytest
 from pyarrow import feather
 from trained_rows import PAIRS, SIGNATURES, N, V, linear, trained, wanted
 
+import sparkdl
 from sparkdl import SparkModel
 from sparkdl.data.decode import decode
 from sparkdl.errors import ConfigError, DataError
+from sparkdl.spark.forms.fed_files import fed_files
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.opening import form_of, open_fit_source
 from sparkdl.spark.forms.sources import Columns
@@ -165,6 +167,37 @@ def test_a_folder_that_is_a_table_of_delta_is_not_read_file_by_file(spark: Any) 
         SparkModel(linear(2)).predict(path, features="x")
 
 
+@pytest.mark.parametrize("part", ["*.parquet", "part-0*", "*"])
+def test_a_path_into_a_table_of_delta_is_refused(spark: Any, part: str) -> None:
+    """Spark reads the deleted rows there, too, unless it has Delta Lake, which refuses as well."""
+    path = f"{WRITTEN}/delta/{part}"
+    assert spark.read.parquet(f"{WRITTEN}/delta/*.parquet").count() == 10
+    model = SparkModel(linear(2), num_workers=1)
+    for call in (model.fit, model.evaluate, model.predict):
+        with pytest.raises(
+            ConfigError, match=f"in '{WRITTEN}/delta' a table of the format 'delta'"
+        ):
+            call(path, features="x")
+    with pytest.raises(ConfigError, match="'delta'"):
+        sparkdl.run(lambda: 0, data=path, num_workers=1)
+
+
+def test_of_a_streams_output_the_files_that_it_tells_are_read(spark: Any, tmp_path: Path) -> None:
+    """As by Spark: a file beside them is of a micro-batch that was not taken to its end."""
+    pq.write_table(arrow_table(), tmp_path / "in.parquet")
+    rows = spark.readStream.schema("id bigint, x array<float>").parquet(f"{tmp_path}/in*")
+    out = f"{tmp_path}/out"
+    query = rows.writeStream.option("checkpointLocation", f"{tmp_path}/check").start(out)
+    query.processAllAvailable()
+    query.stop()
+    pq.write_table(arrow_table(), f"{out}/left.parquet")
+    assert spark.read.parquet(out).count() == N
+    source = open_fit_source(out, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0)
+    assert not source.files
+    assert source.frame.count() == N
+    assert fed_files(out, form_of(out).frame(), ("id", "x"), 1) is None
+
+
 # ------------------------------------------------------------------ files that disagree
 def write_two(folder: Path, kind: str, tables: list[dict[str, Any]]) -> str:
     for number, columns in enumerate(tables):
@@ -254,6 +287,32 @@ def test_fits_evaluations_and_predictions_are_those_of_keras(
     np.testing.assert_allclose(found, referee.predict(x, verbose=0), rtol=1e-5, atol=1e-6)
 
 
+def test_a_search_reads_what_a_fit_reads(spark: Any, tmp_path: Path) -> None:
+    """Also by patterns, beside hidden files and below a folder that Spark passes over."""
+    for name in ("a1", "a2", ".a1", "_a1", "old/a1"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        rows = arrow_table().slice(0, 3) if name == "a1" else arrow_table().slice(3)
+        pq.write_table(rows, f"{tmp_path}/{name}.parquet")
+    referee = linear(2)
+    referee.fit(wanted("x"), wanted("id"), epochs=2, batch_size=N, verbose=0)
+    options: dict[str, Any] = {"features": "x", "label": "id", "metric": "loss", "verbose": 0}
+    for path in (
+        f"{WRITTEN}/datasets/*", str(tmp_path), f"{tmp_path}/a[^3]*", f"{WRITTEN}/duckdb_parts",
+    ):  # fmt: skip
+        study = sparkdl.tune.search(
+            lambda trial: linear(2), path, searcher=sparkdl.tune.Single(2), max_concurrent=1,
+            settings={"batch_size": N, "mode": "synchronous"}, **options,
+        )  # fmt: skip
+        with study:
+            pairs = zip(study.best_model.get_weights(), referee.get_weights(), strict=True)
+            for ours, theirs in pairs:
+                np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6, err_msg=path)
+    with pytest.raises(ConfigError, match="'delta'"):
+        sparkdl.tune.search(lambda trial: linear(2), f"{WRITTEN}/delta/p*", **options)
+    with pytest.raises(DataError, match=r"spark\.readStream"):
+        SparkModel(linear(2)).fit_stream(str(tmp_path), checkpoint_dir=f"{tmp_path}/check")
+
+
 def test_evaluate_looks_at_no_other_columns_and_names_what_cannot_be_read(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -304,9 +363,24 @@ def test_images_in_tfrecords_need_no_schema(spark: Any, tmp_path: Path) -> None:
 
 
 def test_a_sequence_example_by_path_names_the_option(spark: Any, tmp_path: Path) -> None:
-    import sparkdl
-
     frame = spark.createDataFrame([([[1.0], [2.0]],)], "x array<array<float>>")
     sparkdl.write_tfrecords(frame, f"{tmp_path}/s.tfrecord", record_type="SequenceExample")
     with pytest.raises(DataError, match="recordType SequenceExample"):
         form_of(f"{tmp_path}/s.tfrecord").frame()
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("other", ["x", "X"])
+def test_columns_that_the_session_does_not_tell_apart_are_refused(
+    spark: Any, tmp_path: Path, kind: str, other: str
+) -> None:
+    columns = [pa.array([1.0]), pa.array([2.0]), pa.array([0])]
+    table = pa.Table.from_arrays(columns, names=["x", other, "id"])
+    path = f"{tmp_path}/a.{kind}"
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(DataError, match=r"one name|twice|several|'x'"):
+        trained(path, "x", width=1)

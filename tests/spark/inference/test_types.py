@@ -122,8 +122,22 @@ def test_columns_of_new_types_pass_predict_unchanged(spark: Any, tmp_path: Any) 
         spark.sql("DROP TABLE fixed")
 
 
-@pytest.mark.parametrize("name", ["months", "twins"])
+OLDER = {
+    **NEW_TYPES,
+    "list": "array(INTERVAL '1' MONTH)",
+    "inside": "named_struct('a', named_struct('b', 1, 'b', 2))",
+    "values": "map(1, INTERVAL '1' YEAR)",
+}
+
+
+@pytest.mark.oldest
 @pytest.mark.skipif(spark_version() >= (4, 1), reason="they pass")
-def test_older_sparks_refuse_what_they_give_to_no_task(df: Any, name: str) -> None:
-    with pytest.raises(DataError, match=f"{name!r} cannot pass predict"):
-        sparkdl.predict(built(Next), df.selectExpr("*", f"{NEW_TYPES[name]} AS {name}"))
+def test_older_sparks_refuse_what_they_give_to_no_task(df: Any) -> None:
+    model = built(Next)
+    with pytest.raises(DataError, match="this PySpark lacks"):
+        sparkdl.predict(model, df.selectExpr("*", f"{OLDER['calendar']} AS calendar"))
+    for name in ("months", "twins", "list", "inside", "values"):
+        with pytest.raises(DataError, match=f"{name!r} cannot pass predict"):
+            sparkdl.predict(model, df.selectExpr("*", f"{OLDER[name]} AS {name}"))
+    frame = df.selectExpr("*", f"{OLDER['seconds']} AS seconds")
+    assert shown(sparkdl.predict(model, frame), "seconds") == shown(frame, "seconds")

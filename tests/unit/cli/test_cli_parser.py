@@ -254,8 +254,12 @@ def _read(*arguments: str) -> object:
 def test_data_are_read_as_their_format_is() -> None:
     assert _read("/x.tfrecord") == "/x.tfrecord", "by sparkdl itself"
     assert _read("/x.arrow") == "/x.arrow"
-    assert _read("/x.parquet") == ["parquet", {}, "/x.parquet"]
-    assert _read("/x/day=1") == ["parquet", {}, "/x/day=1"]
+    assert _read("/x.parquet") == "/x.parquet"
+    assert _read("/x/day=1") == "/x/day=1"
+    assert _read("/x", "--format", "parquet") == ["parquet", {}, "/x"]
+    merged = _read("/x.parquet", "--option", "mergeSchema=true")
+    assert merged == ["parquet", {"mergeSchema": "true"}, "/x.parquet"]
+    assert _read("/x", "--option", "a=b") == ["parquet", {"a": "b"}, "/x"]
     assert _read("/x", "--format", "orc") == ["orc", {}, "/x"]
     header = {"header": "true", "inferSchema": "true", "sep": ";"}
     assert _read("/x.csv.gz", "--option", "sep=;") == ["csv", header, "/x.csv.gz"]

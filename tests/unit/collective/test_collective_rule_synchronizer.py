@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from plain_learner import InOne
 from rank_threads import on_ranks
 
 from sparkdl.collective.rule_synchronizer import OptimizerSteps, RuleSynchronizer
@@ -39,7 +40,7 @@ TRUE = np.random.default_rng(1).normal(size=(3, 2))
 BATCH = 4
 
 
-class Linear:
+class Linear(InOne):
     """Least squares of two outputs, a running mean of the inputs, any flat optimizer."""
 
     layout = LAYOUT
@@ -48,10 +49,10 @@ class Linear:
 
     def __init__(self, optimizer: FlatOptimizer | None = None) -> None:
         self.flat = np.random.default_rng(5).normal(size=LAYOUT.size).astype(np.float32)
-        self.optimizer = optimizer or FlatSGD(momentum=0.5)
-        self.state = self.optimizer.init(self.flat[:8])
+        self.steps = optimizer or FlatSGD(momentum=0.5)
+        self.state = self.steps.init(self.flat[:8])
         self.step = 0
-        self.metrics = np.zeros(2)
+        self.sums = np.zeros(2)
 
     def read_weights(self, out: np.ndarray) -> None:
         out[:] = self.flat
@@ -68,7 +69,7 @@ class Linear:
 
     def _gradient(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         error = x @ self.flat[:6].reshape(3, 2) + self.flat[6:8] - y
-        self.metrics += [float((error**2).mean() * len(x)), len(x)]
+        self.sums += [float((error**2).mean() * len(x)), len(x)]
         statistics = 0.9 * self.flat[8:] + 0.1 * x.mean(0)
         parts = [(x.T @ error).ravel() / len(x), error.mean(0), statistics]
         return np.concatenate(parts).astype(np.float32)
@@ -79,7 +80,7 @@ class Linear:
 
     def apply_gradients(self, flat: np.ndarray) -> None:
         x = self.flat[:8]
-        self.optimizer.step(x, flat[:8], self.state, self.learning_rate, x)
+        self.steps.step(x, flat[:8], self.state, self.learning_rate, x)
         self.flat[8:] = flat[8:]
         self.step += 1
 
@@ -91,10 +92,10 @@ class Linear:
         assert agree([True, True]) == [True, True]
 
     def metric_state(self) -> np.ndarray:
-        return self.metrics.copy()
+        return self.sums.copy()
 
     def reset_metrics(self) -> None:
-        self.metrics = np.zeros(2)
+        self.sums = np.zeros(2)
 
     def evaluate(self, windows: Any) -> np.ndarray:
         return self.flat.astype(float)
@@ -118,13 +119,13 @@ class Linear:
         self.step = int(state)
 
     def optimizer_slots(self, names: list[str]) -> dict[str, np.ndarray] | None:
-        slots = self.optimizer.keras_slots()
+        slots = self.steps.keras_slots()
         if set(names) != {slot for slot, _ in slots.values()}:
             return None
         return {s: self.state[n] * np.float32(f) for n, (s, f) in slots.items()}
 
     def load_optimizer_slots(self, slots: dict[str, np.ndarray], step: int) -> None:
-        for name, (slot, factor) in self.optimizer.keras_slots().items():
+        for name, (slot, factor) in self.steps.keras_slots().items():
             if slot in slots:
                 self.state[name] = slots[slot] / np.float32(factor)
         if "steps" in self.state:
@@ -165,9 +166,9 @@ def fit(
 ) -> tuple[list[Linear], list[AllReduceSynchronizer]]:  # fmt: skip
     """Every rank through the real loop; rank ``i`` has ``counts[i]`` rows."""
     chosen = learners or [Linear(optimizer) for _ in counts]
-    config = {"class_name": chosen[0].optimizer.keras_class, "config": {}}
+    config = {"class_name": chosen[0].steps.keras_class, "config": {}}
     if config["class_name"] == "SGD":
-        config["config"] = {"momentum": chosen[0].optimizer.momentum}  # type: ignore[attr-defined]
+        config["config"] = {"momentum": chosen[0].steps.momentum}  # type: ignore[attr-defined]
     bound = rule.bind(len(counts), config)
     settings = LoopSettings(
         epochs=epochs, first_epoch=first_epoch, batch_size=BATCH, window=window, shuffle=False,
@@ -394,7 +395,8 @@ def test_an_overflow_on_one_rank_is_one_on_all(overflows: int | None) -> None:
         way = SimpleNamespace(
             _exchange=SimpleNamespace(communicator=communicator, trained=gradient)
         )
-        learner: Any = SimpleNamespace(end_scaled_step=end_scaled_step)
+        optimizer = SimpleNamespace(end_scaled_step=end_scaled_step)
+        learner: Any = SimpleNamespace(optimizer=optimizer)
         return OptimizerSteps._unscaled(way, learner, 4), float(gradient[0]), told
 
     for taken, value, told in on_ranks(2, work):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparkdl.errors import DataError, ResourceError
-from sparkdl.files.listing import find_files, fits, table_format
+from sparkdl.files.listing import find_files, fits, table_at
+from sparkdl.files.streams import place_of
 
 
 def made(folder: Path, *names: str) -> Path:
@@ -50,6 +51,7 @@ def plain(tmp_path: Path) -> Path:
         ("p\\0", ["p0"]),
         ("old", ["old/o"]),
         ("*/o", ["old/o"]),
+        ("old//*/", ["old/o"]),
     ],
 )
 def test_patterns_and_hidden_files_are_those_of_spark(
@@ -80,7 +82,7 @@ def test_folders_of_partitions_hold_the_rows(tmp_path: Path) -> None:
     assert sorted(files) == ["W=2/c", "w=0.5/a", "w=1/b", "w=x%20y/e"]
     values = [files[name].partition_values for name in sorted(files)]
     spelled = next(iter(values[0]))
-    assert [v[spelled] for v in values] == ["2", "0.5", "1", "x y"]
+    assert [v[spelled] for v in values] == ["2", "0.5", "1", "x%20y"]
     assert found(tmp_path, "w=*") == ["w=0.5/a", "w=1/b", "w=x%20y/e"]
     assert find_files(f"{tmp_path}/w=1")[0].partition_values == {}
 
@@ -111,7 +113,9 @@ def test_descriptions_beside_the_rows_are_none_of_them(tmp_path: Path) -> None:
     made(
         tmp_path, "data-0.arrow", "state.json", "dataset_info.json", "cache-3f_00000_of_00002.arrow"
     )
-    assert found(tmp_path) == ["data-0.arrow"]
+    assert found(tmp_path) == found(tmp_path, "*") == found(tmp_path, "*.arrow") == ["data-0.arrow"]
+    with pytest.raises(ResourceError, match="no files at"):
+        found(tmp_path, "cache-*")
     made(tmp_path / "tfds", "d-train.tfrecord-0", "features.json", "label.labels.txt")
     assert found(tmp_path / "tfds") == ["d-train.tfrecord-0"]
     made(tmp_path / "own", "cache-1.arrow", "a.txt")
@@ -125,15 +129,47 @@ def test_descriptions_beside_the_rows_are_none_of_them(tmp_path: Path) -> None:
     [
         ("_delta_log/0.json", "delta"),
         ("metadata/v1.metadata.json", "iceberg"),
-        (".hoodie/hoodie.properties", "hudi"),
         ("metadata/other.json", None),
+        (".hoodie/hoodie.properties", "hudi"),
+        ("_spark_metadata/0", "parquet"),
         ("a.parquet", None),
     ],
 )
 def test_tables_that_are_more_than_their_files_are_known(
     tmp_path: Path, name: str, table: str | None
 ) -> None:
-    made(tmp_path / "t", "a.parquet", name)
-    assert table_format(str(tmp_path / "t")) == table
-    assert table_format(f"{tmp_path}/t/a.parquet") is None
-    assert table_format(f"{tmp_path}/*") == table
+    """Also where a path reaches into one; of a stream's output Spark then reads all, too."""
+    made(tmp_path / "t", "a.parquet", "data/k=1/b.parquet", "k=1/j=2/b.parquet", name)
+    folder = str(tmp_path / "t")
+    for path in (folder, f"{tmp_path}/*", f"{tmp_path}/{{t,none}}/"):
+        found = table_at(path)
+        assert (found.format if found else None) == table
+        assert found is None or (found.folder, found.whole) == (folder, True)
+    for path in ("a.parquet", "*.parquet", "k=1", "k=*/j=2/b*", "data/k=1/*", "k=1/j={2,3}"):
+        found = table_at(f"{folder}/{path}")
+        if table in (None, "parquet"):
+            assert found is None
+        else:
+            assert found is not None
+            assert (found.format, found.folder, found.whole) == (table, folder, False)
+
+
+def test_a_folder_of_a_table_of_hudi_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    made(tmp_path, ".hoodie/hoodie.properties", "2020/01/.hoodie_partition_metadata", "2020/01/a")
+    found = table_at(f"{tmp_path}/2020/01/a")
+    assert found is not None
+    assert not table_at(str(tmp_path / "2020"))
+
+
+@pytest.mark.parametrize("query", ["", "?retry_limit_seconds=1"])
+def test_a_uri_means_its_letters_as_to_spark(query: str) -> None:
+    """pyarrow would decode them, and find no file below ``t=10%3A00``."""
+    path = "bucket/a b/t=10%3A00/Zürich/f#1[x]"
+    uri = f"gs://anonymous@{path}{query}"
+    place = place_of(uri)
+    assert place.inner == path
+    assert place.outer(place.inner) == uri
+    assert place_of(place.outer(f"{path}/50%25")).inner == f"{path}/50%25"
+    assert place_of(f"gs://anonymous@bucket/{query}").outer("bucket/f") == (
+        f"gs://anonymous@bucket/f{query}"
+    )

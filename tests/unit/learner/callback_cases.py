@@ -53,9 +53,9 @@ def test_a_worker_trains_on_with_what_callbacks_wrote():
     assert not known.all()
     np.testing.assert_array_equal(written[known], flat[known])
     worker.take_changes(VariableChanges.from_bytes(changes.to_bytes()))
-    worker.set_learning_rate(0.25)
+    worker.optimizer.set_learning_rate(0.25)
     close(weights_of(worker), flat)
-    assert worker.step == 7
+    assert worker.optimizer.step == 7
     train_all(worker, x, y, 8, 2)
     plain.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     close(weights_of(worker), read_model(plain, layout), 1e-4)

@@ -104,7 +104,7 @@ def compare_with_fit(
     other = copy_of(model)
     learner = make_learner(other)
     for _ in range(2):
-        learner.reset_metrics()
+        learner.metrics.reset()
         train_all(learner, x, y, batch_size, most_batches, sample_weight)
     fit_x = next(iter(x.values())) if isinstance(x, dict) and len(x) == 1 else x
     history = model.fit(
@@ -118,7 +118,7 @@ def compare_with_fit(
     ).history
     expected = read_model(model, model_layout(model))
     close(weights_of(learner), expected, tolerance)
-    results = metric_results(other, learner.metric_state())
+    results = metric_results(other, learner.metrics.state())
     assert set(results) == set(history)
     for name, value in results.items():
         close(value, history[name][-1], max(tolerance, 1e-4))
@@ -136,7 +136,7 @@ def test_training_equals_keras_fit(name):
     }[name]()
     x, y = classes(30)  # 3 full batches of 8, in stacks of 2 and 1, and one of 6
     learner = compare_with_fit(dense_model(optimizer, norm=True), x, y)
-    assert learner.step == 8
+    assert learner.optimizer.step == 8
 
 
 def test_stacks_of_any_length_train_alike():
@@ -186,10 +186,26 @@ def test_gradient_of_a_linear_model_by_hand():
     expected = np.concatenate([(2 * error * x[0]).mean(0), (2 * error).mean(0)])
     close(out, expected)
     close(weights_of(learner), [1, 1, 0])  # no step was taken
-    assert learner.step == 0
+    assert learner.optimizer.step == 0
     learner.apply_gradients(out)
     close(weights_of(learner), np.array([1, 1, 0]) - 0.01 * expected)
-    assert learner.step == 1
+    assert learner.optimizer.step == 1
+
+
+def test_a_step_takes_the_gradients_that_the_workers_of_its_run_know():
+    """A kept learner takes other steps in a later run, with what it compiled before, too."""
+    learner = make_learner(dense_model())
+    slot = learner.layout.slots[0]
+    first = slice(slot.offset, slot.offset + slot.size)
+    out = np.empty(learner.layout.size, np.float32)
+    learner.gradients(next(stacks(*classes(8), 8, 1)), out)
+    for has, moves in (([True] * 4, True), ([False] + [True] * 3, False), ([True] * 4, True)):
+        learner.know_gradients(lambda mine, has=has: has)
+        before = weights_of(learner)
+        learner.apply_gradients(out)
+        changed = weights_of(learner) != before
+        assert changed[first].any() == moves
+        assert changed[first.stop :].any()
 
 
 def test_gradients_and_apply_equal_train():
@@ -202,8 +218,8 @@ def test_gradients_and_apply_equal_train():
         two.apply_gradients(out)
         out[:] = np.nan  # the buffer is the caller's again
     close(weights_of(one), weights_of(two), 1e-6)
-    close(one.metric_state(), two.metric_state(), 1e-6)
-    assert one.step == two.step == 4
+    close(one.metrics.state(), two.metrics.state(), 1e-6)
+    assert one.optimizer.step == two.optimizer.step == 4
 
 
 class Exchange:
@@ -243,7 +259,7 @@ class Exchange:
     def add_up(self, numbers):
         return numbers
 
-    def is_sound(self, learner):
+    def is_sound(self):
         return bool(np.isfinite(self.buffer).all())
 
 
@@ -262,7 +278,7 @@ class LooksAmid(Exchange):
 
 def state_of(learner):
     trained = learner.layout.trained_size
-    return weights_of(learner)[:trained].tobytes(), learner.optimizer_state()
+    return weights_of(learner)[:trained].tobytes(), learner.optimizer.state()
 
 
 STATEFUL = {
@@ -379,28 +395,28 @@ def test_a_batch_that_is_left_out_leaves_no_trace(parts):
     train_all(alone, x[clean], y[clean], 8, 4)
     assert exchange.begun == list(range(parts)) * 5
     close(weights_of(learner), weights_of(alone), 1e-5)
-    close(learner.metric_state(), alone.metric_state(), 1e-4)
-    assert learner.step == alone.step == 4
+    close(learner.metrics.state(), alone.metrics.state(), 1e-4)
+    assert learner.optimizer.step == alone.optimizer.step == 4
 
 
 def test_metrics_kept_and_restored():
     x, y = classes(24)
     learner = make_learner(dense_model("adam"))
-    learner.keep_metrics()  # before there are any
-    learner.restore_metrics()
+    learner.metrics.keep()  # before there are any
+    learner.metrics.restore()
     first, second, third = stacks(x, y, 8, 1)
     learner.train(first)
-    learner.keep_metrics()
-    kept = learner.metric_state()
+    learner.metrics.keep()
+    kept = learner.metrics.state()
     learner.evaluate([third])
     for _ in range(2):
         learner.train(second)
-        learner.restore_metrics()
-        close(learner.metric_state(), kept)
-    learner.reset_metrics()
+        learner.metrics.restore()
+        close(learner.metrics.state(), kept)
+    learner.metrics.reset()
     learner.train(second)
-    learner.restore_metrics()  # of the epoch before is nothing left
-    assert not learner.metric_state().any()
+    learner.metrics.restore()  # of the epoch before is nothing left
+    assert not learner.metrics.state().any()
 
 
 def test_weights_of_all_workers_hold_the_constraints():
@@ -442,8 +458,8 @@ def test_an_exchange_within_a_stack_equals_one_after_it(window):
     close(mine.seen, other.seen, 1e-5)
     close(weights_of(one), weights_of(two), 1e-5)
     close(weights_of(one), mine.seen[-1] + 0.01, 1e-5)
-    close(one.metric_state(), two.metric_state(), 1e-4)
-    assert one.step == two.step == 6
+    close(one.metrics.state(), two.metrics.state(), 1e-4)
+    assert one.optimizer.step == two.optimizer.step == 6
 
 
 def test_what_an_exchange_raises_ends_the_call():
@@ -503,7 +519,7 @@ def test_several_inputs_and_outputs_by_name():
             ).history
             expected = read_model(model, learner.layout)
             write_model(model, learner.layout, start)
-            close(metric_results(other, learner.metric_state())["loss"], history["loss"][0], 1e-4)
+            close(metric_results(other, learner.metrics.state())["loss"], history["loss"][0], 1e-4)
         close(weights_of(learner), expected)
         predicted = predict(learner, x)
         assert {k: v.shape for k, v in predicted.items()} == {"kind": (16, 3), "size": (16, 1)}
@@ -805,15 +821,15 @@ def test_evaluate_leaves_training_metrics_alone():
     y = (x[:, :1] > 0).astype(np.float32)
     learner = make_learner(binary_model())
     train_all(learner, x, y, 8, 2)
-    before, weights = learner.metric_state(), weights_of(learner)
+    before, weights = learner.metrics.state(), weights_of(learner)
     held_out = learner.evaluate(stacks(x[:10], y[:10], 8, 2))
-    close(learner.metric_state(), before, 0)
+    close(learner.metrics.state(), before, 0)
     close(weights_of(learner), weights, 0)
     assert held_out.shape == before.shape
     assert held_out[1] == 10  # rows in the loss tracker
     assert learner.evaluate([]).size == 0
-    learner.reset_metrics()
-    assert not learner.metric_state().any()
+    learner.metrics.reset()
+    assert not learner.metrics.state().any()
 
 
 # -- weights and optimizer ---------------------------------------------------------------------
@@ -909,27 +925,27 @@ def test_optimizer_state_continues_identically():
     one, two = (make_learner(dense_model("adam")) for _ in range(2))
     train_all(one, x, y, 8, 2)
     two.write_weights(weights_of(one))
-    state = one.optimizer_state()
+    state = one.optimizer.state()
     with np.load(io.BytesIO(state), allow_pickle=False) as arrays:
         assert len(arrays.files) == len(one.model.optimizer.variables)
-    two.load_optimizer_state(state)
-    assert two.step == one.step == 3
+    two.optimizer.load_state(state)
+    assert two.optimizer.step == one.optimizer.step == 3
     train_all(one, x, y, 8, 2)
     train_all(two, x, y, 8, 2)
     close(weights_of(one), weights_of(two), 1e-7)
     wrong = make_learner(dense_model("sgd"))
     with pytest.raises(ModelError, match="optimizer state"):
-        wrong.load_optimizer_state(state)
+        wrong.optimizer.load_state(state)
 
 
 def test_learning_rate():
     x, y = classes(8)
     learner = make_learner(dense_model(keras.optimizers.SGD(0.5)))
-    assert learner.learning_rate == 0.5
-    assert not learner.has_schedule
+    assert learner.optimizer.learning_rate == 0.5
+    assert not learner.optimizer.has_schedule
     before = weights_of(learner)
-    learner.set_learning_rate(0.0)
-    assert learner.learning_rate == 0.0
+    learner.optimizer.set_learning_rate(0.0)
+    assert learner.optimizer.learning_rate == 0.0
     train_all(learner, x, y, 8, 1)
     close(weights_of(learner), before, 0)
 
@@ -938,26 +954,26 @@ def test_learning_rate_schedule():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([10], [0.5, 0.0])
     learner = make_learner(copy_of(dense_model(keras.optimizers.SGD(schedule))))
     x, y = classes(8)
-    assert learner.has_schedule
-    assert learner.learning_rate == 0.5
+    assert learner.optimizer.has_schedule
+    assert learner.optimizer.learning_rate == 0.5
     with pytest.raises(ConfigError, match="schedule"):
-        learner.set_learning_rate(0.1)
+        learner.optimizer.set_learning_rate(0.1)
     before = weights_of(learner)
     train_all(learner, x, y, 8, 1)
     assert np.abs(weights_of(learner) - before).max() > 0
-    learner.set_step(20)
-    assert learner.step == 20
-    assert learner.learning_rate == 0.0
+    learner.optimizer.set_step(20)
+    assert learner.optimizer.step == 20
+    assert learner.optimizer.learning_rate == 0.0
     before = weights_of(learner)
     train_all(learner, x, y, 8, 1)
     close(weights_of(learner), before, 0)
-    assert learner.step == 21
+    assert learner.optimizer.step == 21
 
 
 def test_set_step_leaves_a_plain_optimizer_alone():
     learner = make_learner(dense_model("adam"))
-    learner.set_step(20)
-    assert learner.step == 0
+    learner.optimizer.set_step(20)
+    assert learner.optimizer.step == 0
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16", "bfloat16"])
@@ -971,11 +987,11 @@ def test_reduced_precision(policy):
         learner = make_learner(copy_of(dense_model(optimizer)))
     finally:
         keras.config.set_dtype_policy("float32")
-    assert learner.learning_rate == pytest.approx(0.01)
+    assert learner.optimizer.learning_rate == pytest.approx(0.01)
     for _ in range(3):
         train_all(learner, x, y, 8, 2)
     # In float16, steps whose scaled gradients overflow are left out.
-    steps = learner.step
+    steps = learner.optimizer.step
     assert 3 <= steps <= 6 if policy == "mixed_float16" else steps == 6
     out = np.empty(learner.layout.size, np.float32)
     learner.gradients(next(stacks(x, y, 8, 1)), out)
@@ -984,11 +1000,11 @@ def test_reduced_precision(policy):
     after = weights_of(learner)
     assert np.isfinite(after).all()
     assert 0 < np.abs(after - before).max() < 0.1  # the loss scale has gone again
-    assert learner.step == steps + 1
-    learner.set_learning_rate(0.25)
-    assert learner.learning_rate == 0.25
-    learner.load_optimizer_state(learner.optimizer_state())
-    assert learner.step == steps + 1
+    assert learner.optimizer.step == steps + 1
+    learner.optimizer.set_learning_rate(0.25)
+    assert learner.optimizer.learning_rate == 0.25
+    learner.optimizer.load_state(learner.optimizer.state())
+    assert learner.optimizer.step == steps + 1
 
 
 # -- prediction --------------------------------------------------------------------------------
@@ -1022,7 +1038,7 @@ def test_a_mistake_in_compile_is_told_by_its_name(loss, metric, match):
     model = dense_model()
     model.compile("sgd", loss, metrics=[metric])
     with pytest.raises(ModelError, match=match):
-        make_learner(model).build_metrics(next(stacks(*classes(), 8, 2)))
+        make_learner(model).metrics.build(next(stacks(*classes(), 8, 2)))
 
 
 def test_labels_with_and_without_a_last_dimension_of_one():
@@ -1072,17 +1088,17 @@ def test_cached_learner_is_as_new():
     first = cached_learner(archive)
     start = weights_of(first)
     train_all(first, x, y, 8, 2)
-    trained, metrics = weights_of(first), first.metric_state()
-    first.set_learning_rate(0.7)
+    trained, metrics = weights_of(first), first.metrics.state()
+    first.optimizer.set_learning_rate(0.7)
     again = cached_learner(archive)
     assert again is first
     close(weights_of(again), start, 0)
-    assert again.step == 0
-    assert again.learning_rate == pytest.approx(0.05)
-    assert not again.metric_state().any()
+    assert again.optimizer.step == 0
+    assert again.optimizer.learning_rate == pytest.approx(0.05)
+    assert not again.metrics.state().any()
     train_all(again, x, y, 8, 2)
     close(weights_of(again), trained, 1e-7)
-    close(again.metric_state(), metrics, 1e-7)
+    close(again.metrics.state(), metrics, 1e-7)
     forget_learner(archive)
     assert cached_learner(archive) is not first
     forget_learner(archive)
@@ -1099,7 +1115,7 @@ def test_cached_learner_takes_the_optimizer_of_a_trained_model():
     assert archive.key == fresh.key
     again = cached_learner(archive)
     assert again is used
-    assert again.step == 6
+    assert again.optimizer.step == 6
     other = make_learner(decode_model(archive))
     for learner in (again, other):
         train_all(learner, x, y, 8, 2)

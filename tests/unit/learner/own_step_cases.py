@@ -166,7 +166,7 @@ def test_a_step_that_takes_x_and_y_trains_as_in_keras(kind):
         learner.train(stack)
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     close(weights_of(learner), read_model(model, learner.layout))
-    told = metric_results(model, learner.metric_state())
+    told = metric_results(model, learner.metrics.state())
     assert set(told) == {"loss"}
     close(told["loss"], np.average(losses, weights=rows), 1e-5)
     assert told["loss"] > 0
@@ -178,7 +178,7 @@ def test_gradients_are_those_of_the_own_loss():
     before = weights_of(learner)
     out = np.empty_like(before)
     learner.gradients(next(stacks(x, y, 4, 1)), out)
-    assert metric_results(learner.model, learner.metric_state())["loss"] > 0
+    assert metric_results(learner.model, learner.metrics.state())["loss"] > 0
     train_all(learner, x, y, 4, 1)
     close(weights_of(learner), before - 0.05 * out)
 

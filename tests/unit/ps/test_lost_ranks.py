@@ -45,11 +45,11 @@ class Counters(PlainLearner):
     def __init__(self, global_rows: int, dies_at: int = -1, attempt: int = 0) -> None:
         super().__init__(LAYOUT)
         self.steps, self.seen = 0, 0
-        self.draws = self.drawn = 0
+        self.counted = self.drawn = 0
         self._global_rows, self._dies_at = global_rows, dies_at
 
     def gradients(self, labels: Any, out: FloatArray) -> None:
-        self.draws, self.drawn = self.draws + 1, self.drawn + 1
+        self.counted, self.drawn = self.counted + 1, self.drawn + 1
         out[...] = 0
         out[np.asarray(labels, np.int64).reshape(-1)] = -1.0 / len(labels)
         self.weights[ROWS:] += 1  # the statistics move before the gradients are joined
@@ -80,16 +80,13 @@ class Counters(PlainLearner):
     def mark_draws(self) -> None:
         self.drawn = 0
 
-    def carried_state(self) -> bytes:
-        return self.draws.to_bytes(4, "little")
-
-    def carried_state_at(self, steps: int, wanted: int) -> bytes:
-        """The draws of the steps since the epoch began, of which there is one in each."""
-        assert steps == self.drawn
-        return (self.draws - steps + wanted).to_bytes(4, "little")
+    def carried_state(self, steps: int = 0, wanted: int = 0) -> bytes:
+        """With the draws of the steps since the epoch began, of which there is one in each."""
+        assert steps in (0, self.drawn)
+        return (self.counted - steps + wanted).to_bytes(4, "little")
 
     def load_carried_state(self, state: bytes) -> None:
-        self.draws = int.from_bytes(state, "little")
+        self.counted = int.from_bytes(state, "little")
 
 
 class SlicedCounters(Counters):
@@ -208,7 +205,7 @@ def test_gradients_in_rounds(kills: dict[int, list[int]]) -> None:
     np.testing.assert_array_equal(run.center[:ROWS], np.full(ROWS, EPOCHS))
     for learner in run.learners.values():
         assert learner.steps == EPOCHS * ROWS // (2 * BATCH)
-        assert learner.draws == learner.steps
+        assert learner.counted == learner.steps
         np.testing.assert_array_equal(learner.weights, undisturbed.learners[0].weights)
     np.testing.assert_array_equal(run.center, undisturbed.center)
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.learner.checks.learning_signs import guessing_loss
+from sparkdl.learner.checks.compiling import guessing_loss
 
 
 def model(loss: Any, outputs: int = 1) -> Any:

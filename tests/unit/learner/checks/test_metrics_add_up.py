@@ -13,7 +13,7 @@ from keras import ops
 
 from sparkdl.data import ColumnSpec
 from sparkdl.errors import ModelError
-from sparkdl.learner.checks.metric_check import check_metrics_add_up
+from sparkdl.learner.checks.compile_parts import check_metrics_add_up
 from sparkdl.learner.state.metric_state import build_metrics
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 import pytest
 
-from sparkdl.learner.checks.learning_signs import normalizes
+from sparkdl.learner.checks.compiling import normalizes
 
 
 def model(*layers: Any) -> Any:

@@ -205,7 +205,8 @@ def test_a_kept_predictor_of_a_model_that_is_compiled(trained: bool) -> None:
         source, optimizer = KerasSource(model), model.optimizer
         size = sum(v.value.numpy().nbytes for v in model.variables)
         assert len(source.encode(list(source.signature.outputs)).archive.content) < 1.2 * size
-        assert model.optimizer is optimizer and model.compiled
+        assert model.optimizer is optimizer
+        assert model.compiled
         (values,) = predict(source, X[:8]).values()
         np.testing.assert_allclose(values, model.predict(X[:8], verbose=0), rtol=1e-4)
 

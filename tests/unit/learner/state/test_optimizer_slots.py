@@ -97,8 +97,8 @@ def test_two_sliced_runs_are_plain_keras(name: str) -> None:
 
 def test_variables_that_an_optimizer_does_not_have_are_none() -> None:
     learner = make_learner(model_with(keras.optimizers.SGD(0.1)))
-    assert learner.optimizer_slots(["_momentums", "_velocities"]) is None
-    assert learner.optimizer_slots([]) == {}
+    assert learner.optimizer.slots(["_momentums", "_velocities"]) is None
+    assert learner.optimizer.slots([]) == {}
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "SGD"])

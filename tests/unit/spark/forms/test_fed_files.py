@@ -137,3 +137,13 @@ def test_of_a_file_system_that_python_does_not_know_spark_reads() -> None:
     frame = SimpleNamespace(schema=T.StructType([T.StructField("n", T.LongType())]))
     with pytest.warns(RuntimeWarning, match="ranks cannot read the files by themselves"):
         assert fed_files("viewfs://table/rows.parquet", frame, ("n",), 2) is None
+
+
+@pytest.mark.skipif(not hasattr(pa, "fixed_shape_tensor"), reason="an older pyarrow")
+def test_a_permuted_tensor_has_its_logical_order(tmp_path: Path) -> None:
+    kind = pa.fixed_shape_tensor(pa.float32(), (2, 2), permutation=[1, 0])
+    stored = pa.array([[1.0, 2.0, 3.0, 4.0]], pa.list_(pa.float32(), 4))
+    table = pa.table({"x": pa.ExtensionArray.from_storage(kind, stored), "n": [7]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (batch,) = rows_of(str(tmp_path), 1).batches(0)
+    assert batch.to_pylist() == [{"x": [1.0, 3.0, 2.0, 4.0], "n": 7}]

@@ -232,3 +232,17 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     wrong = FileSet("parquet", tuple(find_files(str(other))), pa.schema([]))
     with pytest.raises(DataError, match="'features'"):
         labels_of(FileInput.dealt([wrong], 1, 0.0, 0), 0)
+
+
+def test_the_kind_of_files_is_not_told_by_a_folder_above_them(tmp_path: Path) -> None:
+    """Nor only by a name: a name like those of Hive says nothing."""
+    table = pa.table({"label": [1]})
+    top = tmp_path / "from.parquet_then.tfrecord"
+    for folder in ("hive", "other", "arrow"):
+        (top / folder).mkdir(parents=True)
+    pq.write_table(table, top / "hive" / "000000_0")
+    feather.write_feather(table, str(top / "arrow" / "part"))
+    feather.write_feather(table, str(top / "other" / "a.feather"))
+    for folder, kind in (("hive", "parquet"), ("arrow", "arrow"), ("other", "arrow")):
+        for path in (top / folder, top / folder / "*", top / folder / "[^x]*"):
+            assert kind_of_path(str(path)) == kind
