@@ -23,6 +23,8 @@ def test_layers_are_plain_keras(backend: str) -> None:
         "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
         "CUDA_VISIBLE_DEVICES": "",
         "JAX_PLATFORMS": "cpu",
+        # The cases are tiny: compiling well takes longer than it saves.
+        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-k", "not Ftrl and not SGD"]

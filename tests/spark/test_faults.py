@@ -45,6 +45,7 @@ class _KillsAmid(keras.callbacks.Callback):
                 return
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "allreduce"])
 def test_every_row_counts_as_often_as_every_other_after_a_killed_worker(
     spark: Any, mode: str, monkeypatch: pytest.MonkeyPatch
@@ -120,6 +121,7 @@ SLOW_BITS = [
 ]
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize(
     ("mode", "optimizer"),
     [("synchronous", "adamw"), *(pytest.param(*c, marks=pytest.mark.slow) for c in SLOW_BITS)],

@@ -43,6 +43,7 @@ def test_an_exception_in_a_worker_reaches_the_user_within_seconds(digits_df: Any
         assert "Traceback on worker" in str(caught.value)
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_a_killed_worker_is_replaced_and_the_model_is_right(digits_df: Any, mode: str) -> None:
     killed: list[int] = []

@@ -98,6 +98,7 @@ def test_rows_follow_a_schedule_in_rounds(spark: Any, tmp_path: Any) -> None:
     np.testing.assert_allclose(found[1], found[0], atol=1e-5)
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize("victims", [1, 2])
 def test_killed_workers_cost_a_round_nothing(victims: int, spark: Any, tmp_path: Any) -> None:
     """A round waits for the next attempt, which takes weights of the other worker, and the rows
