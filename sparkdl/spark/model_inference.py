@@ -15,7 +15,8 @@ from sparkdl.files.model_file import check_path, write_model
 from sparkdl.launch.interrupts import heard, held
 from sparkdl.learner.archives.archive import encode_model, model_bytes
 from sparkdl.learner.checks import compile_parts
-from sparkdl.learner.prediction.model_source import FORMATS, KerasSource, export_model
+from sparkdl.learner.prediction.export import FORMATS, export_model
+from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.process.host_load import require_descriptors

@@ -1,7 +1,4 @@
-"""The models that users predict with: Keras models, compiled or not, or paths of saved ones.
-
-And what other runtimes load of them, through Keras' own ``export``.
-"""
+"""The models that users predict with: Keras models, compiled or not, or paths of saved ones."""
 
 from __future__ import annotations
 
@@ -18,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
+from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.files import storage
 from sparkdl.files.model_file import HDF5, read_keras_file
-from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
@@ -338,85 +334,3 @@ def _tensor_of(graph: Any, name: str) -> Any:
             hint="choose the layer after it, or make a keras.Model with the tensor as an output",
         )
     return tensors[0]
-
-
-FORMATS = {
-    "tf_saved_model": "", "onnx": ".onnx", "openvino": ".xml", "litert": ".tflite", "torch": ".pt2",
-}  # fmt: skip
-"""Format of Keras -> how the file's name ends; a SavedModel is a folder."""
-
-
-def export_model(model: keras.Model, path: str, file_format: str) -> None:
-    """Writes what a runtime without Keras can load: the forward pass and the weights.
-
-    Args:
-        path: A path or URI: of a folder for ``'tf_saved_model'``, else of a file. The weights of
-            ``'openvino'`` are beside it, with ``.bin`` in place of ``.xml``.
-        file_format: A key of :data:`FORMATS`.
-
-    Raises:
-        UnknownNameError: No such format.
-        ResourceError: A package is missing that Keras needs for it, or the path cannot be written
-            as other programs read it.
-        ModelError: Keras cannot export the model.
-    """
-    if file_format not in FORMATS:
-        raise UnknownNameError("format of an export", file_format, FORMATS)
-    target = str(path).rstrip("/")
-    storage.require_plain(target)
-    with TemporaryFolder() as folder:
-        local = os.path.join(folder.path, f"exported{FORMATS[file_format]}")
-        try:
-            _call_once(model)
-            model.export(local, format=file_format, verbose=False)
-        except ImportError as error:
-            raise ResourceError(
-                f"format {file_format!r} needs a package that is not installed",
-                expected="what Keras' export needs for it",
-                received=str(error),
-                hint="pip install 'sparkdl-keras[onnx]'"
-                if file_format == "onnx"
-                else f"pip install {error.name or file_format}",
-            ) from error
-        except Exception as error:
-            raise ModelError(
-                f"model {model.name!r} cannot be exported as {file_format!r}",
-                expected="a model that keras.Model.export can write",
-                received=f"{type(error).__name__}: {str(error)[:600]}",
-            ) from error
-        if os.path.isdir(local):
-            for place, _, names in os.walk(local):
-                for name in names:
-                    inside = os.path.relpath(os.path.join(place, name), local).replace(os.sep, "/")
-                    with open(os.path.join(place, name), "rb") as file:
-                        storage.write_bytes(f"{target}/{inside}", file.read())
-        else:
-            for name in os.listdir(folder.path):
-                if not name.startswith("exported"):
-                    continue  # the folder's own
-                ending = name.removeprefix("exported")
-                beside = target.removesuffix(FORMATS[file_format]) + ending
-                with open(os.path.join(folder.path, name), "rb") as file:
-                    data = file.read()
-                storage.write_bytes(target if ending == FORMATS[file_format] else beside, data)
-
-
-def _call_once(model: keras.Model) -> None:
-    """Calls a model with symbols, which computes nothing, if it was never called in this process.
-
-    Keras exports to ONNX, and subclassed models at all, only what was called once: a model that
-    executors have trained was not.
-    """
-    if model._called:
-        return
-    import keras
-
-    signature = model_signature(model)
-    specs = signature.inputs
-    if signature.preprocessing or any(spec.shape is None for spec in specs.values()):
-        return
-    symbols = {
-        name: keras.KerasTensor((None, *(spec.shape or ())), spec.dtype)
-        for name, spec in specs.items()
-    }
-    model(next(iter(symbols.values())) if len(symbols) == 1 else symbols)

@@ -13,7 +13,8 @@ import pytest
 
 from sparkdl.errors import ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.archives.archive import decode_model, encode_model
-from sparkdl.learner.prediction.model_source import FORMATS, export_model, open_model
+from sparkdl.learner.prediction.export import FORMATS, export_model
+from sparkdl.learner.prediction.model_source import open_model
 
 X = np.random.default_rng(0).normal(size=(5, 4)).astype("float32")
 

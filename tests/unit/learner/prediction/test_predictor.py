@@ -15,7 +15,8 @@ from keras import layers
 from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
 from sparkdl.learner.cache import cached_predictor
 from sparkdl.learner.prediction.class_scores import ClassScores
-from sparkdl.learner.prediction.model_source import KerasSource, export_model, open_model
+from sparkdl.learner.prediction.export import export_model
+from sparkdl.learner.prediction.model_source import KerasSource, open_model
 from sparkdl.learner.prediction.predictor import make_predictor
 
 RNG = np.random.default_rng(0)
