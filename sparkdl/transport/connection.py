@@ -280,3 +280,4 @@ class Connection:
         self.abort()
         with self._lock:
             self._drop()
+            self._raw = None  # 16 MiB of shared memory, which a run's objects hold in a circle

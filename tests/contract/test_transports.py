@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -462,6 +463,20 @@ def test_nothing_is_left_behind(remote: str) -> None:
     if address.uds:
         assert not os.path.exists(os.path.dirname(address.uds))
     assert not [name for name in os.listdir("/dev/shm") if "sparkdl" in name]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no list of mapped memory")
+def test_what_was_closed_maps_no_memory(remote: str) -> None:
+    """Not even while its objects are held: in a fit they hold each other."""
+    with running(remote) as server:
+        client, driver = server.client(), server.driver()
+        client.join()
+        client.pull()
+        driver.status()
+        client.close()
+        driver.close()
+        mapped = Path("/proc/self/maps").read_text()
+    assert "sparkdl-mailbox" not in mapped
 
 
 def test_auto_takes_the_fastest_that_works() -> None:
