@@ -199,6 +199,7 @@ class _NoMemory(keras.layers.Layer):
         return x
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize("mode", ["asynchronous", "synchronous"])
 def test_what_another_try_mends_is_tried_again_and_hangs_nobody(
     digits_df: Any, mode: str, tmp_path: Any

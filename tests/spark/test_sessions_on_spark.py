@@ -156,6 +156,7 @@ SESSION = [
 ]  # fmt: skip
 
 
+@pytest.mark.tries_again  # kill
 def test_session(place: SparkPlace) -> None:
     found = check(SESSION, place)
     assert not found, found
@@ -176,6 +177,7 @@ def test_example(place: SparkPlace, name: str) -> None:
 CONNECT = [pytest.mark.slow, needs_spark(4, 0, "its packages have no Connect server")]
 
 
+@pytest.mark.tries_again
 @pytest.mark.parametrize("where", ["classic", pytest.param("connect", marks=CONNECT)])
 def test_session_after_session(where: str) -> None:
     """``spark.stop()``, and another session: the same ``SparkModel`` goes on."""
