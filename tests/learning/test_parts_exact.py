@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -119,14 +120,26 @@ class Noting(AllReduceGradientSynchronizer):
     """
 
     def __init__(self, learner: Any, *given: Any, fails_at: Any = None, **more: Any) -> None:
-        self.learner, self.fails_at, self.early, self.steps = learner, fails_at, 0, 0
+        self.fails_at, self.early, self.steps, self._computes = fails_at, 0, 0, False
+        for name in ("write_gradient", "write_weighed"):
+            setattr(learner, name, self._noted(getattr(learner, name)))
         super().__init__(*given, **more)
+
+    def _noted(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            self._computes = True
+            try:
+                return compute(*arguments)
+            finally:
+                self._computes = False
+
+        return noted
 
     def begin(self, part: int) -> None:
         self.steps += part == 0
         if (self.steps, part) == self.fails_at:
             self.communicator.close()
-        self.early += getattr(self.learner, "_pass", None) is not None
+        self.early += self._computes
         super().begin(part)
 
 
