@@ -122,34 +122,46 @@ class StageLost(Exception):
         self.epoch = 0
 
 
+Spread = Callable[[], tuple[object, SharedRows | None]]
+
+
 @contextlib.contextmanager
 def spreading(
     source: Source, num_workers: int, *, in_order: bool, repartition: bool
-) -> Iterator[SparkJob | None]:
-    """Within, the rows are spread over the workers, beside what the driver does meanwhile.
+) -> Iterator[Spread | None]:
+    """Within, a call gives what :meth:`Source.spread` does, and waits for it.
 
-    See :meth:`Source.spread`. Rows that it broadcast are gone after it. None: the partitions stay
-    as they are.
+    Rows to validate on are collected from here on, beside what the driver does meanwhile; those
+    that were broadcast are gone at the end. None: the partitions stay as they are.
     """
+    spread = functools.partial(source.spread, num_workers, in_order=in_order)
     if not (repartition or source.files):
         yield None
-        return
-    job = SparkJob(
-        source.spark, lambda: source.spread(num_workers, in_order=in_order),
-        "sparkdl: rows to validate on",
-    )  # fmt: skip
-    try:
-        job.start()
-        yield job
-    finally:
-        job.cancel()
-        if job.result is not None and isinstance(job.result[1], HeldOutRows):
-            job.result[1].destroy()
+    elif not source.collects(num_workers):
+        yield spread
+    else:
+        job = SparkJob(source.spark, spread, "sparkdl: rows to validate on")
+        try:
+            job.start()
+            yield functools.partial(_spread_by, job)
+        finally:
+            job.cancel()
+            if job.result is not None and isinstance(job.result[1], HeldOutRows):
+                job.result[1].destroy()
+
+
+def _spread_by(job: SparkJob) -> tuple[object, SharedRows | None]:
+    while not job.wait(POLL_S):
+        pass
+    if job.error is not None:
+        raise job.error
+    frame, rows = job.result
+    return frame, rows
 
 
 def train_stage(
     source: Source,
-    spread: SparkJob | None,
+    spread: Spread | None,
     driver_model: TrainedModel,
     run: Run,
     task: TrainTask,
@@ -185,11 +197,7 @@ def train_stage(
     )
     if spread is None:
         return run_on(source.shared, source.frame)
-    while not spread.wait(POLL_S):
-        pass
-    if spread.error is not None:
-        raise spread.error
-    frame, rows = spread.result
+    frame, rows = spread()
     try:
         return run_on(rows, frame)
     except PartitionsError:

@@ -136,7 +136,7 @@ class Source:
             return dealt(self.frame, num_workers, in_order=True, group=group), None
         if self._cached_parts() == num_workers:
             return self.frame, None
-        if self.apart is not None and self.apart[0]._cached_parts() == num_workers:
+        if self.apart is not None and self.collects(num_workers):
             training, validation = self.apart
             parts = validation._cached_parts()
             # Spark gives both frames' rows the wider type of the two.
@@ -145,6 +145,10 @@ class Source:
                 if held_out is not None:
                     return training.frame, held_out
         return dealt(self.frame, num_workers, in_order=in_order), None
+
+    def collects(self, num_workers: int) -> bool:
+        """Whether :meth:`spread` may take rows to validate on to the driver."""
+        return self.apart is not None and self.apart[0]._cached_parts() == num_workers
 
     def _cached_parts(self) -> int:
         """The partitions of the user's frame where that is cached, else 0."""
