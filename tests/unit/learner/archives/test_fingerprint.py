@@ -91,6 +91,6 @@ def test_a_kept_model_takes_the_weights_of_its_equal() -> None:
         np.testing.assert_array_equal(
             read_model(again.model, again.layout), read_model(other, again.layout)
         )
-        assert again.step == 2
+        assert again.optimizer.step == 2
     finally:
         forget_learner(encode_model(one))
