@@ -130,15 +130,20 @@ class Connection:
 
     @property
     def raw(self) -> ByteArray:
-        channel_raw = None if self.channel is None else self.channel.raw
-        raw = self._raw if channel_raw is None else channel_raw
-        if raw is None:
+        if self._raw is None:
+            self._require_open()
             raise ProtocolError(
-                "this connection has no buffer",
-                expected="a connection that was opened with a buffer, or a channel with one",
-                received="neither",
-            )
-        return raw
+                f"{self._name} has no buffer", expected="a connection that was opened with one",
+                received="a connection for control alone",
+            )  # fmt: skip
+        return self._raw
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise TransportError(
+                f"{self._name} is closed", expected="a use of it before close()",
+                received="one after it",
+            )  # fmt: skip
 
     def request(
         self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
@@ -160,11 +165,7 @@ class Connection:
             delay_s = 0.05
             tries = refusals = 0
             while True:
-                if self.closed:
-                    raise TransportError(
-                        f"{self._name} is closed", expected="a request before close()",
-                        received="one after it",
-                    )  # fmt: skip
+                self._require_open()
                 tries += 1
                 try:
                     channel = self._open()
@@ -258,8 +259,7 @@ class Connection:
 
     def abort(self) -> None:
         """Wakes up a request that waits, from another thread."""
-        channel = self.channel
-        if channel is not None:
+        if (channel := self.channel) is not None:
             channel.abort()
 
     def give_up(self) -> None:

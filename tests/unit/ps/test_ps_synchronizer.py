@@ -13,7 +13,7 @@ from ps_learner import LAYOUT, Learner, clients, stack_of, together
 
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, TransportError
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.strategy import ServerSynchronizer
@@ -246,10 +246,18 @@ def test_overlap_raises_in_the_training_thread() -> None:
         client.join()
         learner, sync = Learner(), WindowSynchronizer(Downpour(), client, LAYOUT, overlap=True)
         sync.start(learner)
-        client.close()
-        sync.after_window(learner, STEP)
-        with pytest.raises(Exception, match="closed"):
+        push_pull = client.push_pull
+
+        def close_amid(progress: Progress) -> Any:
+            client.close()
+            return push_pull(progress)
+
+        client.push_pull = close_amid  # type: ignore[method-assign]
+        sync.after_window(learner, STEP)  # the exchange is in flight
+        with pytest.raises(TransportError, match="closed"):
             sync.drain(learner)
+        with pytest.raises(TransportError, match="closed"):
+            sync.after_window(learner, STEP)
 
 
 def test_gradients_without_waiting_train_on_from_the_center() -> None:
