@@ -99,6 +99,17 @@ class Member:
         return member
 
 
+def refuse_others(members: Sequence[Member], name: str) -> None:
+    """Raises ConfigError if a rank is prepared for another communicator."""
+    others = sorted({m.communicator for m in members} - {name})
+    if others:
+        raise ConfigError(
+            f"cannot connect the {name} communicator", expected="all ranks prepared for it",
+            received=f"ranks prepared for {', '.join(map(repr, others))}",
+            hint="pass the same communicator= on all ranks",
+        )  # fmt: skip
+
+
 T = TypeVar("T")
 
 

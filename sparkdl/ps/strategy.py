@@ -11,7 +11,6 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import open_session, report_failure
-from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
@@ -72,13 +71,7 @@ class ServerStrategy:
             TransportError: The server cannot be reached.
             ModelError: It holds another model; no other try would mend that.
         """
-        if not layout.matches(self.layout):
-            raise ModelError(
-                "the worker's model and the server's differ",
-                expected=f"{self.layout.size} values in {len(self.layout.slots)} variables",
-                received=f"{layout.size} values in {len(layout.slots)} variables",
-                hint="does the model build other layers on the executors?",
-            )
+        self.layout.require(layout, "the server's")
         with self._connect(rank, layout) as client:
             check = FiniteCheck(self.on_nan, layout.trained_size)
             yield ServerSynchronizer(

@@ -100,11 +100,7 @@ class ParameterStore(Store, abc.ABC):
         """Takes a commit."""
 
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
-        raise ProtocolError(
-            "SNAPSHOT is for rules that wait and take gradients",
-            expected="a rule whose workers hold the weights", received=f"rule {self._rule.name!r}",
-            hint="with other rules the server itself holds the weights",
-        )  # fmt: skip
+        self._center.require_on_workers()
 
     def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
         """Answers a pull, of the driver where ``worker`` is None."""

@@ -33,6 +33,7 @@ from sparkdl.settings.values import (
     whole,
 )
 from sparkdl.spark.fit.arguments import FitArguments
+from sparkdl.spark.inference.output_columns import require_new
 
 Self = TypeVar("Self", bound="Stage")
 Cls = TypeVar("Cls", bound=type)
@@ -131,6 +132,11 @@ class Stage(Params):
                 else f"{param.typeConverter.__name__.removeprefix('to').lower()}: {param.doc}",
                 received=f"{type(value).__name__} {shown(value)}",
             ) from error
+
+    def require_new(self, names: list[str], schema: Any) -> None:
+        """Refuses names of new columns that the data have, or that stand twice."""
+        what = f"a column of {type(self).__name__}"
+        require_new(names, schema.names, what, "another name, or '' to leave the column out")
 
     @classmethod
     def _is_ours(cls, name: str) -> bool:

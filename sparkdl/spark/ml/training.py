@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
-from pyspark.sql import types as T
 
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, DataError, ModelError, NoParamError, ParamTypeError
@@ -19,6 +18,7 @@ from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.signature import Shape, Signature
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import declared, require_instance, require_objects
+from sparkdl.spark.forms.fields import require_booleans
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_source
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.stage import (
@@ -333,16 +333,7 @@ class TrainingStage(ColumnsStage, SavedStage):
             name = self.getOrDefault("validationIndicatorCol")
         if not name:
             return None
-        field = next((f for f in schema.fields if f.name == name), None)
-        if field is None or not isinstance(field.dataType, T.BooleanType):
-            raise DataError(
-                f"validationIndicatorCol names no column of booleans: {name!r}",
-                expected="a boolean column, true in the rows to validate on",
-                received="no such column among " + ", ".join(map(repr, schema.names))
-                if field is None
-                else f"a column of type {field.dataType.simpleString()}",
-                hint="F.col(...).cast('boolean')",
-            )
+        require_booleans(schema, name, "validationIndicatorCol", "a boolean column")
         if self.getOrDefault("validationSplit"):
             raise ConfigError(
                 "validationIndicatorCol and validationSplit both choose the rows to validate on",

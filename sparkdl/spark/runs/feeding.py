@@ -31,7 +31,7 @@ from sparkdl.spark.session.frames import is_vector_column
 from sparkdl.spark.session.running import is_connect
 
 
-def _check_trigger(trigger: object) -> Mapping[str, Any]:
+def check_trigger(trigger: object) -> Mapping[str, Any]:
     """Returns arguments of Spark's trigger; raises ConfigError."""
     if isinstance(trigger, Mapping) and trigger:
         return trigger
@@ -71,7 +71,7 @@ class Feeding(UserSettings):
     seed: int = setting(0, whole(0))
     uneven: Uneven | None = setting(None, or_none(one_of(get_args(Uneven))))
     checkpoint_dir: str | None = setting(None, or_none(PATH))
-    trigger: Mapping[str, Any] | None = setting(None, or_none(checked(_check_trigger)))
+    trigger: Mapping[str, Any] | None = setting(None, or_none(checked(check_trigger)))
 
 
 def fed_frame(
