@@ -16,6 +16,7 @@ from sparkdl.collective.communicator import (
     Communicator,
     Connector,
     ConnectorOptions,
+    Maker,
     Member,
     make_communicator,
 )
@@ -92,7 +93,7 @@ class AllReduceStrategy:
 
     token: bytes = field(repr=False)
     layout: Layout
-    communicator: str = "auto"
+    communicator: str | Maker = "auto"
     options: ConnectorOptions = field(default_factory=ConnectorOptions)
     wire: str | None = None
     rule: ExchangeRule | None = None

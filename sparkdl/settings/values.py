@@ -13,7 +13,7 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -267,7 +267,7 @@ class ValueKind:
 
     check: Callable[[str, Any], Any]
     parse: Callable[[str], Any] = str
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     optional: bool = False
 
 
@@ -344,7 +344,7 @@ def whole(least: int, most: int | None = None) -> ValueKind:
     return ValueKind(partial(require_int, least=least, most=most), int)
 
 
-def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> ValueKind:
+def one_of(names: Collection[str], hint: Callable[[Any], str] | None = None) -> ValueKind:
     """A few names; ``hint`` says what a wrong one may have been meant for."""
 
     def check(name: str, value: object) -> str:
