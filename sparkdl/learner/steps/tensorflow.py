@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from sparkdl.failures import carried
 from sparkdl.learner.signature import takes_strings
+from sparkdl.learner.state.metric_state import logged_step
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
-    logged_step,
     match_gradients,
     overwriting,
 )

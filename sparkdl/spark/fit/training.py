@@ -54,9 +54,9 @@ class StageSummary:
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for this number of workers that do not wait.
-        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.partition.label_mean`.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.rows.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
-            :func:`sparkdl.data.partition.off_center`.
+            :func:`sparkdl.data.rows.off_center`.
         servers: The servers that held the weights together, in order; empty for one server.
     """
 
