@@ -6,7 +6,7 @@ call of ``fit`` tells each worker's loop.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -33,13 +33,8 @@ from sparkdl.settings.values import (
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
-COMMUNICATORS: dict[str, str | Callable[..., Any]] = {
-    "auto": "sparkdl.collective.horovod_connector:AutoConnector",
-    "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
-    "builtin": "sparkdl.collective.builtin:BuiltinConnector",
-}
-"""Name -> where its connector is, imported when used (Horovod imports TensorFlow); the class itself
-of one that :func:`sparkdl.collective.communicator.register` was given."""
+COMMUNICATORS = ["auto", "horovod", "builtin"]
+"""Names; :func:`sparkdl.collective.communicator.register` adds a user's own."""
 FREQUENCIES = ("auto", "batch", "epoch")
 ON_NAN = ("raise", "skip", "ignore")
 EPOCH_WINDOW = 0

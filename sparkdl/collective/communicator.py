@@ -537,6 +537,13 @@ class ConnectorOptions(HorovodOptions, total=False):
 Maker = Callable[..., Any]
 """Makes the :class:`Connector` of a rank; its arguments are those of :func:`make_communicator`."""
 MakerType = TypeVar("MakerType", bound=Maker)
+# Imported when used: Horovod imports TensorFlow, and tests need no sockets.
+_MAKERS: dict[str, str | Maker] = {
+    "auto": "sparkdl.collective.horovod_connector:AutoConnector",
+    "builtin": "sparkdl.collective.builtin:BuiltinConnector",
+    "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
+    "solo": "sparkdl.collective.current:SoloConnector",
+}
 
 
 def register(cls: MakerType) -> MakerType:
@@ -548,7 +555,7 @@ def register(cls: MakerType) -> MakerType:
         ConfigError: It lacks a method of :class:`Connector`, or another communicator has the name.
     """
     name = getattr(cls, "name", None)
-    known = COMMUNICATORS.get(name, cls) if isinstance(name, str) else None
+    known = _MAKERS.get(name, cls) if isinstance(name, str) else None
     methods = all(hasattr(cls, each) for each in ("prepare", "connect", "close"))
     if not methods or not is_same_class(known, cls):
         raise ConfigError(
@@ -556,13 +563,15 @@ def register(cls: MakerType) -> MakerType:
             expected="a class with prepare, connect and close, and a name that no other one has",
             hint="its docstring: sparkdl.collective.communicator.Connector",
         )  # fmt: skip
-    COMMUNICATORS[str(name)] = cls
+    if name not in _MAKERS:
+        COMMUNICATORS.append(str(name))
+    _MAKERS[str(name)] = cls
     return cls
 
 
 def maker_of(name: str) -> str | Maker:
-    """What a worker makes a communicator of: the name, or the class that was registered here."""
-    made = COMMUNICATORS.get(name, name)
+    """The name of a communicator, or the class that was registered: workers make theirs of it."""
+    made = _MAKERS.get(name, name)
     return name if isinstance(made, str) else made
 
 
@@ -580,10 +589,9 @@ def make_communicator(
     Raises:
         UnknownNameError: No communicator has this name.
     """
-    known = {**COMMUNICATORS, "solo": "sparkdl.collective.current:SoloConnector"}
-    if isinstance(name, str) and name not in known:
-        raise UnknownNameError("communicator", name, sorted(known))
-    maker = known[name] if isinstance(name, str) else name
+    if isinstance(name, str) and name not in _MAKERS:
+        raise UnknownNameError("communicator", name, sorted(_MAKERS))
+    maker = _MAKERS[name] if isinstance(name, str) else name
     if isinstance(maker, str):
         module, _, attribute = maker.partition(":")
         maker = getattr(importlib.import_module(module), attribute)

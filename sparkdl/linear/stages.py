@@ -33,8 +33,7 @@ from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.function import as_rows, column_function
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, param, taking
-from sparkdl.spark.ml.training import check_thresholds
+from sparkdl.spark.ml.stage import ParamSpec, Stage, check_thresholds, has_params, param, taking
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame

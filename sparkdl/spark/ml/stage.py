@@ -296,6 +296,24 @@ def class_weights(value: object) -> dict[int, float]:
     return weights
 
 
+def check_thresholds(thresholds: list[float] | None, num_classes: int) -> tuple[float, ...]:
+    """Spark's rules for ``thresholds``; an empty tuple for none.
+
+    Raises:
+        ConfigError: Another number of them than classes, a negative one, or two that are 0.
+    """
+    if thresholds is None:
+        return ()
+    wrong = len(thresholds) != num_classes or min(thresholds) < 0
+    if wrong or sum(t == 0 for t in thresholds) > 1:
+        raise ConfigError(
+            "thresholds do not fit the classes",
+            expected=f"{num_classes} numbers >= 0, one per class, at most one of them 0",
+            received=str(thresholds),
+        )
+    return tuple(thresholds)
+
+
 _RULE = partial(plain, (str, dict), "a name, or a dict {'name': ..., option: value}")
 
 MODEL_PARAMS = (

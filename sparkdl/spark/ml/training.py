@@ -113,24 +113,6 @@ def check_labels(schema: Any, label: Any, num_classes: int) -> None:
         )
 
 
-def check_thresholds(thresholds: list[float] | None, num_classes: int) -> tuple[float, ...]:
-    """Spark's rules for ``thresholds``; an empty tuple for none.
-
-    Raises:
-        ConfigError: Another number of them than classes, a negative one, or two that are 0.
-    """
-    if thresholds is None:
-        return ()
-    wrong = len(thresholds) != num_classes or min(thresholds) < 0
-    if wrong or sum(t == 0 for t in thresholds) > 1:
-        raise ConfigError(
-            "thresholds do not fit the classes",
-            expected=f"{num_classes} numbers >= 0, one per class, at most one of them 0",
-            received=str(thresholds),
-        )
-    return tuple(thresholds)
-
-
 E = TypeVar("E", bound="TrainingStage")
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
+from sparkdl.collective import communicator
 from sparkdl.collective.builtin import BuiltinConnector
 from sparkdl.collective.communicator import maker_of, register
 from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
@@ -132,7 +133,8 @@ def test_a_communicator_of_ones_own_has_a_name_and_travels_as_its_class() -> Non
         maker = maker_of(config.communicator)
         sent = cloudpickle.dumps(AllReduceStrategy(b"t" * 16, LAYOUT, maker))
     finally:
-        del COMMUNICATORS["counted"]  # as on an executor, where nobody has registered it
+        COMMUNICATORS.remove("counted")  # as on an executor, where nobody has registered it
+        del communicator._MAKERS["counted"]
     with contextlib.closing(pickle.loads(sent).connector(0)) as connector:
         assert type(connector) is Counted
     with pytest.raises(UnknownNameError, match="counted"):
