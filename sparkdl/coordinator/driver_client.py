@@ -34,11 +34,10 @@ class DriverClient(Closing):
         opener: Opener,
         limits: FrameLimits | None = None,
         *,
-        timeouts: Timeouts | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.limits = FrameLimits() if limits is None else limits
-        timeouts = timeouts or Timeouts()
+        timeouts = Timeouts()
         self._connection = Connection(
             opener, self.limits, timeouts, buffered=True, name="the driver", check=check
         )
@@ -120,7 +119,6 @@ def open_driver(
     limits: FrameLimits | None = None,
     *,
     mode: str = "auto",
-    timeouts: Timeouts | None = None,
     check: Callable[[], None] | None = None,
 ) -> DriverClient:
     """Connects the driver; arguments as in :class:`DriverClient` and ``open_session``.
@@ -129,9 +127,8 @@ def open_driver(
         TransportError: No way leads to the server; says what was tried.
         AuthenticationError: The server refused the token.
     """
-    timeouts = timeouts or Timeouts()
-    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, timeouts)
-    return DriverClient(openers, limits, timeouts=timeouts, check=check)
+    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, Timeouts())
+    return DriverClient(openers, limits, check=check)
 
 
 def _body(reply: Message) -> ByteArray:
