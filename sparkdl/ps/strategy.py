@@ -101,30 +101,6 @@ def _beside_weights(learner: SharedLearner, epoch: int) -> RunState:
     return RunState(epoch, optimizer=learner.optimizer.state(), carried=learner.carried_state())
 
 
-def way_of(
-    rule: Rule,
-    client: Client,
-    layout: Layout,
-    check: FiniteCheck,
-    *,
-    overlap: bool | None = None,
-    at_once: int = 0,
-    with_tables: bool = False,
-) -> Way:
-    """How workers of ``rule`` exchange; the arguments are those of :class:`WindowSynchronizer`."""
-    if rule.payload == "delta":
-        return WindowSynchronizer(
-            rule, client, layout, overlap=overlap, check=check, at_once=at_once,
-            with_tables=with_tables,
-        )  # fmt: skip
-    if rule.blocking:
-        # A rule of a user's own sees the whole gradient.
-        return RoundSynchronizer(
-            client, layout, check, takes_slices=rule.replies_mean, with_tables=with_tables
-        )
-    return ServerGradientSynchronizer(client, layout, check)
-
-
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.training.syncing.Synchronizer`.
 
@@ -150,10 +126,19 @@ class ServerSynchronizer:
         self._rule, self._client, self._session = rule, client, client.session
         if overlap is None and self.transport == "shm":
             overlap = False  # no network to hide: an exchange costs the processors that train
-        self._way = way_of(
-            rule, client, layout, self._check, overlap=overlap, at_once=at_once,
-            with_tables=with_tables,
-        )  # fmt: skip
+        self._way: Way
+        if rule.payload == "delta":
+            self._way = WindowSynchronizer(
+                rule, client, layout, overlap=overlap, check=self._check, at_once=at_once,
+                with_tables=with_tables,
+            )  # fmt: skip
+        elif rule.blocking:  # a rule of a user's own sees the whole gradient
+            slices = rule.replies_mean
+            self._way = RoundSynchronizer(
+                client, layout, self._check, takes_slices=slices, with_tables=with_tables
+            )
+        else:
+            self._way = ServerGradientSynchronizer(client, layout, self._check)
         self._epoch = -1
         self._epoch_rows = 0
         self._orders = Orders()
