@@ -202,9 +202,7 @@ def train_stage(
         with interrupts.keeping(), interrupts.CleanStack() as stack:
             ranks = stack.begin(launcher.launch(task))
             try:
-                if (
-                    monitor.epochs_done > task.settings.first_epoch
-                ):  # the callbacks of these have run
+                if monitor.epochs_done > task.settings.first_epoch:  # whose callbacks have run
                     run.command(Command(release=monitor.epochs_done - 1))
                 stopped = _watch(ranks, run, monitor, on_epoch)
                 results = _results(ranks, run, barrier)
