@@ -102,7 +102,8 @@ def _compared(
     model: keras.Model, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
 ) -> _Rebuilt:
     """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
-    with_values = _size_bytes(model) <= LARGE_BYTES
+    sizes = (4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
+    with_values = sum(sizes) <= LARGE_BYTES
     made = load(with_values)
     kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
     if kinds != others and not with_values:
@@ -134,10 +135,6 @@ def _places(kinds: list[str], others: list[str]) -> tuple[int | None, ...]:
     for block in SequenceMatcher(None, others, kinds, False).get_matching_blocks():
         found |= {block.a + i: block.b + i for i in range(block.size)}
     return tuple(found.get(number) for number in range(len(others)))
-
-
-def _size_bytes(model: keras.Model) -> int:
-    return sum(4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
 
 
 def _lossy(model: keras.Model, copy: keras.Model) -> frozenset[str]:

@@ -306,11 +306,7 @@ def _can_have_loss(model: keras.Model) -> bool:
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
-    return _is_own(model) or layers_can_add_loss(model)
-
-
-def _is_own(model: keras.Model) -> bool:
-    return not type(model).__module__.startswith("keras.")
+    return not type(model).__module__.startswith("keras.") or layers_can_add_loss(model)
 
 
 def share_in(factors: Any, overwritten: Sequence[keras.Variable]) -> Any:
