@@ -234,11 +234,8 @@ class FitMonitor:
             return None
         now = self._clock()
         self._recent.look(now, progress.rows)
-        if (
-            progress.joined != self._workers
-            and not self._batches
-            and self.epochs_done < self._epochs
-        ):
+        goes_on = self.epochs_done < self._epochs
+        if progress.joined != self._workers and not self._batches and goes_on:
             self._workers = progress.joined
             self._tell(events.WorkersJoined(self.epochs_done, progress.joined))
         if progress.awaited != self._awaited and goes_on:

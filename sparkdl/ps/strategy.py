@@ -141,7 +141,8 @@ class ServerSynchronizer:
             self._way = ServerGradientSynchronizer(client, layout, self._check)
         self._epoch = -1
         self._epoch_rows = 0
-        self._orders = Orders()
+        self.orders = Orders()
+        """The orders that the server has told of last."""
         self._changes_due = 0
         self._changes_taken = 0
 
@@ -216,7 +217,7 @@ class ServerSynchronizer:
     def _take_orders(self) -> None:
         """From now on the loop is told what the server has told last."""
         session = self._session
-        self._orders = Orders(session.stopped, session.learning_rate)
+        self.orders = Orders(session.stopped, session.learning_rate)
         self._changes_due = session.changes
 
     def take_changes(self, learner: SharedLearner) -> None:
@@ -272,11 +273,6 @@ class ServerSynchronizer:
         """Whether an exchange may happen inside a compiled call: no worker waits for this one, and
         the exchange changes the weights only."""
         return self._way.cuts_stacks
-
-    @property
-    def orders(self) -> Orders:
-        """The orders that the server has told of last."""
-        return self._orders
 
     @property
     def bytes_sent(self) -> int:
