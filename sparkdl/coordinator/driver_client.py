@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
@@ -51,7 +49,7 @@ class DriverClient(Closing):
         Epochs before ``since_epoch`` are forgotten at the coordinator.
         """
         reply = self.request(Message(CoordinatorKind.STATUS, epoch=since_epoch))
-        return Status.from_wire(reply.meta, _body(reply))
+        return Status.from_wire(reply.meta, reply.content)
 
     def control(
         self,
@@ -96,7 +94,7 @@ class DriverClient(Closing):
         taken: list[tuple[int, str]] = []
         while True:
             reply = self.request(Message(CoordinatorKind.TAKE_LINES))
-            lines = unpack_lines(_body(reply))
+            lines = unpack_lines(reply.content)
             if not lines:
                 return taken
             taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=True)]
@@ -129,10 +127,6 @@ def open_driver(
     """
     openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, Timeouts())
     return DriverClient(openers, limits, check=check)
-
-
-def _body(reply: Message) -> ByteArray:
-    return np.empty(0, np.uint8) if reply.body is None else reply.body
 
 
 class CoordinatorHost(Closing):

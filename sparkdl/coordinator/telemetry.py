@@ -229,7 +229,7 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
 def report_of(message: Message) -> EpochReport:
     """The counterpart of :func:`report_message`."""
     meta = message.meta
-    body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
+    body = message.content
     counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
     whole = all(map(is_count, counts))
     if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
@@ -406,7 +406,7 @@ class LogLines:
         self._chars = 0
 
     def put(self, message: Message) -> None:
-        body = np.empty(0, np.uint8) if message.body is None else message.body
+        body = message.content
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
                 "a LOG frame is too large", expected=f"at most {MAX_LINES_BYTES} bytes of text",

@@ -80,7 +80,7 @@ class Coder:
         if not reply.flags & Flag.ENCODED:
             self._held, self.version = flat.copy(), 0
             return
-        body = np.empty(0, np.uint8) if reply.body is None else reply.body.copy()
+        body = reply.content.copy()
         if not reply.flags & Flag.CHANGE:
             if reply.rows:
                 replies.decode(body, flat)

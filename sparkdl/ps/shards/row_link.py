@@ -98,8 +98,7 @@ class RowLink(Closing):
                 sent = ids[part].view(np.uint8)
                 message = Message(StoreKind.ROWS_PULL, total=sent.size, meta=dict(meta))
                 reply = self._request(shard, message, sent)
-                body = np.empty(0, np.uint8) if reply.body is None else reply.body
-                rows[part] = body.view(np.float32).reshape(len(part), -1)
+                rows[part] = reply.content.view(np.float32).reshape(len(part), -1)
                 if clocks[shard] == NO_CLOCK:
                     clocks[shard] = int(reply.meta["clock"])
 
@@ -139,9 +138,8 @@ class RowLink(Closing):
                 )  # fmt: skip
                 reply = self._request(shard, message, body)
                 again[shard] |= Flag.DUPLICATE in reply.flags
-                came = np.empty(0, np.uint8) if reply.body is None else reply.body
-                told_back = reply.meta.get("parts")
-                found = unpack_reply(told_back, came, [p for _, p in pieces], self._dims)
+                told_back, sent = reply.meta.get("parts"), [p for _, p in pieces]
+                found = unpack_reply(told_back, reply.content, sent, self._dims)
                 for (number, _), answer in zip(pieces, found, strict=True):
                     back[shard][number].append(answer)
 
