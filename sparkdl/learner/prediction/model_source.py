@@ -21,7 +21,13 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+    unbuilt,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -220,11 +226,7 @@ def _require_built(model: keras.Model) -> None:
             received=f"{type(model).__module__}.{type(model).__qualname__}",
         )
     if not model.built:
-        raise ModelError(
-            f"model {model.name!r} has no variables yet", expected="a built model",
-            received="an unbuilt one",
-            hint="start it with keras.Input(shape), or call it once on an example batch",
-        )  # fmt: skip
+        raise unbuilt(model)
 
 
 def _digest(archive: ModelArchive, model: keras.Model) -> str:

@@ -442,9 +442,7 @@ def _shown_step(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any
 
     def shown(data: object) -> Any:
         logs = step(data)
-        for value in shown_values(model):
-            if isinstance(logs, dict) and value.name in logs:
-                value.update_state(logs[value.name], _rows(data))
+        _show(model, logs, data)
         return logs
 
     return shown
@@ -490,13 +488,17 @@ def _stateless_shown_step(
         logs, after = step(state, data)
         pairs = list(zip(model.metrics_variables, after[metrics_at], strict=True))
         with keras.StatelessScope(state_mapping=pairs) as scope:
-            for value in shown_values(model):
-                if isinstance(logs, dict) and value.name in logs:
-                    value.update_state(logs[value.name], _rows(data))
+            _show(model, logs, data)
         metrics = [scope.get_current_value(variable) for variable, _ in pairs]
         return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
 
     return shown
+
+
+def _show(model: keras.Model, logs: object, data: object) -> None:
+    for value in shown_values(model):
+        if isinstance(logs, dict) and value.name in logs:
+            value.update_state(logs[value.name], _rows(data))
 
 
 def _tracker(model: keras.Model) -> Any:

@@ -22,9 +22,7 @@ from sparkdl.weights import FloatArray, Layout
 class ParameterStore(Store, abc.ABC):
     """Weights that all workers share, changed by a rule; a store of a coordinator.
 
-    A commit is applied from its connection's buffer. A reply reads the center itself; only if a
-    commit changes the center meanwhile is the unread rest copied, into that same buffer. So replies
-    are consistent, and memory stays at center + rule state + one buffer each.
+    How commits are read and pulls are answered without copies: :class:`CenterReplies`.
 
     Args:
         center: Initial weights; taken over, not copied.
