@@ -87,14 +87,18 @@ class FunctionTask(RaisingTask):
     feed: FeedSettings | None = None
     stream: StreamSettings | None = None
 
+    def opened_session(self, rank: RankContext) -> Session | None:
+        """The rank's session with the coordinator; None where there is none."""
+        try:
+            return None if self.endpoint is None else open_rank_session(self.endpoint, rank)
+        except DriverUnreachableError as error:
+            raise RankFailure(Failure.of(rank.rank, error)) from error
+
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = None if self.feed is None else self.feed.read(batches, rank.rank)
         for _ in batches:
             pass
-        try:
-            session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
-        except DriverUnreachableError as error:
-            raise RankFailure(Failure.of(rank.rank, error)) from error
+        session = self.opened_session(rank)
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
