@@ -204,7 +204,7 @@ class StreamServer:
 
     def _answer(self, connection: socket.socket, number: int, reply: Message) -> None:
         try:
-            send_frame(connection, reply, self._dispatcher.limits)
+            self._send(connection, number, reply)
         except ProtocolError as error:  # it cannot be encoded; nothing of it was sent
             self._refuse(connection, error)
 
@@ -215,3 +215,6 @@ class StreamServer:
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service
         return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
+
+    def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
+        send_frame(connection, reply, self._dispatcher.limits)
