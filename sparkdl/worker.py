@@ -187,7 +187,7 @@ class _Loop(Generic[L]):
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
         source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
         first_batch = batches_done
-        self.learner.draws.mark()
+        self.learner.draws.mark(self.settings.seed, epoch, first_batch)
         with closing(source):
             for stack in source:
                 stacks += 1
