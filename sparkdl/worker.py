@@ -311,12 +311,9 @@ class _Loop(Generic[L]):
             batches: Batches since the last call. One whose scaled loss overflows is no step.
         """
         if self._follows_schedule:
-            own = (
-                self.learner.optimizer.step - self.counted_step
-                if self.learner.optimizer.scales_loss
-                else batches
-            )
-            self.own_steps += own
+            if self.learner.optimizer.scales_loss:
+                batches = self.learner.optimizer.step - self.counted_step
+            self.own_steps += batches
             self.counted_step = self.first_step + self.own_steps * self.num_workers
             self.learner.optimizer.set_step(self.counted_step)
 
