@@ -64,7 +64,7 @@ class SeedStreams:
         self._marked: list[Array] = []
         self._place: list[int] = []
         self.number: int | None = None
-        """Of the present step, for a generator that is no part of the model; see begin_step."""
+        """A number of the present step, for a generator that is no part of the model."""
 
     def loaded(self) -> None:
         """The model was loaded: its seeds are those of the driver."""
