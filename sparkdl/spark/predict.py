@@ -106,7 +106,9 @@ def predict(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
-    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
+    source = open_model(
+        model, require_objects(custom_objects), safe_mode=safe_mode, decoder=decoder
+    )
     inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
 

@@ -26,6 +26,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import names_of_data, plain_config
+from sparkdl.learner.preprocessing import give_space, space_of
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
@@ -184,8 +185,11 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
             model, error, "a layer that several other layers hold is made once by __init__ of a "
             "class of your own, or by get_config and from_config"
         ) from error  # fmt: skip
-    key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
-    return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
+    given, key = space_of(model), archive.key
+    space = None if given is None else archive_of_bytes(_save_bytes(given, objects), objects)
+    key = hashlib.sha256((key + (space.key if space else "")).encode() + settings.key).hexdigest()
+    beside = replace(BesideFile.of(settings, values), space=space)
+    return replace(archive, key=key, beside=beside.to_bytes())
 
 
 def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
@@ -309,10 +313,12 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
                 return load_model_file(path, objects, compiled=compiled)
             with beside.settings.globals.set():
                 model = load_model_file(path, objects, compiled=compiled)
-        with making_models:
-            beside.give_settings(model, objects)
-            beside.give_values(model)
-        return model
+            with making_models:
+                give_space(model, beside.space and decode_model(beside.space))
+                if beside.give_settings(model, objects):
+                    model.load_weights(path)
+                beside.give_values(model)
+            return model
     except Exception as error:
         missing = _missing_object(error)
         if missing is None:
@@ -441,7 +447,9 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     if archive.beside:
         from sparkdl.learner.archives.unsaved_settings import BesideFile
 
-        BesideFile.from_bytes(archive.beside).give_values(model)
+        beside = BesideFile.from_bytes(archive.beside)
+        give_space(model, beside.space and decode_model(beside.space))
+        beside.give_values(model)
 
 
 def model_bytes(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> bytes:

@@ -15,13 +15,13 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
 
+from sparkdl.errors import ModelError
 from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.archives.value_forms import (
     UNKNOWN,
@@ -34,8 +34,17 @@ from sparkdl.learner.archives.value_forms import (
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import paired, variables_by_name
+from sparkdl.learner.state.model_weights import (
+    Orders,
+    attributes_of_keras,
+    held_in_order,
+    orders_of,
+)
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.process import payload
+
+if TYPE_CHECKING:
+    from sparkdl.learner.archives.archive import ModelArchive
 
 T = TypeVar("T")
 Attributes = dict[int, dict[str, Any]]
@@ -111,8 +120,7 @@ class UnsavedSettings:
         scales_loss: Whether the optimizer is in a ``LossScaleOptimizer``.
         stepped: The numbers of the variables that the optimizer knows.
         decays: Whether weight decay applies to each of them.
-        orders: The names of each part's own variables that are trained, and of those that are not,
-            in its order: a layer that was quantized has another one than a loaded layer.
+        orders: The order of what each layer holds, see :func:`orders_of`.
         rows: Settings of the preprocessor, of which KerasHub's do not tell all (lengths).
         attributes: What else differs from a model that is made from the configuration.
     """
@@ -128,7 +136,7 @@ class UnsavedSettings:
     scales_loss: bool
     stepped: list[int] | None
     decays: list[bool]
-    orders: list[list[str]]
+    orders: Orders
     rows: dict[str, Any]
     attributes: Attributes = field(default_factory=dict)
 
@@ -155,7 +163,7 @@ class UnsavedSettings:
             optimizer is not None and innermost_optimizer(model) is not optimizer,
             stepped,
             decays,
-            [[v.name for v in own] for own in _own_variables(model)],
+            orders_of(model),
             _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip
 
@@ -169,17 +177,16 @@ class UnsavedSettings:
         if list(places) == list(range(len(self.policies))):
             return self
 
-        def moved(of_parts: Sequence[T], count: int = 1) -> list[Any]:
-            found: list[Any] = []
-            for place in places:
-                none: list[Any] = [[]] * count if count > 1 else [None]
-                found += none if place is None else of_parts[place * count : (place + 1) * count]
-            return found
+        def moved(of_parts: Sequence[T]) -> list[Any]:
+            return [None if place is None else of_parts[place] for place in places]
 
         return replace(
-            self, policies=moved(self.policies), remat=moved(self.remat),
-            adapters=moved(self.adapters), learns=moved(self.learns), orders=moved(self.orders, 2),
-        )  # fmt: skip
+            self,
+            policies=moved(self.policies),
+            remat=moved(self.remat),
+            adapters=moved(self.adapters),
+            learns=moved(self.learns),
+        )
 
     def give_adapters(self, model: keras.Model) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
@@ -192,19 +199,51 @@ class UnsavedSettings:
         return changed
 
     def put_in_order(self, model: keras.Model) -> bool:
-        """Puts the variables of a loaded model in order; False if they are."""
+        """Puts layers, variables, seeds and metrics of a loaded model in order; False if they are.
+
+        A layer that was quantized, a head that was replaced, layers made of a set or when they were
+        first called come in another order from a file, or in another process.
+        """
         changed = False
-        for own, names in zip(_own_variables(model), self.orders, strict=False):
-            mine = [v.name for v in own]
-            if mine != names and sorted(mine) == sorted(names) and len(set(names)) == len(names):
-                own.sort(key=lambda v, names=names: names.index(v.name))  # type: ignore[misc]
-                changed = True
+        for place, held, names in held_in_order(model):
+            wanted = self.orders.get(place, names)
+            if names == wanted or sorted(names) != sorted(wanted):
+                continue
+            changed = True
+            if isinstance(held, dict):
+                pairs = dict(zip(names, list(held.items()), strict=True))
+                dict.clear(held)  # without Keras, which notes what goes and what comes
+                for name in wanted:
+                    dict.__setitem__(held, *pairs[name])
+            else:
+                pairs = dict(zip(names, list(held), strict=True))
+                held[:] = [pairs[name] for name in wanted]
         return changed
 
-    def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
-        """Gives a model that was just loaded these settings."""
-        self.give_adapters(model)
-        self.put_in_order(model)
+    def odd_place(self, model: keras.Model) -> str:
+        """The first layer, variable or seed that is at another place in a model, in words."""
+        found = orders_of(model)
+        for place, wanted in self.orders.items():
+            names = found.get(place, [])
+            if names != wanted and not place.endswith("_metrics"):
+                its = sorted({*names} - {*wanted}) or "nothing"
+                mine = sorted({*wanted} - {*names}) or "nothing"
+                return f"{its} in place of {mine}, in {place}"
+        return ""
+
+    def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> bool:
+        """Gives a model that was just loaded these settings; True if what it holds has changed
+        places, so that the file must be read again."""
+        changed = self.put_in_order(model)
+        if self.give_adapters(model):
+            self.put_in_order(model)
+        if odd := self.odd_place(model):
+            raise ModelError(
+                f"model {model.name!r} is made otherwise here than on the driver",
+                expected="the same layers and variables",
+                received=odd,
+                hint="what the constructor and build make must not depend on the process",
+            )
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
             if learns is not None:
                 layer._trainable = learns  # alone: its setter changes the layers within, too
@@ -227,6 +266,7 @@ class UnsavedSettings:
                 setattr(before, name, self.rows[name])
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
+        return changed
 
     def _apply_to_optimizer(self, model: keras.Model, stepped: list[int]) -> None:
         optimizer = model.optimizer
@@ -276,11 +316,6 @@ def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
-
-
-def _own_variables(model: keras.Model) -> Iterator[list[Any]]:
-    for layer in parts_of(model):
-        yield from (layer._trainable_variables, layer._non_trainable_variables)
 
 
 def _policies(model: keras.Model) -> Iterator[Any]:
@@ -449,20 +484,9 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 def _is_inner(name: str, kind: type) -> bool:
     if name in _SETTINGS:
         return False
-    if name.startswith("__") or name in _attributes_of_keras():
+    if name.startswith("__") or name in attributes_of_keras():
         return name.startswith("_")
     return name.startswith("_") and comes_with_keras(kind)
-
-
-@cache
-def _attributes_of_keras() -> frozenset[str]:
-    model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
-    model.compile("sgd", "mse", metrics=["mae"])
-    things = (
-        keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
-        keras.optimizers.SGD(),
-    )  # fmt: skip
-    return frozenset(name for thing in things for name in vars(thing))
 
 
 @dataclass(frozen=True)
@@ -472,10 +496,12 @@ class BesideFile:
     Args:
         settings: Those that no configuration has.
         values: Of variables by name, packed.
+        space: The ``FeatureSpace`` that makes the model's inputs of rows.
     """
 
     settings: UnsavedSettings
     values: bytes
+    space: ModelArchive | None = None
 
     @classmethod
     def of(cls, settings: UnsavedSettings, values: Mapping[str, np.ndarray]) -> BesideFile:
@@ -492,10 +518,12 @@ class BesideFile:
         found: BesideFile = payload.load(content)
         return found
 
-    def give_settings(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
-        """Gives the settings to a model that was just loaded."""
-        self.settings.apply(model, custom_objects)
+    def give_settings(self, model: keras.Model, custom_objects: dict[str, Any]) -> bool:
+        """Gives the settings to a model that was just loaded; True if the file must be read again,
+        now that the model's variables are in the driver's order."""
+        changed = self.settings.apply(model, custom_objects)
         give_attributes(model, self.settings.attributes)
+        return changed
 
     def give_values(self, model: keras.Model) -> None:
         """Sets the variables whose values are not those of the file; without compile settings

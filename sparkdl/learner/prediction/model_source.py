@@ -21,6 +21,7 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.preprocessing import give_space, space_in, space_of
 from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
 
 if TYPE_CHECKING:
@@ -47,8 +48,9 @@ class ModelSource(Protocol):
 
 
 def open_model(
-    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
-) -> ModelSource:
+    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True,
+    decoder: object = None,
+) -> ModelSource:  # fmt: skip
     """A model to predict with.
 
     Args:
@@ -57,12 +59,15 @@ def open_model(
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a ``.keras`` or HDF5 file. A SavedModel is
             a program in any case.
+        decoder: May have the model's ``FeatureSpace``.
 
     Raises:
         ModelError: No built model, or a file that holds none.
         ResourceError: The path cannot be read.
     """
     if not isinstance(model, (str, os.PathLike)):
+        if space_in(decoder) is not None:
+            give_space(model, decoder)
         return KerasSource(model, custom_objects)
     path = os.fspath(model)
     if path.endswith((".keras", *HDF5)):
@@ -70,6 +75,7 @@ def open_model(
         loaded = model_from_bytes(
             content, custom_objects, safe_mode=safe_mode, path=path, compiled=False
         )
+        give_space(loaded, decoder)
         loss = _saved_loss(content) if path.endswith(".keras") else None
         return KerasSource(loaded, custom_objects, loss)
     if storage.exists(f"{path.rstrip('/')}/saved_model.pb"):
@@ -111,6 +117,8 @@ class KerasSource:
         forward = forward_model(model, whole, chosen, layers)
         if forward is model:
             chosen = list(whole.outputs)
+        else:
+            give_space(forward, space_of(model))
         specs = {name: whole.outputs[name] for name in chosen}
         if layers:
             found = list(model_signature(forward).outputs.values())
@@ -130,7 +138,9 @@ class KerasSource:
         )  # fmt: skip
 
     def predict(self, x: object, batch_size: int) -> Any:
-        return self._model.predict(x, batch_size=batch_size, verbose=0)
+        space = space_of(self._model)
+        given = x if space is None else space(x)
+        return self._model.predict(given, batch_size=batch_size, verbose=0)
 
 
 @contextlib.contextmanager

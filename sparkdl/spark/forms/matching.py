@@ -6,7 +6,7 @@ Runs on the driver, before a job starts: all that a schema can say is checked he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder
+from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder, space_in
 from sparkdl.learner.signature import AS_GIVEN, LABEL, Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
@@ -87,7 +87,10 @@ def make_spec(
         ConfigError: ``pad`` has no effect.
     """
     if signature.preprocessing is not None:
-        features = _rows(schema, features)
+        features = _rows(schema, features, signature.preprocessing.columns)
+    if space_in(decoder) is not None:
+        rest = decoder.items() if isinstance(decoder, Mapping) else ()
+        decoder = {name: made for name, made in rest if name != "features"}
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
@@ -164,7 +167,10 @@ def make_spec(
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
-def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
+def _rows(schema: T.StructType, features: InputColumns, known: Sequence[str]) -> InputColumns:
+    if known and not isinstance(features, Mapping):
+        given = known if features == "features" else _names(features, "features")
+        return {name: name for name in given}
     if isinstance(features, (str, Mapping, Column)) or not isinstance(features, Iterable):
         return features
     names = list(features)
