@@ -150,12 +150,6 @@ class Preprocessing:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "model": None}
 
-    @property
-    def columns(self) -> list[str]:
-        """The names of what a row has, where they are known: in a ``FeatureSpace``."""
-        space = space_of(self.model)
-        return [] if space is None else list(space.features)
-
     def stack(self, stack: BatchStack) -> BatchStack:
         """One batch of rows, as a stack of one, as the model's steps take it.
 

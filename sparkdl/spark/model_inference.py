@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -302,7 +303,7 @@ class ModelInference(ModelSettings):
         compile_parts.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
-        columns = self._columns_of(features, label, sample_weight, group)
+        columns = replace(self._columns_of(features, label, sample_weight), group=group)
         with removes_tables():
             form = form_of(data)
             arrays = form.arrays(signature, columns) if group is None else None
@@ -383,14 +384,11 @@ class ModelInference(ModelSettings):
     def _batch_size(self, batch_size: int | None) -> int:
         return self.batch_size if batch_size is None else require_int("batch_size", batch_size, 1)
 
-    def _columns_of(
-        self, features: Any, label: Any, sample_weight: Any, group: Any = None
-    ) -> Columns:
+    def _columns_of(self, features: Any, label: Any, sample_weight: Any) -> Columns:
         """The columns that the user names, and those of the last fit for what is None."""
         return Columns(
             self._columns.features if features is None else features,
             self._columns.label if label is None else label, sample_weight, self.decoder, self.pad,
-            group,
         )  # fmt: skip
 
 

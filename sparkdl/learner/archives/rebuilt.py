@@ -39,7 +39,7 @@ from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numb
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import untrusted_values, values_of, variables_by_name
-from sparkdl.learner.state.model_weights import IN_SET, Orders, orders_of
+from sparkdl.learner.state.model_weights import Orders, orders_of
 from sparkdl.learner.structure import arrange_inputs
 
 LARGE_BYTES = 32 << 20
@@ -105,7 +105,6 @@ def _compared(
     model: keras.Model, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
 ) -> _Rebuilt:
     """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
-    _refuse_sets(model, settings.orders)
     for with_values in (True,) if _size_bytes(model) <= LARGE_BYTES else (False, True):
         made = load(with_values)
         reordered = settings.put_in_order(made)
@@ -131,18 +130,6 @@ def _compared(
         give_attributes(made, _differences(model, known))
         _require_same_outputs(model, made, kinds, others)
     return known
-
-
-def _refuse_sets(model: keras.Model, orders: Orders) -> None:
-    """Refuses a model with a set of layers or variables, whose order is another in each process."""
-    for names in orders.values():
-        several = next((name for name in names if f"{IN_SET} " in name), None)
-        if several is not None:
-            raise _refusal(
-                model, "layers and variables in the same order",
-                f"attribute {several.split(IN_SET)[0]!r}, a set of several of them",
-                "hold them in a list or a dict: a set has another order in each process",
-            )  # fmt: skip
 
 
 def _places(kinds: list[str], others: list[str]) -> tuple[int | None, ...]:

@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
 
 from sparkdl.errors import ModelError
-from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.archives.value_forms import (
     UNKNOWN,
     form_of,
@@ -46,7 +45,6 @@ from sparkdl.process import payload
 if TYPE_CHECKING:
     from sparkdl.learner.archives.archive import ModelArchive
 
-T = TypeVar("T")
 Attributes = dict[int, dict[str, Any]]
 """Number of a part of the model -> attribute -> value."""
 
@@ -82,11 +80,6 @@ class GlobalSettings:
         finally:
             before._apply()
             state.set_global_attribute("dtype_policy", policy)
-
-    def within(self, function: Callable[[], T]) -> T:
-        """Calls ``function`` with these settings; returns its result."""
-        with self.set():
-            return function()
 
     def _apply(self) -> None:
         keras.config.set_floatx(self.floatx)
@@ -144,13 +137,14 @@ class UnsavedSettings:
     def of(cls, model: keras.Model) -> UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
+        parts = parts_of(model)
         stepped, decays = _stepped(variables, optimizer)
         return cls(
             GlobalSettings.now(),
-            [keras.dtype_policies.serialize(p) if p else None for p in _policies(model)],
-            [_remat(layer) for layer in parts_of(model)],
-            [_adapters(layer) for layer in parts_of(model)],
-            [bool(layer._trainable) for layer in parts_of(model)],
+            [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
+            [_remat(layer) for layer in parts],
+            [_adapters(layer) for layer in parts],
+            [bool(layer._trainable) for layer in parts],
             [bool(v.trainable) for v in variables],
             {
                 i: keras.regularizers.serialize(v.regularizer)
@@ -177,16 +171,10 @@ class UnsavedSettings:
         if list(places) == list(range(len(self.policies))):
             return self
 
-        def moved(of_parts: Sequence[T]) -> list[Any]:
-            return [None if place is None else of_parts[place] for place in places]
-
-        return replace(
-            self,
-            policies=moved(self.policies),
-            remat=moved(self.remat),
-            adapters=moved(self.adapters),
-            learns=moved(self.learns),
-        )
+        of_parts = {n: vars(self)[n] for n in ("policies", "remat", "adapters", "learns")}
+        moved: dict[str, Any]
+        moved = {n: [None if p is None else of[p] for p in places] for n, of in of_parts.items()}
+        return replace(self, **moved)
 
     def give_adapters(self, model: keras.Model) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
@@ -201,8 +189,7 @@ class UnsavedSettings:
     def put_in_order(self, model: keras.Model) -> bool:
         """Puts layers, variables, seeds and metrics of a loaded model in order; False if they are.
 
-        A layer that was quantized, a head that was replaced, layers made of a set or when they were
-        first called come in another order from a file, or in another process.
+        A layer that was quantized, a head that was replaced, layers named by a set have another.
         """
         changed = False
         for place, held, names in held_in_order(model):
@@ -210,14 +197,14 @@ class UnsavedSettings:
             if names == wanted or sorted(names) != sorted(wanted):
                 continue
             changed = True
+            numbers = [names.index(name) for name in wanted]
             if isinstance(held, dict):
-                pairs = dict(zip(names, list(held.items()), strict=True))
+                pairs = list(held.items())
                 dict.clear(held)  # without Keras, which notes what goes and what comes
-                for name in wanted:
-                    dict.__setitem__(held, *pairs[name])
+                for number in numbers:
+                    dict.__setitem__(held, *pairs[number])
             else:
-                pairs = dict(zip(names, list(held), strict=True))
-                held[:] = [pairs[name] for name in wanted]
+                held[:] = [held[number] for number in numbers]
         return changed
 
     def odd_place(self, model: keras.Model) -> str:
@@ -232,18 +219,23 @@ class UnsavedSettings:
         return ""
 
     def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> bool:
-        """Gives a model that was just loaded these settings; True if what it holds has changed
-        places, so that the file must be read again."""
+        """Gives a model that was just loaded these settings.
+
+        Returns:
+            Whether what it holds has changed places, so that the file must be read again.
+
+        Raises:
+            ModelError: It holds other things than these settings are of.
+        """
         changed = self.put_in_order(model)
         if self.give_adapters(model):
             self.put_in_order(model)
         if odd := self.odd_place(model):
             raise ModelError(
                 f"model {model.name!r} is made otherwise here than on the driver",
-                expected="the same layers and variables",
-                received=odd,
+                expected="the same layers and variables", received=odd,
                 hint="what the constructor and build make must not depend on the process",
-            )
+            )  # fmt: skip
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
             if learns is not None:
                 layer._trainable = learns  # alone: its setter changes the layers within, too
@@ -266,6 +258,7 @@ class UnsavedSettings:
                 setattr(before, name, self.rows[name])
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
+        give_attributes(model, self.attributes)
         return changed
 
     def _apply_to_optimizer(self, model: keras.Model, stepped: list[int]) -> None:
@@ -316,10 +309,6 @@ def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
-
-
-def _policies(model: keras.Model) -> Iterator[Any]:
-    return (layer.dtype_policy for layer in parts_of(model))
 
 
 def _remat(layer: keras.Layer) -> tuple[Any, ...] | None:
@@ -503,11 +492,6 @@ class BesideFile:
     values: bytes
     space: ModelArchive | None = None
 
-    @classmethod
-    def of(cls, settings: UnsavedSettings, values: Mapping[str, np.ndarray]) -> BesideFile:
-        """Settings and values of one model."""
-        return cls(settings, pack_arrays(dict(values)))
-
     def to_bytes(self) -> bytes:
         """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""
         return payload.dump(self)
@@ -517,13 +501,6 @@ class BesideFile:
         """The counterpart of :meth:`to_bytes`."""
         found: BesideFile = payload.load(content)
         return found
-
-    def give_settings(self, model: keras.Model, custom_objects: dict[str, Any]) -> bool:
-        """Gives the settings to a model that was just loaded; True if the file must be read again,
-        now that the model's variables are in the driver's order."""
-        changed = self.settings.apply(model, custom_objects)
-        give_attributes(model, self.settings.attributes)
-        return changed
 
     def give_values(self, model: keras.Model) -> None:
         """Sets the variables whose values are not those of the file; without compile settings

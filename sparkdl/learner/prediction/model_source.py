@@ -21,8 +21,14 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.preprocessing import give_space, space_in, space_of
-from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
+from sparkdl.learner.preprocessing import give_space, space_of
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+    takes_strings,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -48,9 +54,8 @@ class ModelSource(Protocol):
 
 
 def open_model(
-    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True,
-    decoder: object = None,
-) -> ModelSource:  # fmt: skip
+    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+) -> ModelSource:
     """A model to predict with.
 
     Args:
@@ -59,15 +64,12 @@ def open_model(
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a ``.keras`` or HDF5 file. A SavedModel is
             a program in any case.
-        decoder: May have the model's ``FeatureSpace``.
 
     Raises:
         ModelError: No built model, or a file that holds none.
         ResourceError: The path cannot be read.
     """
     if not isinstance(model, (str, os.PathLike)):
-        if space_in(decoder) is not None:
-            give_space(model, decoder)
         return KerasSource(model, custom_objects)
     path = os.fspath(model)
     if path.endswith((".keras", *HDF5)):
@@ -75,7 +77,6 @@ def open_model(
         loaded = model_from_bytes(
             content, custom_objects, safe_mode=safe_mode, path=path, compiled=False
         )
-        give_space(loaded, decoder)
         loss = _saved_loss(content) if path.endswith(".keras") else None
         return KerasSource(loaded, custom_objects, loss)
     if storage.exists(f"{path.rstrip('/')}/saved_model.pb"):
@@ -138,8 +139,12 @@ class KerasSource:
         )  # fmt: skip
 
     def predict(self, x: object, batch_size: int) -> Any:
+        import keras
+
         space = space_of(self._model)
         given = x if space is None else space(x)
+        if takes_strings(self._model):  # of which Keras itself takes no arrays
+            given = keras.tree.map_structure(keras.ops.convert_to_tensor, given)
         return self._model.predict(given, batch_size=batch_size, verbose=0)
 
 

@@ -18,7 +18,7 @@ from sparkdl.weights import FloatArray, Layout
 
 Orders = dict[str, list[str]]
 """Place of a list or dict in a model's layers -> what the things in it are called, in its order."""
-IN_SET = "{}"
+_IN_SET = "{}"
 """Stands behind the name of an attribute that is a set."""
 _TRACKED = (
     "_trainable_variables", "_non_trainable_variables", "_seed_generators", "_layers", "_metrics",
@@ -148,6 +148,9 @@ def held_in_order(model: keras.Model) -> Iterator[tuple[str, Any, list[str]]]:
     """Place, list or dict, and the names of what is in it, all different.
 
     The list of a layer's layers may be put in order before the next is asked for.
+
+    Raises:
+        ModelError: A set holds several of them, whose order is another in each process.
     """
     waiting, seen = [("", model)], {id(preprocessor_of(model))}  # which makes its own when called
     while waiting:
@@ -155,28 +158,33 @@ def held_in_order(model: keras.Model) -> Iterator[tuple[str, Any, list[str]]]:
         if id(layer) in seen:
             continue
         seen.add(id(layer))
-        held = {id(thing) for tracked in _TRACKED for thing in getattr(layer, tracked)}
-        names: dict[int, str] = {}
-        for place, found in _attributes_with(layer, held, names).items():
+        lists = {name: getattr(layer, name) for name in _TRACKED if getattr(layer, name)}
+        names, dicts = _attributes_with(layer, {id(t) for things in lists.values() for t in things})
+        for place, found in dicts.items():
             yield f"{path}{place}", found, [_key(key) for key in found]
-        for tracked in _TRACKED:
-            things, count = getattr(layer, tracked), Counter[str]()
-            told = []
+        for tracked, things in lists.items():
+            count, told = Counter[str](), []
             for thing in things:
-                name = names.get(id(thing)) or f"the {_plain_name(thing)}"
+                kind = thing.name if isinstance(thing, keras.Variable) else type(thing).__name__
+                name = names.get(id(thing)) or re.sub("_[0-9]+$", "", f"the {kind}")
                 told.append(f"{name} {count[name]}" if count[name] else name)
                 count[name] += 1
-            if told:
-                yield f"{path}{tracked}", things, told
+                if count[name] > 1 and _IN_SET in name:
+                    raise ModelError(
+                        f"model {model.name!r} would be another one on the workers",
+                        expected="layers and variables in a list or a dict",
+                        received=f"{layer.name}.{name.split(_IN_SET)[0]}, a set of several: in "
+                        "each process their order is another",
+                    )
+            yield f"{path}{tracked}", things, told
         waiting += [(f"{path}{i}.", inner) for i, inner in enumerate(layer._layers)]
 
 
 def _attributes_with(
-    layer: keras.Layer, held: set[int], names: dict[int, str]
-) -> dict[str, dict[Any, Any]]:
-    """The dicts among the attributes of a layer that have something of ``held`` in them; ``names``
-    gets the attribute, the place in a list or the key for each thing."""
-    dicts: dict[str, dict[Any, Any]] = {}
+    layer: keras.Layer, held: set[int]
+) -> tuple[dict[int, str], dict[str, dict[Any, Any]]]:
+    """The attribute, place in a list or key of each thing of ``held``; the dicts among them."""
+    names, dicts = dict[int, str](), dict[str, dict[Any, Any]]()
 
     def look(name: str, value: object) -> bool:
         if id(value) in held:
@@ -188,7 +196,7 @@ def _attributes_with(
         elif isinstance(value, (list, tuple)):
             inside = [(f"[{i}]", inner) for i, inner in enumerate(value)]
         elif isinstance(value, (set, frozenset)):
-            inside = [(IN_SET, inner) for inner in value]
+            inside = [(_IN_SET, inner) for inner in value]
         has = [look(f"{name}{place}", inner) for place, inner in inside]
         if any(has) and isinstance(value, dict) and len(dict(inside)) == len(inside):
             dicts[name] = value
@@ -197,17 +205,11 @@ def _attributes_with(
     attributes = {**vars(layer), **vars(layer).get("_modules", {})} if held else {}
     for name in sorted(attributes.keys() - attributes_of_keras(), key=lambda n: (n[0] == "_", n)):
         look(name, attributes[name])
-    return dicts
+    return names, dicts
 
 
 def _key(key: object) -> str:
     return repr(key) if isinstance(key, (str, int)) else type(key).__name__
-
-
-def _plain_name(thing: Any) -> str:
-    """A variable's name without a number of Keras', the class of anything else."""
-    is_variable = isinstance(thing, keras.Variable)
-    return re.sub("_[0-9]+$", "", thing.name) if is_variable else type(thing).__name__
 
 
 @cache

@@ -6,7 +6,7 @@ Runs on the driver, before a job starts: all that a schema can say is checked he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -86,11 +86,15 @@ def make_spec(
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
         ConfigError: ``pad`` has no effect.
     """
-    if signature.preprocessing is not None:
-        features = _rows(schema, features, signature.preprocessing.columns)
-    if space_in(decoder) is not None:
+    space = space_in(decoder)
+    if space is not None:
+        if not isinstance(features, Mapping):
+            given = space.features if features == "features" else _names(features, "features")
+            features = {name: name for name in given}
         rest = decoder.items() if isinstance(decoder, Mapping) else ()
         decoder = {name: made for name, made in rest if name != "features"}
+    elif signature.preprocessing is not None:
+        features = _rows(schema, features)
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     inputs = _match(features, wanted, "features", "input", signature.named_inputs)
@@ -167,10 +171,7 @@ def make_spec(
     return DataSpec(feature_specs, label_specs, weights, role_column)
 
 
-def _rows(schema: T.StructType, features: InputColumns, known: Sequence[str]) -> InputColumns:
-    if known and not isinstance(features, Mapping):
-        given = known if features == "features" else _names(features, "features")
-        return {name: name for name in given}
+def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:
     if isinstance(features, (str, Mapping, Column)) or not isinstance(features, Iterable):
         return features
     names = list(features)

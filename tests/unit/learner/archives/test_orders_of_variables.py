@@ -209,7 +209,7 @@ class InSet(AsAttributes):
 
 
 def test_layers_in_a_set_are_refused() -> None:
-    with pytest.raises(ModelError, match=r"another one on the workers[\s\S]*'branches', a set"):
+    with pytest.raises(ModelError, match=r"another one on the workers[\s\S]*branches, a set"):
         encode_model(trained(InSet))
 
 
