@@ -107,9 +107,8 @@ _spaces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def space_in(decoder: object) -> Any:
     """The ``FeatureSpace`` that a user gave as the decoder, or as that of ``'features'``."""
     given = decoder.get("features") if isinstance(decoder, Mapping) else decoder
-    keras = sys.modules.get("keras")
-    known = keras is not None and isinstance(given, keras.utils.FeatureSpace)
-    return given if known else None
+    kinds = {kind.__name__ for kind in type(given).__mro__}  # Keras may not be imported
+    return given if "FeatureSpace" in kinds else None
 
 
 def give_space(model: object, decoder: object) -> None:

@@ -22,13 +22,7 @@ from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_f
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.preprocessing import give_space, space_of
-from sparkdl.learner.signature import (
-    Signature,
-    TensorSpec,
-    gives_otherwise,
-    model_signature,
-    takes_strings,
-)
+from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
 
 if TYPE_CHECKING:
     import keras
@@ -139,11 +133,11 @@ class KerasSource:
         )  # fmt: skip
 
     def predict(self, x: object, batch_size: int) -> Any:
-        import keras
-
         space = space_of(self._model)
         given = x if space is None else space(x)
-        if takes_strings(self._model):  # of which Keras itself takes no arrays
+        if any(spec.dtype == "string" for spec in self._signature.inputs.values()):
+            import keras  # whose predict takes tensors of text, and no arrays
+
             given = keras.tree.map_structure(keras.ops.convert_to_tensor, given)
         return self._model.predict(given, batch_size=batch_size, verbose=0)
 

@@ -41,7 +41,8 @@ class InDict(keras.Model):
             x = self.dense[name](x)
             for layer in self.rest[name]:
                 x = layer(x, training=training)
-            self.told[name].update_state(x + place)
+            if keras.backend.backend() != "jax":  # whose step traces it outside of Keras' scopes
+                self.told[name].update_state(x + place)
         return x
 
     def get_config(self) -> dict[str, Any]:
@@ -172,9 +173,12 @@ def test_another_process_makes_them_in_another_order(
     np.testing.assert_allclose(
         outputs(decode_model(archive, compiled=False)), outputs(model), atol=1e-6
     )
-    found, wanted = (m.fit(X, X[::-1], batch_size=4, verbose=0).history for m in (copy, model))
+    found, wanted = (
+        m.fit(X, X[::-1], batch_size=4, shuffle=False, verbose=0).history for m in (copy, model)
+    )
     monkeypatch.delenv("ORDER")
-    np.testing.assert_allclose(found["loss"], wanted["loss"], rtol=1e-5)
+    for name in wanted:  # metrics, too
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-5)
     for mine, its in zip(model.get_weights(), copy.get_weights(), strict=True):
         np.testing.assert_allclose(mine, its, atol=1e-5)
     archive = encode_model(model)
