@@ -152,8 +152,10 @@ def test_a_feature_space_before_a_model_or_in_it(way: str, workers: Workers) -> 
     if way == "raw" and keras.backend.backend() != "tensorflow":
         pytest.skip("has tensors of text on TensorFlow only")
     space = people_space("dict" if way == "dict" else "concat")
-    tensors = keras.tree.map_structure(ops.convert_to_tensor, PEOPLE)  # of text, as fit wants it
-    encoded = tensors if way == "raw" else space(PEOPLE)
+    if way == "raw":  # as tensors: Keras' fit takes no arrays of text
+        encoded = keras.tree.map_structure(ops.convert_to_tensor, PEOPLE)
+    else:
+        encoded = space(PEOPLE)
     referee, model = (people_model(space, way == "raw") for _ in range(2))
     order = np.concatenate([[*range(s, s + 4), *range(8 + s, 12 + s)] for s in (0, 4)])
     sorted_rows = keras.tree.map_structure(lambda array: ops.take(array, order, 0), encoded)
