@@ -8,7 +8,7 @@ come by argument.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
         self._step = -1  # of the present stack
+        self._beside: Callable[[], None] | None = None
         self.rows = 0
         self.scale = 1.0
         self.stop_wanted = False
@@ -132,8 +133,14 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             learner.read_weights(weights)
             self._statistics[...] = weights[self.layout.trained_size :]
 
-    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
+    def train(
+        self, learner: SharedLearner, stack: BatchStack, beside: Callable[[], None] | None = None
+    ) -> None:
         """Trains every batch of ``stack``, each a step of all ranks.
+
+        Args:
+            beside: Called in each step when its gradients are joined; not with Horovod's
+                operations, which join them inside the compiled step.
 
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
@@ -143,6 +150,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._scaled, self._step, self._not_finite = learner.optimizer.scales_loss, -1, None
         if self.in_graph is not None:
             self.checks_gradients = self._check.looks and not self._scaled
+        self._beside = beside
         with self._explained():
             learner.train_reducing(stack, self)
         self._check.settle()
@@ -151,6 +159,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part, without a batch, in one step of the other ranks."""
+        self._beside = None
         with self._explained():
             learner.skip_reducing(self)
 
@@ -228,6 +237,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
                 self._whole[place] = joined
         if self._sliced:
             self._gather_slices()
+        if self._beside is not None:
+            self._beside()
         self.agree_on_stop(float(self._whole[-1]))
         trained = bool(self._whole[-2] > 0)
         if trained:

@@ -156,10 +156,12 @@ class TableExchange:
             if pull.gradients is not None:
                 dim = self.stores[pull.table].dim  # the number behind it counts the id
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
-        weight = _to_bits(rows)
         present = [int(pull.gradients is not None) for pull in self._pulls]
-        came = self._tell([_ENDS_STEP, 0, weight, *present])
-        self._step(came, learning_rate)
+        parts = [
+            _as_integers([pull.gradients_for(rank) for pull in self._pulls])
+            for rank in range(self._communicator.size)
+        ]
+        self._step(self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts), learning_rate)
 
     def serve_step(self, learning_rate: float) -> None:
         """Takes part in a step without a batch, until its end."""
@@ -299,13 +301,7 @@ class TableExchange:
     def _step(self, came: Sequence[IdArray], learning_rate: float) -> None:
         self._doing(came)
         ranks = range(self._communicator.size)
-        parts = [
-            np.concatenate(
-                [np.empty(0, np.float32)] + [pull.gradients_for(r) for pull in self._pulls]
-            )
-            for r in ranks
-        ]
-        gradients = self._exchange_rows(parts)
+        gradients = [array[_HEAD + len(self._pulls) :].view(np.float32) for array in came]
         weights = [
             _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
         ]
@@ -339,6 +335,12 @@ class TableExchange:
     def _forget(self) -> None:
         self._pulls.forget()
         self._learned.clear()
+
+
+def _as_integers(parts: Sequence[FloatArray]) -> IdArray:
+    """Flat arrays one after another, as integers with the same bits; 0 fills up the last one."""
+    odd = np.zeros(sum(part.size for part in parts) % 2, np.float32)
+    return np.concatenate([*parts, odd]).view(np.int64)
 
 
 def _to_bits(weight: float) -> int:
@@ -417,13 +419,21 @@ class TableSteps(StepSynchronizer):
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
+        optimizer = learner.optimizer
+        if not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph):
+            rate, rows = optimizer.learning_rate, stack.num_rows // stack.num_batches
+            self._exchange.begin_step(rows, rate)
+            with self._explained():
+                self._dense.train(learner, stack, lambda: self._exchange.end_step(rows, rate))
+            self._steps += stack.num_batches
+            return
         for batch in stack.single_batches():
-            rate, scale = learner.optimizer.learning_rate, learner.optimizer.loss_scale
-            before = 0 if scale is None else learner.optimizer.step
+            rate, scale = optimizer.learning_rate, optimizer.loss_scale
+            before = 0 if scale is None else optimizer.step
             self._exchange.begin_step(batch.num_rows, rate)
             with self._explained():
                 self._dense.train(learner, batch)
-                taken = scale is None or learner.optimizer.step > before  # all ranks know the same
+                taken = scale is None or optimizer.step > before  # all ranks know the same
                 self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sparkdl.weights import FloatArray
 
 Ids = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+Places = npt.NDArray[np.int32]
 Forgotten = Callable[..., tuple[list[Any], list[Any]]]
 """Takes tensors; returns results, and values that no gradient flows through."""
 
@@ -40,6 +41,13 @@ class HostRows(Protocol):
 
     def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
         """Takes the gradient of what :meth:`pull` returned for ``ids``; returns the anchor's."""
+
+    def pull_once(self, ids: Ids, differentiated: bool) -> tuple[FloatArray, Places]:
+        """:meth:`pull` with each row once: rows of shape ``(n, dim)``, and the place of each id
+        among them, of the shape of the ids."""
+
+    def push_once(self, sums: FloatArray) -> np.float32:
+        """Takes the gradient of the rows of :meth:`pull_once`; returns the anchor's."""
 
 
 class HostClasses(Protocol):
