@@ -2,9 +2,12 @@
 
 In a step each rank pulls the rows of its batch from their owners, call by call of the layers, and
 at the end all ranks send the gradients of these rows. An owner adds up what came for a row, in the
-order of the ranks, and applies one row step. An exchange is two all-to-alls of all ranks; the first
-begins with what a rank is about to do, so that a rank without a batch knows how to serve the
-others.
+order of the ranks, and applies one row step. Each message of an all-to-all begins with what a rank
+is about to do, so that a rank without a batch knows how to serve the others.
+
+A pull is two all-to-alls, ids and rows. With its gradients a rank tells the ids of its next batch,
+if it knows them: then the owners begin the next pull with these rows, and it is one all-to-all. A
+rank that asks for other ids after all gets them in a second one.
 
 Of a softmax each rank gets the features of all, and tells of its own classes; with the gradient by
 the losses of all it takes the steps of its centers, and sends each rank its part of the gradient by
@@ -16,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,8 +54,11 @@ _WORDS = (
     "measures classes", "scores classes", "trains classes", "tries a step",
 )  # fmt: skip
 _HEAD = 3
-"""Numbers before the ids of a message: what the rank does, the number of the table, and whether its
-step begins anew; of the end of a step and of classes in training the weight of the rank instead."""
+"""Numbers before the ids of a message: what the rank does, the number of the table, and flags of a
+pull; of the end of a step and of classes in training the weight of the rank instead."""
+_ANEW, _AS_TOLD = 1, 2
+"""Flags: the step begins anew; the ids are those that the rank has told in the step before."""
+_NO_IDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.float32)
 
 
 @dataclass
@@ -60,15 +66,20 @@ class _Pull:
     """One call of a layer in a step."""
 
     table: str
-    asked: Sequence[IdArray]  # what each rank asks this one for
-    order: npt.NDArray[np.intp]  # this rank's ids, owner by owner
+    ids: IdArray  # this rank's
+    order: npt.NDArray[np.intp]  # the same, owner by owner
     edges: Sequence[slice]  # of each owner's within them
+    asked: Sequence[IdArray] = ()  # what each rank asks this one for
     gradients: FloatArray | None = None
+
+    def ids_for(self, rank: int) -> IdArray:
+        """Those that ``rank`` owns."""
+        return self.ids[self.order[self.edges[rank]]]
 
     def gradients_for(self, rank: int) -> FloatArray:
         """Those of the rows that ``rank`` owns, flat; empty if there are none."""
         if self.gradients is None:
-            return np.empty(0, np.float32)
+            return _NO_ROWS
         return self.gradients[self.order[self.edges[rank]]].reshape(-1)
 
 
@@ -94,20 +105,29 @@ class TableExchange:
         self._learned: set[str] = set()  # tables whose centers had their step
         self._weight, self._rate = 0.0, 0.0
         self._pulls: CallsOfStep[_Pull] = CallsOfStep()
+        self._ahead: list[_Pull] = []  # the next calls, as far as the ranks have told them
+        self._foretells = True  # as long as what is told is what is asked for
         self.sent_bytes = 0
         self.pulled_rows = 0
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
-        anew = self._pulls.have_gradients
-        order, edges = by_owner(ids, self._communicator.size)
-        head = [_PULLS if training else _LOOKS_UP, self._names.index(table), anew]
-        came = self._tell(head, [ids[order[edge]] for edge in edges])
-        replies = self._serve(came, order, edges)
+        told = self._ahead[0] if training and self._ahead else None
+        as_told = told is not None and told.table == table and np.array_equal(told.ids, ids)
+        pull = told if told is not None and as_told else self._call(table, ids)
+        self._foretells = as_told or told is None or not len(told.ids)
+        flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
+        ranks = range(self._communicator.size)
+        came = self._tell(
+            [_PULLS if training else _LOOKS_UP, self._names.index(table), flags],
+            self._rows_ahead() if training else (),
+            () if as_told else [pull.ids_for(rank) for rank in ranks],
+        )
+        replies = self._serve(came, pull)
         dim = self.stores[table].dim
         rows = np.empty((len(ids), dim), np.float32)
-        for edge, reply in zip(edges, replies, strict=True):
-            rows[order[edge]] = reply.reshape(-1, dim)
+        for edge, reply in zip(pull.edges, replies, strict=True):
+            rows[pull.order[edge]] = reply.reshape(-1, dim)
         self.pulled_rows += len(ids)
         return rows, self._pulls.last
 
@@ -144,30 +164,43 @@ class TableExchange:
         """Says of the coming step what :meth:`end_step` is told after it."""
         self._weight, self._rate = float(rows), learning_rate
 
-    def end_step(self, rows: int, learning_rate: float, loss_scale: float = 1.0) -> None:
+    def end_step(
+        self,
+        rows: int,
+        learning_rate: float,
+        loss_scale: float = 1.0,
+        following: Sequence[tuple[str, IdArray]] = (),
+    ) -> None:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
             rows: Rows of this rank's batch. 0 on all ranks: no step, a scaled loss has overflowed.
             learning_rate: The rate of the model's optimizer in this step, the same on all ranks.
             loss_scale: The factor that the loss had, by which gradients are divided.
+            following: Table and ids of each call of the next step, as far as they are known.
         """
         for pull in self._pulls if loss_scale != 1.0 else ():
             if pull.gradients is not None:
                 dim = self.stores[pull.table].dim  # the number behind it counts the id
+                pull.gradients = pull.gradients.copy()  # the framework may have lent it
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
         present = [int(pull.gradients is not None) for pull in self._pulls]
-        parts = [
-            _as_integers([pull.gradients_for(rank) for pull in self._pulls])
-            for rank in range(self._communicator.size)
-        ]
-        self._step(self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts), learning_rate)
+        calls = [self._call(table, ids) for table, ids in following if self._foretells]
+        parts = []
+        for rank in range(self._communicator.size):
+            part = [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
+            for call in calls:
+                ids = call.ids_for(rank)
+                part += [np.array([self._names.index(call.table), len(ids)], np.int64), ids]
+            parts.append(np.concatenate([_NO_IDS, *part]))
+        came = self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts)
+        self._step(came, learning_rate, calls)
 
     def serve_step(self, learning_rate: float) -> None:
         """Takes part in a step without a batch, until its end."""
         self.begin_step(0, learning_rate)
         while True:
-            came = self._tell([_SERVES, 0, 0])
+            came = self._tell([_SERVES, 0, 0], self._rows_ahead())
             if self._doing(came) == _ENDS_STEP:
                 self._step(came, learning_rate)
                 return
@@ -182,12 +215,23 @@ class TableExchange:
                 return
             self._serve(came)
 
-    def _tell(self, head: Sequence[int], ids: Sequence[IdArray] = ()) -> list[IdArray]:
-        """Tells all ranks what this one does, and each the ids that it is asked for."""
-        first = np.array(head, np.int64)
-        parts = ids or [np.empty(0, np.int64)] * self._communicator.size
-        messages = [np.concatenate([first, part]) for part in parts]
+    def _tell(self, head: Sequence[int], *parts: Sequence[IdArray]) -> list[IdArray]:
+        """Tells all ranks what this one does, and each its own of ``parts``."""
+        heads = [np.array(head, np.int64)] * self._communicator.size
+        given = [part for part in parts if part]
+        messages = [np.concatenate(each) for each in zip(heads, *given, strict=True)]
         return [np.asarray(array, np.int64) for array in self._exchange(messages)]
+
+    def _call(self, table: str, ids: IdArray) -> _Pull:
+        return _Pull(table, ids, *by_owner(ids, self._communicator.size))
+
+    def _rows_ahead(self) -> list[IdArray]:
+        """What the ranks have told that they ask for next; rows, as integers with the same bits."""
+        return [
+            _as_integers(self.stores[pull.table].pull(ids).reshape(-1))
+            for pull in self._ahead[:1]
+            for ids in pull.asked
+        ]
 
     def _exchange_rows(self, parts: Sequence[FloatArray]) -> list[FloatArray]:
         return [np.asarray(array, np.float32) for array in self._exchange(parts)]
@@ -211,13 +255,12 @@ class TableExchange:
             )
         return doing.pop()[0] if doing else _DONE
 
-    def _serve(
-        self,
-        came: Sequence[IdArray],
-        order: npt.NDArray[np.intp] | None = None,
-        edges: Sequence[slice] = (),
-    ) -> list[FloatArray]:
-        """Sends the rows that the ranks ask for; returns those that this rank asked for."""
+    def _serve(self, came: Sequence[IdArray], pull: _Pull | None = None) -> list[FloatArray]:
+        """Sends the rows that the ranks ask for; returns those that this rank asked for.
+
+        Args:
+            pull: This rank's call; None: it only serves.
+        """
         doing = self._doing(came)
         if doing in (_MEASURES, _SCORES):
             self._measure(came, np.empty((0, self.stores[self._table(came)].dim), np.float32))
@@ -225,18 +268,28 @@ class TableExchange:
         if doing in (_LEARNS, _TRIES):
             self._learn(came)
             return []
-        training = doing == _PULLS
-        table = self._table(came)
-        store = self.stores[table]
-        asked = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
-        rows = [store.pull(ids, create=training) for ids in asked]
-        replies = self._exchange_rows([part.reshape(-1) for part in rows])
+        training, store = doing == _PULLS, self.stores[self._table(came)]
+        pull = pull or self._call(store.name, _NO_IDS)
+        told = self._ahead.pop(0) if training and self._ahead else self._call(store.name, _NO_IDS)
+        replies: list[FloatArray] = []
+        asked: list[IdArray] = []
+        lacking: list[IdArray] = []
+        for rank, array in enumerate(came):
+            size = len(told.ids_for(rank)) * self.stores[told.table].dim
+            rows, ids = array[_HEAD:].view(np.float32)[:size], array[_HEAD + (size + 1) // 2 :]
+            as_told = training and array[0] == _PULLS and array[_HEAD - 1] & _AS_TOLD
+            replies.append(rows)
+            lacking.append(_NO_IDS if as_told or array[0] <= _DONE else ids)
+            asked.append(told.asked[rank] if as_told else lacking[-1])
+        if any(array[0] > _DONE and not array[_HEAD - 1] & _AS_TOLD for array in came):
+            found = [store.pull(ids, create=training).reshape(-1) for ids in lacking]
+            fresh = self._exchange_rows(found)
+            replies = replies if pull is told else fresh
         if training:
-            if any(array[0] == _PULLS and array[_HEAD - 1] for array in came):
+            if any(array[0] == _PULLS and array[_HEAD - 1] & _ANEW for array in came):
                 self._forget()
-            nothing = np.empty(0, np.intp)
-            slices = edges or [slice(0, 0)] * len(asked)
-            self._pulls.append(_Pull(table, asked, nothing if order is None else order, slices))
+            pull.asked = asked
+            self._pulls.append(pull)
         return replies
 
     def _table(self, came: Sequence[IdArray]) -> str:
@@ -298,49 +351,66 @@ class TableExchange:
             found += part
         return found.reshape(-1, self.stores[table].dim)
 
-    def _step(self, came: Sequence[IdArray], learning_rate: float) -> None:
+    def _step(
+        self, came: Sequence[IdArray], learning_rate: float, following: Sequence[_Pull] = ()
+    ) -> None:
         self._doing(came)
-        ranks = range(self._communicator.size)
-        gradients = [array[_HEAD + len(self._pulls) :].view(np.float32) for array in came]
         weights = [
             _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
         ]
         total = sum(weights)
         looked_up = [name for name in self._names if self._specs[name].classes is None]
+        ids = {name: [_NO_IDS] for name in looked_up}
+        widths = {n: self.stores[n].dim + self._counts(n) for n in looked_up}
+        parts = {name: [np.empty((0, widths[name]), np.float32)] for name in looked_up}
+        told: list[list[tuple[int, IdArray]]] = []
+        for rank, (array, weight) in enumerate(zip(came, weights, strict=True)):
+            rest = array[_HEAD + len(self._pulls) :] if array[0] == _ENDS_STEP else _NO_IDS
+            for number, pull in enumerate(self._pulls):
+                if len(rest) and array[_HEAD + number]:
+                    size = len(pull.asked[rank]) * widths[pull.table]
+                    part = rest.view(np.float32)[:size].reshape(-1, widths[pull.table])
+                    rest = rest[(size + 1) // 2 :]
+                    if weight > 0:
+                        part[:, : self.stores[pull.table].dim] *= np.float32(weight / total)
+                        ids[pull.table].append(pull.asked[rank])
+                        parts[pull.table].append(part)
+            told.append([])
+            while len(rest):
+                told[-1].append((int(rest[0]), rest[2 : 2 + int(rest[1])]))
+                rest = rest[2 + int(rest[1]) :]
         for table in looked_up if total > 0 else ():
-            dim = self.stores[table].dim
-            ids, values = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
-            counts = [np.empty(0, np.int64)]
-            for rank in ranks:
-                at = 0
-                for number, pull in enumerate(self._pulls):
-                    sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + number]
-                    width = self.stores[pull.table].dim + self._counts(pull.table)
-                    size = len(pull.asked[rank]) * width if sent else 0
-                    if size and pull.table == table and weights[rank] > 0:
-                        part = gradients[rank][at : at + size].reshape(-1, width)
-                        ids.append(pull.asked[rank])
-                        values.append(part[:, :dim] * np.float32(weights[rank] / total))
-                        if width > dim:
-                            counts.append(part[:, dim].astype(np.int64))
-                    at += size
-            seen = np.concatenate(counts) if self._counts(table) else None
-            unique, summed, times = merged(np.concatenate(ids), np.concatenate(values), seen)
+            values, dim = np.concatenate(parts[table]), self.stores[table].dim
+            seen = values[:, dim].astype(np.int64) if self._counts(table) else None
+            unique, summed, times = merged(np.concatenate(ids[table]), values[:, :dim], seen)
             own = self._specs[table].learning_rate
             # A step of no rows is one, too: the parts of all ranks have the same clock.
             rate = learning_rate if own is None else own
             self.stores[table].push(unique, summed, rate, times)
         self._forget()
+        self._expect(told, following)
+
+    def _expect(
+        self, told: Sequence[list[tuple[int, IdArray]]], following: Sequence[_Pull]
+    ) -> None:
+        """Keeps the calls of the next step: what each rank has told, and this rank's own."""
+        self._ahead = []
+        for place, calls in enumerate(itertools.zip_longest(*told, fillvalue=(-1, _NO_IDS))):
+            number = max(call[0] for call in calls)
+            own = following[place] if place < len(following) else None
+            if own is None or own.table != self._names[number]:
+                own = self._call(self._names[number], _NO_IDS)
+            own.asked = [ids if table == number else _NO_IDS for table, ids in calls]
+            self._ahead.append(own)
 
     def _forget(self) -> None:
         self._pulls.forget()
         self._learned.clear()
 
 
-def _as_integers(parts: Sequence[FloatArray]) -> IdArray:
-    """Flat arrays one after another, as integers with the same bits; 0 fills up the last one."""
-    odd = np.zeros(sum(part.size for part in parts) % 2, np.float32)
-    return np.concatenate([*parts, odd]).view(np.int64)
+def _as_integers(numbers: FloatArray) -> IdArray:
+    """The bits of a flat array as integers, filled up by a 0."""
+    return (np.append(numbers, np.float32(0)) if numbers.size % 2 else numbers).view(np.int64)
 
 
 def _to_bits(weight: float) -> int:
@@ -377,6 +447,7 @@ class TableSteps(StepSynchronizer):
         self._communicator = communicator.group(range(communicator.size))
         self._exchange = TableExchange(self._communicator, ())
         self._steps = self._saved_at = 0
+        self._ids_of: Callable[[BatchStack], list[tuple[str, IdArray]]] = lambda _: []
 
     @property
     def stores(self) -> Mapping[str, RowStore]:
@@ -416,6 +487,7 @@ class TableSteps(StepSynchronizer):
         else:
             learner.tables.give_rows(stores, rank, ranks)
         learner.tables.serve_from(self._exchange)
+        self._ids_of = learner.tables.id_reader()
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
@@ -423,8 +495,13 @@ class TableSteps(StepSynchronizer):
         if not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph):
             rate, rows = optimizer.learning_rate, stack.num_rows // stack.num_batches
             self._exchange.begin_step(rows, rate)
+            following = iter(self._following(stack))
+
+            def end_step() -> None:
+                self._exchange.end_step(rows, rate, following=next(following, ()))
+
             with self._explained():
-                self._dense.train(learner, stack, lambda: self._exchange.end_step(rows, rate))
+                self._dense.train(learner, stack, end_step)
             self._steps += stack.num_batches
             return
         for batch in stack.single_batches():
@@ -436,6 +513,13 @@ class TableSteps(StepSynchronizer):
                 taken = scale is None or optimizer.step > before  # all ranks know the same
                 self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
+
+    def _following(self, stack: BatchStack) -> list[list[tuple[str, IdArray]]]:
+        """Tables and ids of the calls of each batch but the first, as far as they are known."""
+        try:
+            return [self._ids_of(batch) for batch in stack.single_batches()][1:]
+        except Exception:  # the layers before the ids cannot be computed by themselves
+            return []
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""

@@ -207,9 +207,11 @@ def by_owner(ids: Ids, ranks: int) -> tuple[npt.NDArray[np.intp], list[slice]]:
     if ranks == 1:
         return np.arange(len(ids)), [slice(0, len(ids))]
     owners = owner(ids, ranks)
-    order = np.argsort(owners, kind="stable")
-    places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
-    return order, [slice(a, b) for a, b in itertools.pairwise(places)]
+    short = owners.astype(np.uint16) if ranks <= 1 << 16 else owners  # sorted by radix
+    places = np.cumsum(np.bincount(owners, minlength=ranks)).tolist()
+    return np.argsort(short, kind="stable"), [
+        slice(a, b) for a, b in itertools.pairwise([0, *places])
+    ]
 
 
 def hash_range(rank: int, ranks: int) -> tuple[int, int]:
