@@ -58,7 +58,9 @@ _HEAD = 3
 pull; of the end of a step and of classes in training the weight of the rank instead."""
 _ANEW, _AS_TOLD = 1, 2
 """Flags: the step begins anew; the ids are those that the rank has told in the step before."""
+ByteArray = npt.NDArray[np.uint8]
 _NO_IDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.float32)
+_NO_BYTES = np.empty(0, np.uint8)
 
 
 @dataclass
@@ -170,7 +172,8 @@ class TableExchange:
         learning_rate: float,
         loss_scale: float = 1.0,
         following: Sequence[tuple[str, IdArray]] = (),
-    ) -> None:
+        beside: ByteArray = _NO_BYTES,
+    ) -> list[ByteArray]:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
@@ -178,6 +181,10 @@ class TableExchange:
             learning_rate: The rate of the model's optimizer in this step, the same on all ranks.
             loss_scale: The factor that the loss had, by which gradients are divided.
             following: Table and ids of each call of the next step, as far as they are known.
+            beside: What travels to all ranks with the gradients.
+
+        Returns:
+            What came beside from each rank; nothing from one without a batch.
         """
         for pull in self._pulls if loss_scale != 1.0 else ():
             if pull.gradients is not None:
@@ -186,24 +193,25 @@ class TableExchange:
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
         present = [int(pull.gradients is not None) for pull in self._pulls]
         calls = [self._call(table, ids) for table, ids in following if self._foretells]
+        padded = np.append(beside, np.zeros(-beside.size % 8, np.uint8)).view(np.int64)
         parts = []
         for rank in range(self._communicator.size):
-            part = [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
+            part = [np.array([beside.size], np.int64), padded]
+            part += [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
             for call in calls:
                 ids = call.ids_for(rank)
                 part += [np.array([self._names.index(call.table), len(ids)], np.int64), ids]
-            parts.append(np.concatenate([_NO_IDS, *part]))
+            parts.append(np.concatenate(part))
         came = self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts)
-        self._step(came, learning_rate, calls)
+        return self._step(came, learning_rate, calls)
 
-    def serve_step(self, learning_rate: float) -> None:
-        """Takes part in a step without a batch, until its end."""
+    def serve_step(self, learning_rate: float) -> list[ByteArray]:
+        """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
         self.begin_step(0, learning_rate)
         while True:
             came = self._tell([_SERVES, 0, 0], self._rows_ahead())
             if self._doing(came) == _ENDS_STEP:
-                self._step(came, learning_rate)
-                return
+                return self._step(came, learning_rate)
             self._serve(came)
 
     def serve_until_done(self) -> None:
@@ -353,7 +361,7 @@ class TableExchange:
 
     def _step(
         self, came: Sequence[IdArray], learning_rate: float, following: Sequence[_Pull] = ()
-    ) -> None:
+    ) -> list[ByteArray]:
         self._doing(came)
         weights = [
             _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
@@ -364,10 +372,15 @@ class TableExchange:
         widths = {n: self.stores[n].dim + self._counts(n) for n in looked_up}
         parts = {name: [np.empty((0, widths[name]), np.float32)] for name in looked_up}
         told: list[list[tuple[int, IdArray]]] = []
+        beside: list[ByteArray] = []
         for rank, (array, weight) in enumerate(zip(came, weights, strict=True)):
-            rest = array[_HEAD + len(self._pulls) :] if array[0] == _ENDS_STEP else _NO_IDS
+            ends = array[0] == _ENDS_STEP
+            rest = array[_HEAD + len(self._pulls) :] if ends else _NO_IDS
+            size, rest = (int(rest[0]), rest[1:]) if ends else (0, rest)
+            beside.append(rest.view(np.uint8)[:size])
+            rest = rest[-(-size // 8) :]
             for number, pull in enumerate(self._pulls):
-                if len(rest) and array[_HEAD + number]:
+                if ends and array[_HEAD + number]:
                     size = len(pull.asked[rank]) * widths[pull.table]
                     part = rest.view(np.float32)[:size].reshape(-1, widths[pull.table])
                     rest = rest[(size + 1) // 2 :]
@@ -389,6 +402,7 @@ class TableExchange:
             self.stores[table].push(unique, summed, rate, times)
         self._forget()
         self._expect(told, following)
+        return beside
 
     def _expect(
         self, told: Sequence[list[tuple[int, IdArray]]], following: Sequence[_Pull]
@@ -492,13 +506,14 @@ class TableSteps(StepSynchronizer):
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
         optimizer = learner.optimizer
-        if not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph):
+        if self._together(learner):
             rate, rows = optimizer.learning_rate, stack.num_rows // stack.num_batches
             self._exchange.begin_step(rows, rate)
             following = iter(self._following(stack))
 
-            def end_step() -> None:
-                self._exchange.end_step(rows, rate, following=next(following, ()))
+            def end_step(beside: ByteArray) -> list[ByteArray]:
+                told = next(following, ())
+                return self._exchange.end_step(rows, rate, following=told, beside=beside)
 
             with self._explained():
                 self._dense.train(learner, stack, end_step)
@@ -514,6 +529,12 @@ class TableSteps(StepSynchronizer):
                 self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
             self._steps += 1
 
+    def _together(self, learner: SharedLearner) -> bool:
+        """Whether rows and variables travel together, in all steps of a stack: nothing that rows
+        depend on changes within it. Alike on all ranks."""
+        optimizer = learner.optimizer
+        return not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph)
+
     def _following(self, stack: BatchStack) -> list[list[tuple[str, IdArray]]]:
         """Tables and ids of the calls of each batch but the first, as far as they are known."""
         try:
@@ -525,17 +546,24 @@ class TableSteps(StepSynchronizer):
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
         rate = learner.optimizer.learning_rate
         failures: list[BaseException] = []
+        found: list[ByteArray] = []
 
         def serve() -> None:
             try:
-                self._exchange.serve_step(rate)
+                found.extend(self._exchange.serve_step(rate))
             except BaseException as error:
                 failures.append(error)
+
+        def gather(_: ByteArray) -> list[ByteArray]:
+            thread.join()
+            if failures:
+                raise failures[0]
+            return found
 
         thread = threading.Thread(target=serve, name="sparkdl-tables", daemon=True)
         thread.start()
         try:
-            self._dense.skip(learner)
+            self._dense.skip(learner, gather if self._together(learner) else None)
         except BaseException:
             self._communicator.close()  # ends the wait of the thread
             raise

@@ -209,9 +209,8 @@ def by_owner(ids: Ids, ranks: int) -> tuple[npt.NDArray[np.intp], list[slice]]:
     owners = owner(ids, ranks)
     short = owners.astype(np.uint16) if ranks <= 1 << 16 else owners  # sorted by radix
     places = np.cumsum(np.bincount(owners, minlength=ranks)).tolist()
-    return np.argsort(short, kind="stable"), [
-        slice(a, b) for a, b in itertools.pairwise([0, *places])
-    ]
+    edges = [slice(a, b) for a, b in itertools.pairwise([0, *places])]
+    return np.argsort(short, kind="stable"), edges
 
 
 def hash_range(rank: int, ranks: int) -> tuple[int, int]:
