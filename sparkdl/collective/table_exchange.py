@@ -117,7 +117,7 @@ class TableExchange:
         told = self._ahead[0] if training and self._ahead else None
         as_told = told is not None and told.table == table and np.array_equal(told.ids, ids)
         pull = told if told is not None and as_told else self._call(table, ids)
-        self._foretells = as_told or told is None or not len(told.ids)
+        self._foretells &= as_told or told is None or not len(told.ids)
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
         ranks = range(self._communicator.size)
         came = self._tell(
@@ -138,7 +138,7 @@ class TableExchange:
         pull = self._pulls.of(pulled)
         if self._counts(pull.table):  # as numbers beside the gradient: exact up to 2^24
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
-        pull.gradients = gradients
+        pull.gradients = np.asarray(gradients, np.float32)
 
     def measure(
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
