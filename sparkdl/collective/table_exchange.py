@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -281,17 +281,18 @@ class TableExchange:
         told = self._ahead.pop(0) if training and self._ahead else self._call(store.name, _NO_IDS)
         replies: list[FloatArray] = []
         asked: list[IdArray] = []
-        lacking: list[IdArray] = []
-        for rank, array in enumerate(came):
-            size = len(told.ids_for(rank)) * self.stores[told.table].dim
-            rows, ids = array[_HEAD:].view(np.float32)[:size], array[_HEAD + (size + 1) // 2 :]
-            as_told = training and array[0] == _PULLS and array[_HEAD - 1] & _AS_TOLD
-            replies.append(rows)
-            lacking.append(_NO_IDS if as_told or array[0] <= _DONE else ids)
-            asked.append(told.asked[rank] if as_told else lacking[-1])
-        if any(array[0] > _DONE and not array[_HEAD - 1] & _AS_TOLD for array in came):
-            found = [store.pull(ids, create=training).reshape(-1) for ids in lacking]
-            fresh = self._exchange_rows(found)
+        lacking = [_NO_IDS] * len(came)
+        for rank, (array, edge) in enumerate(zip(came, told.edges, strict=True)):
+            size = told.order[edge].size * self.stores[told.table].dim
+            replies.append(array[_HEAD:].view(np.float32)[:size])
+            as_told = training and array[0] > _DONE and array[_HEAD - 1] & _AS_TOLD
+            if array[0] > _DONE and not as_told:
+                lacking[rank] = array[_HEAD + (size + 1) // 2 :]
+            asked.append(told.asked[rank] if as_told else lacking[rank])
+        if any(ids is not _NO_IDS for ids in lacking):
+            fresh = self._exchange_rows(
+                [store.pull(ids, create=training).reshape(-1) for ids in lacking]
+            )
             replies = replies if pull is told else fresh
         if training:
             if any(array[0] == _PULLS and array[_HEAD - 1] & _ANEW for array in came):
@@ -505,29 +506,27 @@ class TableSteps(StepSynchronizer):
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        optimizer = learner.optimizer
-        if self._together(learner):
-            rate, rows = optimizer.learning_rate, stack.num_rows // stack.num_batches
-            self._exchange.begin_step(rows, rate)
-            following = iter(self._following(stack))
+        together = self._together(learner)
+        for part in [stack] if together else stack.single_batches():
+            self._train(learner, part, together)
+            self._steps += part.num_batches
 
-            def end_step(beside: ByteArray) -> list[ByteArray]:
-                told = next(following, ())
-                return self._exchange.end_step(rows, rate, following=told, beside=beside)
+    def _train(self, learner: SharedLearner, stack: BatchStack, together: bool) -> None:
+        optimizer, rows = learner.optimizer, stack.num_rows // stack.num_batches
+        rate, scale = optimizer.learning_rate, None if together else optimizer.loss_scale
+        before = optimizer.step if scale else 0
+        following = iter(self._following(stack))
 
-            with self._explained():
-                self._dense.train(learner, stack, end_step)
-            self._steps += stack.num_batches
-            return
-        for batch in stack.single_batches():
-            rate, scale = optimizer.learning_rate, optimizer.loss_scale
-            before = 0 if scale is None else optimizer.step
-            self._exchange.begin_step(batch.num_rows, rate)
-            with self._explained():
-                self._dense.train(learner, batch)
+        def end_step(beside: ByteArray, rows: int = rows) -> list[ByteArray]:
+            told = next(following, ())
+            return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
+
+        self._exchange.begin_step(rows, rate)
+        with self._explained():
+            self._dense.train(learner, stack, end_step if together else None)
+            if not together:
                 taken = scale is None or optimizer.step > before  # all ranks know the same
-                self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
-            self._steps += 1
+                end_step(_NO_BYTES, rows if taken else 0)
 
     def _together(self, learner: SharedLearner) -> bool:
         """Whether rows and variables travel together, in all steps of a stack: nothing that rows
@@ -538,39 +537,22 @@ class TableSteps(StepSynchronizer):
     def _following(self, stack: BatchStack) -> list[list[tuple[str, IdArray]]]:
         """Tables and ids of the calls of each batch but the first, as far as they are known."""
         try:
-            return [self._ids_of(batch) for batch in stack.single_batches()][1:]
+            batches = itertools.islice(stack.single_batches(), 1, None)
+            return [self._ids_of(batch) for batch in batches]
         except Exception:  # the layers before the ids cannot be computed by themselves
             return []
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        rate = learner.optimizer.learning_rate
-        failures: list[BaseException] = []
-        found: list[ByteArray] = []
-
-        def serve() -> None:
+        with ThreadPoolExecutor(1, "sparkdl-tables") as threads:
+            served = threads.submit(self._exchange.serve_step, learner.optimizer.learning_rate)
+            gather = (lambda _: served.result()) if self._together(learner) else None
             try:
-                found.extend(self._exchange.serve_step(rate))
-            except BaseException as error:
-                failures.append(error)
-
-        def gather(_: ByteArray) -> list[ByteArray]:
-            thread.join()
-            if failures:
-                raise failures[0]
-            return found
-
-        thread = threading.Thread(target=serve, name="sparkdl-tables", daemon=True)
-        thread.start()
-        try:
-            self._dense.skip(learner, gather if self._together(learner) else None)
-        except BaseException:
-            self._communicator.close()  # ends the wait of the thread
-            raise
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+                self._dense.skip(learner, gather)
+            except BaseException:
+                self._communicator.close()  # ends the wait of the thread
+                raise
+        served.result()
         self._steps += 1
 
     @contextlib.contextmanager
