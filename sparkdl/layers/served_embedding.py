@@ -18,7 +18,7 @@ from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
-from sparkdl.tables.store import RowStore, merged
+from sparkdl.tables.store import RowStore
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 
@@ -247,34 +247,19 @@ class _Call:
         assert self._layer.service is not None
         return self._layer.service
 
-    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
-        rows, places = self.pull_once(ids, differentiated)
-        return rows.take(places, axis=0)
-
-    def pull_once(self, ids: Ids, differentiated: bool) -> tuple[FloatArray, Places]:
+    def pull(self, ids: Ids, differentiated: bool) -> tuple[FloatArray, Places]:
         unique, places = _unique(np.asarray(ids), self._pad)
         training = self._layer.may_learn(self._training, differentiated)
         rows, number = self._service.pull(self._table, unique, training=training)
+        self._pulled = number, places, len(rows)
         if self._pad is not None:
             rows = np.concatenate([rows, np.zeros((1, self._dim), np.float32)])
-        self._pulled = number, places, len(rows)
         return rows, places.reshape(np.shape(ids))
 
-    def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
+    def push(self, sums: FloatArray) -> np.float32:
         assert self._pulled is not None
-        _, places, count = self._pulled
-        sums = np.zeros((count, self._dim), np.float32)
-        own = np.asarray(gradients, np.float32).reshape(-1, self._dim)
-        at, found, _ = merged(places, own)
-        sums[at] = found
-        return self.push_once(sums)
-
-    def push_once(self, sums: FloatArray) -> np.float32:
-        assert self._pulled is not None
-        number, places, _ = self._pulled
-        counts = np.bincount(places, minlength=len(sums))
-        if self._pad is not None:
-            sums, counts = sums[:-1], counts[:-1]
+        number, places, count = self._pulled
+        sums, counts = sums[:count], np.bincount(places, minlength=count)[:count]
         self._service.push(number, sums, counts)
         overflowed = self._layer.scaled and not is_finite(sums)
         return np.float32(np.inf if overflowed else 0.0)

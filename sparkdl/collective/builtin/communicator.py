@@ -259,10 +259,8 @@ class BuiltinCommunicator(Communicator):
         dtype = parts[0].dtype
         data = [part.view(np.uint8) for part in parts]
         sizes = np.array([part.nbytes for part in parts], np.int64)
-        kept = data[self.rank]  # nobody else needs it
-        others = [part for rank, part in enumerate(data) if rank != self.rank]
-        small = sizes.nbytes + sum(part.nbytes for part in others) <= self._small_bytes
-        mine = np.concatenate([sizes.view(np.uint8), *(others if small else ())])
+        small = sizes.nbytes + int(sizes.sum()) <= self._small_bytes
+        mine = np.concatenate([sizes.view(np.uint8), *(data if small else ())])
         texts = self._agree("all_to_all", mine, root=DTYPES.index(dtype_name(dtype)))
         records = [Record.of(text) for text in texts]
         if len({record.root for record in records}) > 1:
@@ -274,15 +272,11 @@ class BuiltinCommunicator(Communicator):
         told = [record.array() for record in records]
         table = np.stack([array[: sizes.nbytes].view(np.int64) for array in told])
         own = table[:, self.rank]
-        to_others = table.copy()
-        np.fill_diagonal(to_others, 0)
         if all(
-            array.size == sizes.nbytes + row.sum()
-            for array, row in zip(told, to_others, strict=True)
+            array.size == sizes.nbytes + row.sum() for array, row in zip(told, table, strict=True)
         ):
-            before = sizes.nbytes + to_others[:, : self.rank].sum(axis=1)
+            before = sizes.nbytes + table[:, : self.rank].sum(axis=1)
             found = [a[b : b + n].copy() for a, b, n in zip(told, before, own, strict=True)]
-            found[self.rank] = kept.copy()
             return [array.view(dtype) for array in found]
         result = [np.empty(int(size), np.uint8) for size in own]
         np.copyto(result[self.rank], data[self.rank])

@@ -20,7 +20,7 @@ def lookup(rows: HostRows, ids: tf.Tensor, anchor: tf.Tensor, width: int) -> Any
     differentiated = should_record_backprop([anchor])
 
     def pull(ids: tf.Tensor) -> Any:
-        return rows.pull_once(ids, differentiated)
+        return rows.pull(ids, differentiated)
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: tf.Tensor) -> Any:
@@ -33,7 +33,7 @@ def lookup(rows: HostRows, ids: tf.Tensor, anchor: tf.Tensor, width: int) -> Any
             differentiated = True  # a graph of its own, which a tape differentiates afterwards
             upstream = tf.convert_to_tensor(upstream)
             sums = tf.math.unsorted_segment_sum(upstream, places, tf.shape(found)[0])
-            done = tf.numpy_function(carried(rows.push_once), [sums], tf.float32)
+            done = tf.numpy_function(carried(rows.push), [sums], tf.float32)
             done.set_shape([])
             return done
 
