@@ -21,6 +21,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -110,7 +111,6 @@ class TableExchange:
         self._ahead: list[_Pull] = []  # the next calls, as far as the ranks have told them
         self._foretells = True  # as long as what is told is what is asked for
         self.sent_bytes = 0
-        self.pulled_rows = 0
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
@@ -130,13 +130,14 @@ class TableExchange:
         rows = np.empty((len(ids), dim), np.float32)
         for edge, reply in zip(pull.edges, replies, strict=True):
             rows[pull.order[edge]] = reply.reshape(-1, dim)
-        self.pulled_rows += len(ids)
         return rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
         pull = self._pulls.of(pulled)
-        if self._counts(pull.table):  # as numbers beside the gradient: exact up to 2^24
+        if (
+            self._width(pull.table) > gradients.shape[1]
+        ):  # as numbers beside the gradient: exact up to 2^24
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
         pull.gradients = np.asarray(gradients, np.float32)
 
@@ -158,9 +159,10 @@ class TableExchange:
         numbers = upstream.astype(np.float64).view(np.int64)
         return self._learn(self._tell(head, [numbers] * self._communicator.size))
 
-    def _counts(self, table: str) -> bool:
-        """Whether the owner of a row wants to know how often its id was seen."""
-        return self.stores[table].entry is not None or self.stores[table].tracks
+    def _width(self, table: str) -> int:
+        """Numbers that travel for a row; its owner may want to know how often its id was seen."""
+        store = self.stores[table]
+        return store.dim + (store.entry is not None or store.tracks)
 
     def begin_step(self, rows: int, learning_rate: float) -> None:
         """Says of the coming step what :meth:`end_step` is told after it."""
@@ -193,14 +195,13 @@ class TableExchange:
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
         present = [int(pull.gradients is not None) for pull in self._pulls]
         calls = [self._call(table, ids) for table, ids in following if self._foretells]
-        padded = np.append(beside, np.zeros(-beside.size % 8, np.uint8)).view(np.int64)
         parts = []
         for rank in range(self._communicator.size):
-            part = [np.array([beside.size], np.int64), padded]
+            part = [np.array([beside.size]), _as_integers(beside)]
             part += [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
             for call in calls:
                 ids = call.ids_for(rank)
-                part += [np.array([self._names.index(call.table), len(ids)], np.int64), ids]
+                part += [np.array([self._names.index(call.table), len(ids)]), ids]
             parts.append(np.concatenate(part))
         came = self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts)
         return self._step(came, learning_rate, calls)
@@ -210,15 +211,15 @@ class TableExchange:
         self.begin_step(0, learning_rate)
         while True:
             came = self._tell([_SERVES, 0, 0], self._rows_ahead())
-            if self._doing(came) == _ENDS_STEP:
-                return self._step(came, learning_rate)
+            if self._doing(came)[0] == _ENDS_STEP:
+                return self._step(came, learning_rate, [])
             self._serve(came)
 
     def serve_until_done(self) -> None:
         """Serves the other ranks until all have called this: each has evaluated its rows."""
         while True:
             came = self._tell([_DONE, 0, 0])
-            if self._doing(came) == _DONE:
+            if self._doing(came)[0] == _DONE:
                 self._forget()
                 return
             self._serve(came)
@@ -252,8 +253,9 @@ class TableExchange:
         found[own] = parts[own]
         return found
 
-    def _doing(self, came: Sequence[IdArray]) -> int:
-        """The work of the ranks that do not only serve: all the same, or all are done."""
+    def _doing(self, came: Sequence[IdArray]) -> tuple[int, str]:
+        """The work of the ranks that do not only serve, and its table: all the same, or all are
+        done."""
         doing = {(int(array[0]), int(array[1])) for array in came if array[0] > _DONE}
         if len(doing) > 1 or (not doing and any(array[0] == _SERVES for array in came)):
             raise ProtocolError(
@@ -264,7 +266,8 @@ class TableExchange:
                 ),
                 hint="does the model call other layers on some batches?",
             )
-        return doing.pop()[0] if doing else _DONE
+        work, number = doing.pop() if doing else (_DONE, 0)
+        return work, self._names[number] if self._names else ""
 
     def _serve(self, came: Sequence[IdArray], pull: _Pull | None = None) -> list[FloatArray]:
         """Sends the rows that the ranks ask for; returns those that this rank asked for.
@@ -272,25 +275,24 @@ class TableExchange:
         Args:
             pull: This rank's call; None: it only serves.
         """
-        doing = self._doing(came)
+        doing, table = self._doing(came)
+        store = self.stores[table]
         if doing in (_MEASURES, _SCORES):
-            self._measure(came, np.empty((0, self.stores[self._table(came)].dim), np.float32))
+            self._measure(came, np.empty((0, store.dim), np.float32))
             return []
         if doing in (_LEARNS, _TRIES):
             self._learn(came)
             return []
-        training, store = doing == _PULLS, self.stores[self._table(came)]
-        pull = pull or self._call(store.name, _NO_IDS)
-        told = self._ahead.pop(0) if training and self._ahead else self._call(store.name, _NO_IDS)
-        replies: list[FloatArray] = []
-        asked: list[IdArray] = []
-        lacking = [_NO_IDS] * len(came)
+        training, pull = doing == _PULLS, pull or self._call(table, _NO_IDS)
+        told = self._ahead.pop(0) if training and self._ahead else self._call(table, _NO_IDS)
+        replies, asked, lacking = [], [], [_NO_IDS] * len(came)
         for rank, (array, edge) in enumerate(zip(came, told.edges, strict=True)):
+            message = _Message(array[_HEAD:])
             size = told.order[edge].size * self.stores[told.table].dim
-            replies.append(array[_HEAD:].view(np.float32)[:size])
+            replies.append(message.take(size, np.float32))
             as_told = training and array[0] > _DONE and array[_HEAD - 1] & _AS_TOLD
             if array[0] > _DONE and not as_told:
-                lacking[rank] = array[_HEAD + (size + 1) // 2 :]
+                lacking[rank] = message.rest
             asked.append(told.asked[rank] if as_told else lacking[rank])
         if any(ids is not _NO_IDS for ids in lacking):
             fresh = self._exchange_rows(
@@ -304,9 +306,6 @@ class TableExchange:
             self._pulls.append(pull)
         return replies
 
-    def _table(self, came: Sequence[IdArray]) -> str:
-        return self._names[next(int(array[1]) for array in came if array[0] > _DONE)]
-
     def _part(self, table: str) -> ClassPart:
         if table not in self._parts:
             rank, ranks = self._communicator.rank, self._communicator.size
@@ -319,7 +318,8 @@ class TableExchange:
         self, came: Sequence[IdArray], features: FloatArray
     ) -> tuple[Softmax, Sequence[slice]]:
         """The softmax of the rows of all ranks, and where each rank's are."""
-        training, table = self._doing(came) == _MEASURES, self._table(came)
+        doing, table = self._doing(came)
+        training = doing == _MEASURES
         of_ranks = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
         places = np.cumsum([0, *map(len, of_ranks)]).tolist()
         edges = [slice(a, b) for a, b in itertools.pairwise(places)]
@@ -337,8 +337,8 @@ class TableExchange:
 
     def _learn(self, came: Sequence[IdArray]) -> FloatArray:
         """The step of this rank's centers; returns the gradient by this rank's features."""
-        table = self._table(came)
-        trying = self._doing(came) == _TRIES
+        doing, table = self._doing(came)
+        trying = doing == _TRIES
         of, edges = self._measured.pop(table), self._edges.pop(table)
         if table in self._learned:
             raise trained_twice()
@@ -364,71 +364,69 @@ class TableExchange:
         return found.reshape(-1, self.stores[table].dim)
 
     def _step(
-        self, came: Sequence[IdArray], learning_rate: float, following: Sequence[_Pull] = ()
+        self, came: Sequence[IdArray], learning_rate: float, following: list[_Pull]
     ) -> list[ByteArray]:
         self._doing(came)
-        weights = [
-            _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
-        ]
+        ends = [array[0] == _ENDS_STEP for array in came]
+        weights = [_from_bits(a[_HEAD - 1]) if e else 0.0 for a, e in zip(came, ends, strict=True)]
         total = sum(weights)
         looked_up = [name for name in self._names if self._specs[name].classes is None]
         ids = {name: [_NO_IDS] for name in looked_up}
-        widths = {n: self.stores[n].dim + self._counts(n) for n in looked_up}
-        parts = {name: [np.empty((0, widths[name]), np.float32)] for name in looked_up}
-        told: list[list[tuple[int, IdArray]]] = []
-        beside: list[ByteArray] = []
-        for rank, (array, weight) in enumerate(zip(came, weights, strict=True)):
-            ends = array[0] == _ENDS_STEP
-            rest = array[_HEAD + len(self._pulls) :] if ends else _NO_IDS
-            size, rest = (int(rest[0]), rest[1:]) if ends else (0, rest)
-            beside.append(rest.view(np.uint8)[:size])
-            rest = rest[-(-size // 8) :]
+        parts = {name: [np.empty((0, self._width(name)), np.float32)] for name in looked_up}
+        told: list[list[tuple[str, IdArray]]] = [[] for _ in came]
+        beside = [_NO_BYTES for _ in came]
+        for rank in np.flatnonzero(ends):
+            message = _Message(came[rank][_HEAD + len(self._pulls) :])
+            beside[rank] = message.take(int(message.take(1)[0]), np.uint8)
             for number, pull in enumerate(self._pulls):
-                if ends and array[_HEAD + number]:
-                    size = len(pull.asked[rank]) * widths[pull.table]
-                    part = rest.view(np.float32)[:size].reshape(-1, widths[pull.table])
-                    rest = rest[(size + 1) // 2 :]
-                    if weight > 0:
-                        part[:, : self.stores[pull.table].dim] *= np.float32(weight / total)
+                if came[rank][_HEAD + number]:
+                    shape = len(pull.asked[rank]), self._width(pull.table)
+                    part = message.take(shape[0] * shape[1], np.float32).reshape(shape)
+                    if weights[rank] > 0:
+                        share = np.float32(weights[rank] / total)
+                        part[:, : self.stores[pull.table].dim] *= share
                         ids[pull.table].append(pull.asked[rank])
                         parts[pull.table].append(part)
-            told.append([])
-            while len(rest):
-                told[-1].append((int(rest[0]), rest[2 : 2 + int(rest[1])]))
-                rest = rest[2 + int(rest[1]) :]
+            while len(message.rest):
+                number, count = message.take(2).tolist()
+                told[rank].append((self._names[number], message.take(count)))
         for table in looked_up if total > 0 else ():
             values, dim = np.concatenate(parts[table]), self.stores[table].dim
-            seen = values[:, dim].astype(np.int64) if self._counts(table) else None
+            seen = values[:, dim].astype(np.int64) if self._width(table) > dim else None
             unique, summed, times = merged(np.concatenate(ids[table]), values[:, :dim], seen)
             own = self._specs[table].learning_rate
             # A step of no rows is one, too: the parts of all ranks have the same clock.
             rate = learning_rate if own is None else own
             self.stores[table].push(unique, summed, rate, times)
         self._forget()
-        self._expect(told, following)
+        longest = max(told, key=len)  # a rank tells of all calls, or of none
+        self._ahead = following or [self._call(table, _NO_IDS) for table, _ in longest]
+        for place, pull in enumerate(self._ahead):
+            pull.asked = [calls[place][1] if calls else _NO_IDS for calls in told]
         return beside
-
-    def _expect(
-        self, told: Sequence[list[tuple[int, IdArray]]], following: Sequence[_Pull]
-    ) -> None:
-        """Keeps the calls of the next step: what each rank has told, and this rank's own."""
-        self._ahead = []
-        for place, calls in enumerate(itertools.zip_longest(*told, fillvalue=(-1, _NO_IDS))):
-            number = max(call[0] for call in calls)
-            own = following[place] if place < len(following) else None
-            if own is None or own.table != self._names[number]:
-                own = self._call(self._names[number], _NO_IDS)
-            own.asked = [ids if table == number else _NO_IDS for table, ids in calls]
-            self._ahead.append(own)
 
     def _forget(self) -> None:
         self._pulls.forget()
         self._learned.clear()
 
 
-def _as_integers(numbers: FloatArray) -> IdArray:
-    """The bits of a flat array as integers, filled up by a 0."""
-    return (np.append(numbers, np.float32(0)) if numbers.size % 2 else numbers).view(np.int64)
+class _Message:
+    """Reads the arrays that a message has one after another, each from a new integer on."""
+
+    def __init__(self, rest: IdArray) -> None:
+        self.rest = rest
+
+    def take(self, count: int, kind: type[np.generic] = np.int64) -> npt.NDArray[Any]:
+        """The next array, of so many numbers."""
+        words = -(-count * np.dtype(kind).itemsize // 8)
+        found, self.rest = self.rest[:words].view(kind)[:count], self.rest[words:]
+        return found
+
+
+def _as_integers(numbers: Array) -> IdArray:
+    """The bits of a flat array as integers, filled up by zeros."""
+    missing = np.zeros(-numbers.nbytes % 8 // numbers.itemsize, numbers.dtype)
+    return (np.append(numbers, missing) if missing.size else numbers).view(np.int64)
 
 
 def _to_bits(weight: float) -> int:
@@ -465,28 +463,13 @@ class TableSteps(StepSynchronizer):
         self._communicator = communicator.group(range(communicator.size))
         self._exchange = TableExchange(self._communicator, ())
         self._steps = self._saved_at = 0
+        self.stop_wanted = self.stop_agreed = False
         self._ids_of: Callable[[BatchStack], list[tuple[str, IdArray]]] = lambda _: []
 
     @property
     def stores(self) -> Mapping[str, RowStore]:
         """Table name -> the rows that this rank owns."""
         return self._exchange.stores
-
-    @property
-    def stop_wanted(self) -> bool:
-        return self._dense.stop_wanted
-
-    @stop_wanted.setter
-    def stop_wanted(self, value: bool) -> None:
-        self._dense.stop_wanted = value
-
-    @property
-    def stop_agreed(self) -> bool:
-        return self._dense.stop_agreed
-
-    @stop_agreed.setter
-    def stop_agreed(self, value: bool) -> None:
-        self._dense.stop_agreed = value
 
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
@@ -547,15 +530,15 @@ class TableSteps(StepSynchronizer):
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        with ThreadPoolExecutor(1, "sparkdl-tables") as threads:
+        with self._explained(), ThreadPoolExecutor(1, "sparkdl-tables") as threads:
             served = threads.submit(self._exchange.serve_step, learner.optimizer.learning_rate)
-            gather = (lambda _: served.result()) if self._together(learner) else None
             try:
-                self._dense.skip(learner, gather)
+                together = self._together(learner)
+                self._dense.skip(learner, (lambda _: served.result()) if together else None)
             except BaseException:
                 self._communicator.close()  # ends the wait of the thread
                 raise
-        served.result()
+            served.result()
         self._steps += 1
 
     @contextlib.contextmanager
@@ -567,8 +550,11 @@ class TableSteps(StepSynchronizer):
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
+        self._dense.stop_wanted = self.stop_wanted
         try:
             yield
+            self.stop_agreed = self.stop_agreed or self._dense.stop_agreed
+            self._dense.stop_agreed = False
         except Exception as error:
             cause = self._communicator.explain(error)
             if cause is error:
