@@ -262,8 +262,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         gather = self._gather or self.communicator.all_gather
         with self._clock.within("exchange", any_thread=True):
             found = gather(mine)
-        no_rows = pack(np.zeros(rows.size + dense.size, np.uint8), self._no_slices())
-        gathered = [unpack(data if data.size else no_rows) for data in found]
+        nothing = np.zeros(rows.size + dense.size, np.uint8), self._no_slices()
+        gathered = [unpack(data) if data.size else nothing for data in found]
         weights = [float(head[: rows.size].view(np.float64)[0]) for head, _ in gathered]
         if dense.size:
             each = [head[rows.size :].view(np.float32) for head, _ in gathered]

@@ -375,7 +375,7 @@ class TableExchange:
         parts = {name: [np.empty((0, self._width(name)), np.float32)] for name in looked_up}
         told: list[list[tuple[str, IdArray]]] = [[] for _ in came]
         beside = [_NO_BYTES for _ in came]
-        for rank in np.flatnonzero(ends):
+        for rank in np.flatnonzero(ends).tolist():
             message = _Message(came[rank][_HEAD + len(self._pulls) :])
             beside[rank] = message.take(int(message.take(1)[0]), np.uint8)
             for number, pull in enumerate(self._pulls):

@@ -19,18 +19,15 @@ if TYPE_CHECKING:
 
 def lookup(rows: HostRows, ids: jax.Array, anchor: jax.Array, width: int) -> Any:
     count = ids.size + 1  # as many rows as there may be, with that of the padding
-    shapes = (
-        jax.ShapeDtypeStruct((count, width), jnp.float32),
-        jax.ShapeDtypeStruct(ids.shape, jnp.int32),
-    )
-    nothing = jax.ShapeDtypeStruct((), jnp.float32)
+    form, nothing = jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((), jnp.float32)
+    forms = form((count, width), jnp.float32), form(ids.shape, jnp.int32)
 
     def fetch(ids: jax.Array, differentiated: bool) -> Any:
         def pull(ids: jax.Array) -> Any:
             found, places = rows.pull(np.asarray(ids), differentiated)
             return np.pad(found, [(0, count - len(found)), (0, 0)]), places
 
-        found, places = io_callback(carried(pull), shapes, ids, ordered=True)
+        found, places = io_callback(carried(pull), forms, ids, ordered=True)
         return found[places], places
 
     def push(sums: object) -> Any:
