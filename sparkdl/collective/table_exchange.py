@@ -191,7 +191,6 @@ class TableExchange:
         for pull in self._pulls if loss_scale != 1.0 else ():
             if pull.gradients is not None:
                 dim = self.stores[pull.table].dim  # the number behind it counts the id
-                pull.gradients = pull.gradients.copy()  # the framework may have lent it
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
         present = [int(pull.gradients is not None) for pull in self._pulls]
         calls = [self._call(table, ids) for table, ids in following if self._foretells]

@@ -259,7 +259,8 @@ class _Call:
     def push(self, sums: FloatArray) -> np.float32:
         assert self._pulled is not None
         number, places, count = self._pulled
-        sums, counts = sums[:count], np.bincount(places, minlength=count)[:count]
+        sums = sums[:count].copy()  # the framework lends them for this call
+        counts = np.bincount(places, minlength=count)[:count]
         self._service.push(number, sums, counts)
         overflowed = self._layer.scaled and not is_finite(sums)
         return np.float32(np.inf if overflowed else 0.0)
