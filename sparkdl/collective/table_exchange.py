@@ -21,7 +21,6 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +53,35 @@ _WORDS = (
     "serves others", "is done", "pulls rows", "looks rows up", "ends a step",
     "measures classes", "scores classes", "trains classes", "tries a step",
 )  # fmt: skip
-_HEAD = 3
-"""Numbers before the ids of a message: what the rank does, the number of the table, and flags of a
-pull; of the end of a step and of classes in training the weight of the rank instead."""
 _ANEW, _AS_TOLD = 1, 2
-"""Flags: the step begins anew; the ids are those that the rank has told in the step before."""
+"""Flags of a pull: the step begins anew; the ids are those that the rank has told before."""
 ByteArray = npt.NDArray[np.uint8]
-_NO_IDS, _NO_ROWS = np.empty(0, np.int64), np.empty(0, np.float32)
-_NO_BYTES = np.empty(0, np.uint8)
+_NO_IDS, _NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
+
+
+@dataclass
+class _Told:
+    """What one rank tells another.
+
+    Args:
+        number: Flags of a pull; else the rows of the rank's batch.
+        parts: Ids, or the bits of rows as integers.
+    """
+
+    doing: int
+    table: int
+    number: int
+    parts: list[IdArray]
+
+    @property
+    def works(self) -> bool:
+        """Whether the rank does not only serve, and is not done."""
+        return self.doing > _DONE
+
+    @property
+    def last(self) -> IdArray:
+        """The last part; an empty one of a rank that does nothing."""
+        return self.parts[-1] if self.works else _NO_IDS
 
 
 @dataclass
@@ -82,7 +102,7 @@ class _Pull:
     def gradients_for(self, rank: int) -> FloatArray:
         """Those of the rows that ``rank`` owns, flat; empty if there are none."""
         if self.gradients is None:
-            return _NO_ROWS
+            return np.empty(0, np.float32)
         return self.gradients[self.order[self.edges[rank]]].reshape(-1)
 
 
@@ -106,7 +126,7 @@ class TableExchange:
         self._edges: dict[str, Sequence[slice]] = {}  # of each rank's rows among those measured
         self._measures = 0
         self._learned: set[str] = set()  # tables whose centers had their step
-        self._weight, self._rate = 0.0, 0.0
+        self._weight, self._rate = 0, 0.0
         self._pulls: CallsOfStep[_Pull] = CallsOfStep()
         self._ahead: list[_Pull] = []  # the next calls, as far as the ranks have told them
         self._foretells = True  # as long as what is told is what is asked for
@@ -119,25 +139,22 @@ class TableExchange:
         pull = told if told is not None and as_told else self._call(table, ids)
         self._foretells &= as_told or told is None or not len(told.ids)
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
-        ranks = range(self._communicator.size)
-        came = self._tell(
-            [_PULLS if training else _LOOKS_UP, self._names.index(table), flags],
-            self._rows_ahead() if training else (),
-            () if as_told else [pull.ids_for(rank) for rank in ranks],
-        )
-        replies = self._serve(came, pull)
-        dim = self.stores[table].dim
+        parts = [
+            [rows, _NO_IDS if as_told else pull.ids_for(rank)]
+            for rank, rows in enumerate(self._rows_ahead(training))
+        ]
+        came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
+        replies, dim = self._serve(came, pull), self.stores[table].dim
         rows = np.empty((len(ids), dim), np.float32)
         for edge, reply in zip(pull.edges, replies, strict=True):
-            rows[pull.order[edge]] = reply.reshape(-1, dim)
+            places = pull.order[edge]
+            rows[places] = reply[: places.size * dim].reshape(-1, dim)
         return rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
         pull = self._pulls.of(pulled)
-        if (
-            self._width(pull.table) > gradients.shape[1]
-        ):  # as numbers beside the gradient: exact up to 2^24
+        if self._width(pull.table) > gradients.shape[1]:  # counts are exact up to 2^24
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
         pull.gradients = np.asarray(gradients, np.float32)
 
@@ -146,8 +163,8 @@ class TableExchange:
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
         """See :class:`sparkdl.tables.service.RowService`; all other ranks measure, or serve."""
-        head = [_MEASURES if training else _SCORES, self._names.index(table), 0]
-        came = self._tell(head, [labels] * self._communicator.size)
+        doing, to_all = _MEASURES if training else _SCORES, [[labels]] * self._communicator.size
+        came = self._tell(doing, table, 0, to_all)
         softmax, edges = self._measure(came, features)
         return softmax.of(edges[self._communicator.rank]), self._measures
 
@@ -155,9 +172,8 @@ class TableExchange:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks learn, or serve."""
         of = find_measured(self._measured, measured)
         doing = _TRIES if trying else _LEARNS
-        head = [doing, self._names.index(of.table), _to_bits(self._weight)]
-        numbers = upstream.astype(np.float64).view(np.int64)
-        return self._learn(self._tell(head, [numbers] * self._communicator.size))
+        to_all = [[upstream.astype(np.float64).view(np.int64)]] * self._communicator.size
+        return self._learn(self._tell(doing, of.table, self._weight, to_all))
 
     def _width(self, table: str) -> int:
         """Numbers that travel for a row; its owner may want to know how often its id was seen."""
@@ -166,7 +182,7 @@ class TableExchange:
 
     def begin_step(self, rows: int, learning_rate: float) -> None:
         """Says of the coming step what :meth:`end_step` is told after it."""
-        self._weight, self._rate = float(rows), learning_rate
+        self._weight, self._rate = rows, learning_rate
 
     def end_step(
         self,
@@ -192,24 +208,22 @@ class TableExchange:
             if pull.gradients is not None:
                 dim = self.stores[pull.table].dim  # the number behind it counts the id
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
-        present = [int(pull.gradients is not None) for pull in self._pulls]
         calls = [self._call(table, ids) for table, ids in following if self._foretells]
-        parts = []
-        for rank in range(self._communicator.size):
-            part = [np.array([beside.size]), _as_integers(beside)]
-            part += [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
-            for call in calls:
-                ids = call.ids_for(rank)
-                part += [np.array([self._names.index(call.table), len(ids)]), ids]
-            parts.append(np.concatenate(part))
-        came = self._tell([_ENDS_STEP, 0, _to_bits(rows), *present], parts)
+        head = np.array([beside.size, *(self._names.index(call.table) for call in calls)])
+        parts = [
+            [head, _as_integers(beside)]
+            + [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
+            + [call.ids_for(rank) for call in calls]
+            for rank in range(self._communicator.size)
+        ]
+        came = self._tell(_ENDS_STEP, "", rows, parts)
         return self._step(came, learning_rate, calls)
 
     def serve_step(self, learning_rate: float) -> list[ByteArray]:
         """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
         self.begin_step(0, learning_rate)
         while True:
-            came = self._tell([_SERVES, 0, 0], self._rows_ahead())
+            came = self._tell(_SERVES, parts=[[rows] for rows in self._rows_ahead(True)])
             if self._doing(came)[0] == _ENDS_STEP:
                 return self._step(came, learning_rate, [])
             self._serve(came)
@@ -217,29 +231,38 @@ class TableExchange:
     def serve_until_done(self) -> None:
         """Serves the other ranks until all have called this: each has evaluated its rows."""
         while True:
-            came = self._tell([_DONE, 0, 0])
+            came = self._tell(_DONE)
             if self._doing(came)[0] == _DONE:
                 self._forget()
                 return
             self._serve(came)
 
-    def _tell(self, head: Sequence[int], *parts: Sequence[IdArray]) -> list[IdArray]:
+    def _tell(
+        self, doing: int, table: str = "", number: int = 0,
+        parts: Sequence[Sequence[IdArray]] | None = None,
+    ) -> list[_Told]:  # fmt: skip
         """Tells all ranks what this one does, and each its own of ``parts``."""
-        heads = [np.array(head, np.int64)] * self._communicator.size
-        given = [part for part in parts if part]
-        messages = [np.concatenate(each) for each in zip(heads, *given, strict=True)]
-        return [np.asarray(array, np.int64) for array in self._exchange(messages)]
+        place = self._names.index(table) if table else 0
+        messages = []
+        for own in parts or [[]] * self._communicator.size:
+            head = [4 + len(own), doing, place, number, *map(len, own)]
+            messages.append(np.concatenate([np.array(head), *own]))
+        told = []
+        for message in self._exchange(messages):
+            numbers = message[: message[0]].tolist()
+            edges = itertools.pairwise(itertools.accumulate([numbers[0], *numbers[4:]]))
+            told.append(_Told(*numbers[1:4], [message[a:b] for a, b in edges]))
+        return told
 
     def _call(self, table: str, ids: IdArray) -> _Pull:
         return _Pull(table, ids, *by_owner(ids, self._communicator.size))
 
-    def _rows_ahead(self) -> list[IdArray]:
-        """What the ranks have told that they ask for next; rows, as integers with the same bits."""
-        return [
-            _as_integers(self.stores[pull.table].pull(ids).reshape(-1))
-            for pull in self._ahead[:1]
-            for ids in pull.asked
-        ]
+    def _rows_ahead(self, training: bool) -> list[IdArray]:
+        """What each rank has told that it asks for next: the bits of rows."""
+        if not (training and self._ahead):
+            return [_NO_IDS] * self._communicator.size
+        store = self.stores[self._ahead[0].table]
+        return [_as_integers(store.pull(ids).reshape(-1)) for ids in self._ahead[0].asked]
 
     def _exchange_rows(self, parts: Sequence[FloatArray]) -> list[FloatArray]:
         return [np.asarray(array, np.float32) for array in self._exchange(parts)]
@@ -252,23 +275,21 @@ class TableExchange:
         found[own] = parts[own]
         return found
 
-    def _doing(self, came: Sequence[IdArray]) -> tuple[int, str]:
+    def _doing(self, came: Sequence[_Told]) -> tuple[int, str]:
         """The work of the ranks that do not only serve, and its table: all the same, or all are
         done."""
-        doing = {(int(array[0]), int(array[1])) for array in came if array[0] > _DONE}
-        if len(doing) > 1 or (not doing and any(array[0] == _SERVES for array in came)):
+        doing = {(told.doing, told.table) for told in came if told.works}
+        if len(doing) > 1 or (not doing and any(told.doing == _SERVES for told in came)):
             raise ProtocolError(
                 "the ranks disagree about their tables",
                 expected="the same layers in the same order on all ranks",
-                received=", ".join(
-                    f"rank {r} {_WORDS[int(array[0])]}" for r, array in enumerate(came)
-                ),
+                received=", ".join(f"rank {r} {_WORDS[t.doing]}" for r, t in enumerate(came)),
                 hint="does the model call other layers on some batches?",
             )
         work, number = doing.pop() if doing else (_DONE, 0)
         return work, self._names[number] if self._names else ""
 
-    def _serve(self, came: Sequence[IdArray], pull: _Pull | None = None) -> list[FloatArray]:
+    def _serve(self, came: Sequence[_Told], pull: _Pull | None = None) -> list[FloatArray]:
         """Sends the rows that the ranks ask for; returns those that this rank asked for.
 
         Args:
@@ -283,25 +304,21 @@ class TableExchange:
             self._learn(came)
             return []
         training, pull = doing == _PULLS, pull or self._call(table, _NO_IDS)
-        told = self._ahead.pop(0) if training and self._ahead else self._call(table, _NO_IDS)
-        replies, asked, lacking = [], [], [_NO_IDS] * len(came)
-        for rank, (array, edge) in enumerate(zip(came, told.edges, strict=True)):
-            message = _Message(array[_HEAD:])
-            size = told.order[edge].size * self.stores[told.table].dim
-            replies.append(message.take(size, np.float32))
-            as_told = training and array[0] > _DONE and array[_HEAD - 1] & _AS_TOLD
-            if array[0] > _DONE and not as_told:
-                lacking[rank] = message.rest
-            asked.append(told.asked[rank] if as_told else lacking[rank])
-        if any(ids is not _NO_IDS for ids in lacking):
-            fresh = self._exchange_rows(
-                [store.pull(ids, create=training).reshape(-1) for ids in lacking]
-            )
-            replies = replies if pull is told else fresh
+        ahead = self._ahead.pop(0) if training and self._ahead else None
+        as_told = [training and told.works and bool(told.number & _AS_TOLD) for told in came]
+        lacking = [_NO_IDS if same else told.last for told, same in zip(came, as_told, strict=True)]
+        replies = [told.parts[0].view(np.float32) for told in came if pull is ahead]
+        if any(told.works and not same for told, same in zip(came, as_told, strict=True)):
+            found = [store.pull(ids, create=training).reshape(-1) for ids in lacking]
+            fresh = self._exchange_rows(found)
+            replies = replies or fresh
         if training:
-            if any(array[0] == _PULLS and array[_HEAD - 1] & _ANEW for array in came):
+            if any(told.works and told.number & _ANEW for told in came):
                 self._forget()
-            pull.asked = asked
+            pull.asked = [
+                ahead.asked[rank] if same and ahead is not None else lacking[rank]
+                for rank, same in enumerate(as_told)
+            ]
             self._pulls.append(pull)
         return replies
 
@@ -314,12 +331,12 @@ class TableExchange:
         return self._parts[table]
 
     def _measure(
-        self, came: Sequence[IdArray], features: FloatArray
+        self, came: Sequence[_Told], features: FloatArray
     ) -> tuple[Softmax, Sequence[slice]]:
         """The softmax of the rows of all ranks, and where each rank's are."""
         doing, table = self._doing(came)
         training = doing == _MEASURES
-        of_ranks = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
+        of_ranks = [told.last for told in came]
         places = np.cumsum([0, *map(len, of_ranks)]).tolist()
         edges = [slice(a, b) for a, b in itertools.pairwise(places)]
         labels = np.concatenate(of_ranks)
@@ -334,7 +351,7 @@ class TableExchange:
             self._edges[table] = edges
         return softmax, edges
 
-    def _learn(self, came: Sequence[IdArray]) -> FloatArray:
+    def _learn(self, came: Sequence[_Told]) -> FloatArray:
         """The step of this rank's centers; returns the gradient by this rank's features."""
         doing, table = self._doing(came)
         trying = doing == _TRIES
@@ -345,12 +362,11 @@ class TableExchange:
             self._learned.add(table)
         upstream = np.zeros(len(of.labels), np.float32)
         shares = np.zeros(len(of.labels), np.float32)
-        weights = [_from_bits(array[2]) if array[0] > _DONE else 0.0 for array in came]
-        total = sum(weights)
-        for edge, array, weight in zip(edges, came, weights, strict=True):
-            if array[0] > _DONE:
-                upstream[edge] = array[_HEAD:].view(np.float64)
-                shares[edge] = weight / total
+        total = sum(told.number for told in came)
+        for edge, told in zip(edges, came, strict=True):
+            if told.works:
+                upstream[edge] = told.last.view(np.float64)
+                shares[edge] = told.number / total
         own = self._specs[table].learning_rate
         rate = None if trying else self._rate if own is None else own
         onward = self._part(table).learn(
@@ -363,34 +379,30 @@ class TableExchange:
         return found.reshape(-1, self.stores[table].dim)
 
     def _step(
-        self, came: Sequence[IdArray], learning_rate: float, following: list[_Pull]
+        self, came: Sequence[_Told], learning_rate: float, following: list[_Pull]
     ) -> list[ByteArray]:
         self._doing(came)
-        ends = [array[0] == _ENDS_STEP for array in came]
-        weights = [_from_bits(a[_HEAD - 1]) if e else 0.0 for a, e in zip(came, ends, strict=True)]
-        total = sum(weights)
+        total = sum(told.number for told in came)
         looked_up = [name for name in self._names if self._specs[name].classes is None]
         ids = {name: [_NO_IDS] for name in looked_up}
-        parts = {name: [np.empty((0, self._width(name)), np.float32)] for name in looked_up}
-        told: list[list[tuple[str, IdArray]]] = [[] for _ in came]
+        rows = {name: [np.empty((0, self._width(name)), np.float32)] for name in looked_up}
         beside = [_NO_BYTES for _ in came]
-        for rank in np.flatnonzero(ends).tolist():
-            message = _Message(came[rank][_HEAD + len(self._pulls) :])
-            beside[rank] = message.take(int(message.take(1)[0]), np.uint8)
-            for number, pull in enumerate(self._pulls):
-                if came[rank][_HEAD + number]:
-                    shape = len(pull.asked[rank]), self._width(pull.table)
-                    part = message.take(shape[0] * shape[1], np.float32).reshape(shape)
-                    if weights[rank] > 0:
-                        share = np.float32(weights[rank] / total)
-                        part[:, : self.stores[pull.table].dim] *= share
-                        ids[pull.table].append(pull.asked[rank])
-                        parts[pull.table].append(part)
-            while len(message.rest):
-                number, count = message.take(2).tolist()
-                told[rank].append((self._names[number], message.take(count)))
+        calls: list[list[tuple[int, IdArray]]] = [[] for _ in came]
+        for rank, told in enumerate(came):
+            if not told.works:
+                continue
+            (size, *tables), sent, *parts = told.parts
+            beside[rank] = sent.view(np.uint8)[:size]
+            for pull, part in zip(self._pulls, parts, strict=False):
+                asked, width = pull.asked[rank], self._width(pull.table)
+                if len(part) and told.number > 0:
+                    row = part.view(np.float32)[: len(asked) * width].reshape(-1, width)
+                    row[:, : self.stores[pull.table].dim] *= np.float32(told.number / total)
+                    ids[pull.table].append(asked)
+                    rows[pull.table].append(row)
+            calls[rank] = list(zip(tables, parts[len(self._pulls) :], strict=True))
         for table in looked_up if total > 0 else ():
-            values, dim = np.concatenate(parts[table]), self.stores[table].dim
+            values, dim = np.concatenate(rows[table]), self.stores[table].dim
             seen = values[:, dim].astype(np.int64) if self._width(table) > dim else None
             unique, summed, times = merged(np.concatenate(ids[table]), values[:, :dim], seen)
             own = self._specs[table].learning_rate
@@ -398,10 +410,10 @@ class TableExchange:
             rate = learning_rate if own is None else own
             self.stores[table].push(unique, summed, rate, times)
         self._forget()
-        longest = max(told, key=len)  # a rank tells of all calls, or of none
-        self._ahead = following or [self._call(table, _NO_IDS) for table, _ in longest]
+        longest = max(calls, key=len)  # a rank tells of all calls, or of none
+        self._ahead = following or [self._call(self._names[n], _NO_IDS) for n, _ in longest]
         for place, pull in enumerate(self._ahead):
-            pull.asked = [calls[place][1] if calls else _NO_IDS for calls in told]
+            pull.asked = [of[place][1] if of else _NO_IDS for of in calls]
         return beside
 
     def _forget(self) -> None:
@@ -409,32 +421,10 @@ class TableExchange:
         self._learned.clear()
 
 
-class _Message:
-    """Reads the arrays that a message has one after another, each from a new integer on."""
-
-    def __init__(self, rest: IdArray) -> None:
-        self.rest = rest
-
-    def take(self, count: int, kind: type[np.generic] = np.int64) -> npt.NDArray[Any]:
-        """The next array, of so many numbers."""
-        words = -(-count * np.dtype(kind).itemsize // 8)
-        found, self.rest = self.rest[:words].view(kind)[:count], self.rest[words:]
-        return found
-
-
 def _as_integers(numbers: Array) -> IdArray:
     """The bits of a flat array as integers, filled up by zeros."""
     missing = np.zeros(-numbers.nbytes % 8 // numbers.itemsize, numbers.dtype)
     return (np.append(numbers, missing) if missing.size else numbers).view(np.int64)
-
-
-def _to_bits(weight: float) -> int:
-    """A number of 64 bits as the integer with the same bits."""
-    return int(np.float64(weight).view(np.int64))
-
-
-def _from_bits(bits: np.int64) -> float:
-    return float(bits.view(np.float64))
 
 
 class TableSteps(StepSynchronizer):
