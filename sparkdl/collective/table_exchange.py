@@ -114,23 +114,19 @@ class TableExchange:
     """
 
     def __init__(self, communicator: Communicator, tables: Iterable[TableSpec]) -> None:
-        self._communicator = communicator
-        specs = {spec.name: spec for spec in tables}
-        self._names = sorted(specs)
-        self._specs = specs
-        ranks = communicator.size
-        self.stores = {name: specs[name].store(ranks) for name in self._names}
+        self._communicator, self._specs = communicator, {spec.name: spec for spec in tables}
+        self._names = sorted(self._specs)
+        self.stores = {name: self._specs[name].store(communicator.size) for name in self._names}
         """Table name -> the rows that this rank owns."""
         self._parts: dict[str, ClassPart] = {}
         self._measured: dict[str, Measured] = {}
         self._edges: dict[str, Sequence[slice]] = {}  # of each rank's rows among those measured
-        self._measures = 0
+        self._measures, self.sent_bytes = 0, 0
         self._learned: set[str] = set()  # tables whose centers had their step
         self._weight, self._rate = 0, 0.0
         self._pulls: CallsOfStep[_Pull] = CallsOfStep()
         self._ahead: list[_Pull] = []  # the next calls, as far as the ranks have told them
         self._foretells = True  # as long as what is told is what is asked for
-        self.sent_bytes = 0
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
@@ -249,9 +245,9 @@ class TableExchange:
             messages.append(np.concatenate([np.array(head), *own]))
         told = []
         for message in self._exchange(messages):
-            numbers = message[: message[0]].tolist()
-            edges = itertools.pairwise(itertools.accumulate([numbers[0], *numbers[4:]]))
-            told.append(_Told(*numbers[1:4], [message[a:b] for a, b in edges]))
+            head, doing, place, number, *sizes = message[: message[0]].tolist()
+            edges = itertools.pairwise(itertools.accumulate([head, *sizes]))
+            told.append(_Told(doing, place, number, [message[a:b] for a, b in edges]))
         return told
 
     def _call(self, table: str, ids: IdArray) -> _Pull:
@@ -335,17 +331,18 @@ class TableExchange:
     ) -> tuple[Softmax, Sequence[slice]]:
         """The softmax of the rows of all ranks, and where each rank's are."""
         doing, table = self._doing(came)
-        training = doing == _MEASURES
         of_ranks = [told.last for told in came]
         places = np.cumsum([0, *map(len, of_ranks)]).tolist()
         edges = [slice(a, b) for a, b in itertools.pairwise(places)]
         labels = np.concatenate(of_ranks)
         flat = self._exchange_rows([features.reshape(-1)] * self._communicator.size)
         together = np.concatenate(flat).reshape(len(labels), -1) if len(labels) else features
-        measures = self._part(table).measure(together, labels, training=training).to_array()
+        measures = (
+            self._part(table).measure(together, labels, training=doing == _MEASURES).to_array()
+        )
         parts = self._exchange_rows([measures.reshape(-1)] * self._communicator.size)
         softmax = joined([Measures.from_array(part) for part in parts])
-        if training:
+        if doing == _MEASURES:
             self._measures += 1
             self._measured[table] = Measured(self._measures, table, together, labels, softmax)
             self._edges[table] = edges
@@ -354,11 +351,10 @@ class TableExchange:
     def _learn(self, came: Sequence[_Told]) -> FloatArray:
         """The step of this rank's centers; returns the gradient by this rank's features."""
         doing, table = self._doing(came)
-        trying = doing == _TRIES
         of, edges = self._measured.pop(table), self._edges.pop(table)
         if table in self._learned:
             raise trained_twice()
-        if not trying:
+        if doing != _TRIES:
             self._learned.add(table)
         upstream = np.zeros(len(of.labels), np.float32)
         shares = np.zeros(len(of.labels), np.float32)
@@ -368,7 +364,7 @@ class TableExchange:
                 upstream[edge] = told.last.view(np.float64)
                 shares[edge] = told.number / total
         own = self._specs[table].learning_rate
-        rate = None if trying else self._rate if own is None else own
+        rate = None if doing == _TRIES else self._rate if own is None else own
         onward = self._part(table).learn(
             of.features, of.labels, of.softmax, upstream, shares, rate
         )  # fmt: skip
@@ -477,7 +473,8 @@ class TableSteps(StepSynchronizer):
         else:
             learner.tables.give_rows(stores, rank, ranks)
         learner.tables.serve_from(self._exchange)
-        self._ids_of = learner.tables.id_reader()
+        if ranks > 1:
+            self._ids_of = learner.tables.id_reader()
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
@@ -512,8 +509,7 @@ class TableSteps(StepSynchronizer):
     def _following(self, stack: BatchStack) -> list[list[tuple[str, IdArray]]]:
         """Tables and ids of the calls of each batch but the first, as far as they are known."""
         try:
-            batches = itertools.islice(stack.single_batches(), 1, None)
-            return [self._ids_of(batch) for batch in batches]
+            return [self._ids_of(stack.part(n)) for n in range(1, stack.num_batches)]
         except Exception:  # the layers before the ids cannot be computed by themselves
             return []
 
@@ -550,9 +546,6 @@ class TableSteps(StepSynchronizer):
                 raise
             raise cause from error
 
-    def end_epoch(self, learner: SharedLearner) -> None:
-        self._dense.end_epoch(learner)
-
     def save_state(self, learner: SharedLearner) -> bytes:
         """Writes the rows of all ranks, each its own; returns where they are."""
         if not self._state or self._saved_at != self._steps:
@@ -574,10 +567,6 @@ class TableSteps(StepSynchronizer):
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         self._dense.take_changes(learner, changes)
 
-    def end_run(self, learner: SharedLearner) -> bool:
-        return self._dense.end_run(learner)
-
     def close(self) -> None:
         """Ends the tables' communicator."""
-        self._dense.close()
         self._communicator.close()
