@@ -257,8 +257,10 @@ class TableExchange:
         """What each rank has told that it asks for next: the bits of rows."""
         if not (training and self._ahead):
             return [_NO_IDS] * self._communicator.size
-        store = self.stores[self._ahead[0].table]
-        return [_as_integers(store.pull(ids).reshape(-1)) for ids in self._ahead[0].asked]
+        asked = self._ahead[0].asked
+        rows = self.stores[self._ahead[0].table].pull(np.concatenate(asked))  # in one go
+        edges = itertools.pairwise(itertools.accumulate(map(len, asked), initial=0))
+        return [_as_integers(rows[a:b].reshape(-1)) for a, b in edges]
 
     def _exchange_rows(self, parts: Sequence[FloatArray]) -> list[FloatArray]:
         return [np.asarray(array, np.float32) for array in self._exchange(parts)]
