@@ -2,12 +2,9 @@
 
 In a step each rank pulls the rows of its batch from their owners, call by call of the layers, and
 at the end all ranks send the gradients of these rows. An owner adds up what came for a row, in the
-order of the ranks, and applies one row step. Each message of an all-to-all begins with what a rank
-is about to do, so that a rank without a batch knows how to serve the others.
-
-A pull is two all-to-alls, ids and rows. With its gradients a rank tells the ids of its next batch,
-if it knows them: then the owners begin the next pull with these rows, and it is one all-to-all. A
-rank that asks for other ids after all gets them in a second one.
+order of the ranks, and applies one row step. A message begins with what a rank is about to do, so
+that a rank without a batch knows how to serve the others. A pull is two all-to-alls, of ids and of
+rows; the second alone where a rank has told the ids of its next batch with the gradients.
 
 Of a softmax each rank gets the features of all, and tells of its own classes; with the gradient by
 the losses of all it takes the steps of its centers, and sends each rank its part of the gradient by
@@ -80,7 +77,7 @@ class _Told:
 
     @property
     def last(self) -> IdArray:
-        """The last part; an empty one of a rank that does nothing."""
+        """The last part; an empty one of a rank that serves."""
         return self.parts[-1] if self.works else _NO_IDS
 
 
@@ -137,7 +134,7 @@ class TableExchange:
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
         parts = [
             [rows, _NO_IDS if as_told else pull.ids_for(rank)]
-            for rank, rows in enumerate(self._rows_ahead(training))
+            for rank, rows in enumerate(self._rows_ahead())
         ]
         came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
         replies, dim = self._serve(came, pull), self.stores[table].dim
@@ -218,19 +215,18 @@ class TableExchange:
     def serve_step(self, learning_rate: float) -> list[ByteArray]:
         """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
         self.begin_step(0, learning_rate)
-        while True:
-            came = self._tell(_SERVES, parts=[[rows] for rows in self._rows_ahead(True)])
-            if self._doing(came)[0] == _ENDS_STEP:
-                return self._step(came, learning_rate, [])
-            self._serve(came)
+        return self._step(self._serve_until(_ENDS_STEP, _SERVES), learning_rate, [])
 
     def serve_until_done(self) -> None:
         """Serves the other ranks until all have called this: each has evaluated its rows."""
+        self._serve_until(_DONE, _DONE)
+        self._forget()
+
+    def _serve_until(self, end: int, doing: int) -> list[_Told]:
         while True:
-            came = self._tell(_DONE)
-            if self._doing(came)[0] == _DONE:
-                self._forget()
-                return
+            came = self._tell(doing, parts=[[rows] for rows in self._rows_ahead()])
+            if self._doing(came)[0] == end:
+                return came
             self._serve(came)
 
     def _tell(
@@ -253,9 +249,9 @@ class TableExchange:
     def _call(self, table: str, ids: IdArray) -> _Pull:
         return _Pull(table, ids, *by_owner(ids, self._communicator.size))
 
-    def _rows_ahead(self, training: bool) -> list[IdArray]:
+    def _rows_ahead(self) -> list[IdArray]:
         """What each rank has told that it asks for next: the bits of rows."""
-        if not (training and self._ahead):
+        if not self._ahead:
             return [_NO_IDS] * self._communicator.size
         asked = self._ahead[0].asked
         rows = self.stores[self._ahead[0].table].pull(np.concatenate(asked))  # in one go
@@ -503,8 +499,8 @@ class TableSteps(StepSynchronizer):
                 end_step(_NO_BYTES, rows if taken else 0)
 
     def _together(self, learner: SharedLearner) -> bool:
-        """Whether rows and variables travel together, in all steps of a stack: nothing that rows
-        depend on changes within it. Alike on all ranks."""
+        """Whether rows travel with the variables, inside the call for a stack; the same on all
+        ranks. A rate, or a scale of the loss, that changes within the stack is read between."""
         optimizer = learner.optimizer
         return not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph)
 
