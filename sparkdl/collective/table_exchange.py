@@ -58,7 +58,7 @@ _NO_IDS, _NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
 
 @dataclass
 class _Told:
-    """What one rank tells another.
+    """A message of one rank to another.
 
     Args:
         number: Flags of a pull; else the rows of the rank's batch.
@@ -89,7 +89,7 @@ class _Pull:
     ids: IdArray  # this rank's
     order: npt.NDArray[np.intp]  # the same, owner by owner
     edges: Sequence[slice]  # of each owner's within them
-    asked: Sequence[IdArray] = ()  # what each rank asks this one for
+    asked: Sequence[IdArray]  # what each rank asks this one for
     gradients: FloatArray | None = None
 
     def ids_for(self, rank: int) -> IdArray:
@@ -247,10 +247,11 @@ class TableExchange:
         return told
 
     def _call(self, table: str, ids: IdArray) -> _Pull:
-        return _Pull(table, ids, *by_owner(ids, self._communicator.size))
+        ranks = self._communicator.size
+        return _Pull(table, ids, *by_owner(ids, ranks), [_NO_IDS] * ranks)
 
     def _rows_ahead(self) -> list[IdArray]:
-        """What each rank has told that it asks for next: the bits of rows."""
+        """The bits of the rows that each rank has told that it asks for next."""
         if not self._ahead:
             return [_NO_IDS] * self._communicator.size
         asked = self._ahead[0].asked
@@ -298,21 +299,19 @@ class TableExchange:
             self._learn(came)
             return []
         training, pull = doing == _PULLS, pull or self._call(table, _NO_IDS)
-        ahead = self._ahead.pop(0) if training and self._ahead else None
-        as_told = [training and told.works and bool(told.number & _AS_TOLD) for told in came]
-        lacking = [_NO_IDS if same else told.last for told, same in zip(came, as_told, strict=True)]
+        ahead = self._ahead.pop(0) if training and self._ahead else self._call(table, _NO_IDS)
+        asks = [t.last if t.works and not t.number & _AS_TOLD else None for t in came]
         replies = [told.parts[0].view(np.float32) for told in came if pull is ahead]
-        if any(told.works and not same for told, same in zip(came, as_told, strict=True)):
+        if any(ids is not None for ids in asks):
+            lacking = [_NO_IDS if ids is None else ids for ids in asks]
             found = [store.pull(ids, create=training).reshape(-1) for ids in lacking]
             fresh = self._exchange_rows(found)
             replies = replies or fresh
         if training:
             if any(told.works and told.number & _ANEW for told in came):
                 self._forget()
-            pull.asked = [
-                ahead.asked[rank] if same and ahead is not None else lacking[rank]
-                for rank, same in enumerate(as_told)
-            ]
+            known = zip(ahead.asked, asks, strict=True)
+            pull.asked = [told if ids is None else ids for told, ids in known]
             self._pulls.append(pull)
         return replies
 
@@ -377,32 +376,31 @@ class TableExchange:
     ) -> list[ByteArray]:
         self._doing(came)
         total = sum(told.number for told in came)
-        looked_up = [name for name in self._names if self._specs[name].classes is None]
-        ids = {name: [_NO_IDS] for name in looked_up}
-        rows = {name: [np.empty((0, self._width(name)), np.float32)] for name in looked_up}
+        found = {
+            name: [(_NO_IDS, np.empty((0, self._width(name)), np.float32))]
+            for name in self._names
+            if self._specs[name].classes is None
+        }
         beside = [_NO_BYTES for _ in came]
         calls: list[list[tuple[int, IdArray]]] = [[] for _ in came]
-        for rank, told in enumerate(came):
-            if not told.works:
-                continue
+        for rank, told in [(r, told) for r, told in enumerate(came) if told.works]:
             (size, *tables), sent, *parts = told.parts
             beside[rank] = sent.view(np.uint8)[:size]
             for pull, part in zip(self._pulls, parts, strict=False):
                 asked, width = pull.asked[rank], self._width(pull.table)
                 if len(part) and told.number > 0:
-                    row = part.view(np.float32)[: len(asked) * width].reshape(-1, width)
-                    row[:, : self.stores[pull.table].dim] *= np.float32(told.number / total)
-                    ids[pull.table].append(asked)
-                    rows[pull.table].append(row)
+                    rows = part.view(np.float32)[: len(asked) * width].reshape(-1, width)
+                    rows[:, : self.stores[pull.table].dim] *= np.float32(told.number / total)
+                    found[pull.table].append((asked, rows))
             calls[rank] = list(zip(tables, parts[len(self._pulls) :], strict=True))
-        for table in looked_up if total > 0 else ():
-            values, dim = np.concatenate(rows[table]), self.stores[table].dim
+        for table, of_ranks in found.items() if total > 0 else ():
+            ids, values = (np.concatenate(arrays) for arrays in zip(*of_ranks, strict=True))
+            dim = self.stores[table].dim
             seen = values[:, dim].astype(np.int64) if self._width(table) > dim else None
-            unique, summed, times = merged(np.concatenate(ids[table]), values[:, :dim], seen)
+            unique, summed, times = merged(ids, values[:, :dim], seen)
             own = self._specs[table].learning_rate
             # A step of no rows is one, too: the parts of all ranks have the same clock.
-            rate = learning_rate if own is None else own
-            self.stores[table].push(unique, summed, rate, times)
+            self.stores[table].push(unique, summed, learning_rate if own is None else own, times)
         self._forget()
         longest = max(calls, key=len)  # a rank tells of all calls, or of none
         self._ahead = following or [self._call(self._names[n], _NO_IDS) for n, _ in longest]
