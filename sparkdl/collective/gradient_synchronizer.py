@@ -141,8 +141,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         """Trains every batch of ``stack``, each a step of all ranks.
 
         Args:
-            gather: Another exchange of each step, with which what is small travels; not with
-                Horovod's operations, which join gradients inside the compiled step.
+            gather: Another exchange of each step, with which what is small travels; not within
+                Horovod's operations.
 
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
@@ -255,24 +255,21 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             if not self._check.notes(none, 0, self._scaled, self._step, self.slices):
                 self._sent_rows = 0
         if not self._sent_rows:
-            self.slices = self._no_slices()
+            self.slices = [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
         rows = np.array([self._sent_rows], np.float64).view(np.uint8)
         dense = self._whole.view(np.uint8) if self._beside_slices else rows[:0]
         mine = pack(np.concatenate([rows, dense]), self.slices)
         gather = self._gather or self.communicator.all_gather
         with self._clock.within("exchange", any_thread=True):
             found = gather(mine)
-        nothing = np.zeros(rows.size + dense.size, np.uint8), self._no_slices()
-        gathered = [unpack(data) if data.size else nothing for data in found]
+        no_head = np.zeros(rows.size + dense.size, np.uint8)
+        gathered = [unpack(data) if data.size else (no_head, []) for data in found]
         weights = [float(head[: rows.size].view(np.float64)[0]) for head, _ in gathered]
         if dense.size:
             each = [head[rows.size :].view(np.float32) for head, _ in gathered]
             reduce_in_order(each, reduction_factors("weighted", weights), np.add, self._whole)
         parts = [(weight, slices) for weight, (_, slices) in zip(weights, gathered, strict=True)]
         self.slices = join_slices(parts) or self.slices
-
-    def _no_slices(self) -> list[Slices]:
-        return [Slices.none(i, self.layout.slots[i].width) for i in self._sliced]
 
     def agree_on_stop(self, value: float) -> None:
         """Takes the joined stop flag of an exchange inside the compiled step."""
