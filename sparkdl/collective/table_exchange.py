@@ -271,8 +271,7 @@ class TableExchange:
         return found
 
     def _doing(self, came: Sequence[_Told]) -> tuple[int, str]:
-        """The work of the ranks that do not only serve, and its table: all the same, or all are
-        done."""
+        """The work of the ranks that do not only serve, and its table: the same for all."""
         doing = {(told.doing, told.table) for told in came if told.works}
         if len(doing) > 1 or (not doing and any(told.doing == _SERVES for told in came)):
             raise ProtocolError(
@@ -490,7 +489,7 @@ class TableSteps(StepSynchronizer):
             return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
 
         self._exchange.begin_step(rows, rate)
-        with self._explained():
+        with self._orders(), self._explained():
             self._dense.train(learner, stack, end_step if together else None)
             if not together:
                 taken = scale is None or optimizer.step > before  # all ranks know the same
@@ -511,7 +510,7 @@ class TableSteps(StepSynchronizer):
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        with self._explained(), ThreadPoolExecutor(1, "sparkdl-tables") as threads:
+        with self._orders(), ThreadPoolExecutor(1, "sparkdl-tables") as threads:
             served = threads.submit(self._exchange.serve_step, learner.optimizer.learning_rate)
             try:
                 together = self._together(learner)
@@ -530,12 +529,17 @@ class TableSteps(StepSynchronizer):
             self._exchange.serve_until_done()
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _orders(self) -> Iterator[None]:
+        """Within, the steps of the variables tell the driver's orders."""
         self._dense.stop_wanted = self.stop_wanted
+        yield
+        self.stop_agreed = self.stop_agreed or self._dense.stop_agreed
+        self._dense.stop_agreed = False
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
         try:
             yield
-            self.stop_agreed = self.stop_agreed or self._dense.stop_agreed
-            self._dense.stop_agreed = False
         except Exception as error:
             cause = self._communicator.explain(error)
             if cause is error:
