@@ -100,7 +100,7 @@ class _Pull:
         """Those of the rows that ``rank`` owns, flat; empty if there are none."""
         if self.gradients is None:
             return np.empty(0, np.float32)
-        return self.gradients[self.order[self.edges[rank]]].reshape(-1)
+        return self.gradients.take(self.order[self.edges[rank]], axis=0).reshape(-1)
 
 
 class TableExchange:
