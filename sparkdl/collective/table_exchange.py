@@ -92,15 +92,11 @@ class _Pull:
     asked: Sequence[IdArray]  # what each rank asks this one for
     gradients: FloatArray | None = None
 
-    def ids_for(self, rank: int) -> IdArray:
-        """Those that ``rank`` owns."""
-        return self.ids[self.order[self.edges[rank]]]
-
-    def gradients_for(self, rank: int) -> FloatArray:
-        """Those of the rows that ``rank`` owns, flat; empty if there are none."""
-        if self.gradients is None:
-            return np.empty(0, np.float32)
-        return self.gradients.take(self.order[self.edges[rank]], axis=0).reshape(-1)
+    def part(self, rank: int, array: Array | None) -> IdArray:
+        """The part of an array by id whose ids ``rank`` owns, as integers; empty of None."""
+        if array is None:
+            return _NO_IDS
+        return _as_integers(array.take(self.order[self.edges[rank]], axis=0).reshape(-1))
 
 
 class TableExchange:
@@ -133,7 +129,7 @@ class TableExchange:
         self._foretells &= as_told or told is None or not len(told.ids)
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
         parts = [
-            [rows, _NO_IDS if as_told else pull.ids_for(rank)]
+            [rows, _NO_IDS if as_told else pull.part(rank, ids)]
             for rank, rows in enumerate(self._rows_ahead())
         ]
         came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
@@ -205,8 +201,8 @@ class TableExchange:
         head = np.array([beside.size, *(self._names.index(call.table) for call in calls)])
         parts = [
             [head, _as_integers(beside)]
-            + [_as_integers(pull.gradients_for(rank)) for pull in self._pulls]
-            + [call.ids_for(rank) for call in calls]
+            + [pull.part(rank, pull.gradients) for pull in self._pulls]
+            + [call.part(rank, call.ids) for call in calls]
             for rank in range(self._communicator.size)
         ]
         came = self._tell(_ENDS_STEP, "", rows, parts)
