@@ -101,7 +101,9 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str]) -> dict[str, Arr
     doubtful = {
         id(variable)
         for layer in model._flatten_layers(include_self=True, recursive=True)
-        if getattr(layer, "lora_enabled", False) or _saves_itself(layer)
+        if getattr(layer, "lora_enabled", False)
+        or not comes_with_keras(type(layer).save_own_variables)
+        or not comes_with_keras(type(layer).load_own_variables)
         for variable in layer.variables
     }
     found = {
@@ -110,11 +112,6 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str]) -> dict[str, Arr
         if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
     }
     return {n: plain(v) for n, v in zip(found, values_of(list(found.values())), strict=True)}
-
-
-def _saves_itself(layer: keras.Layer) -> bool:
-    methods = (type(layer).save_own_variables, type(layer).load_own_variables)
-    return not all(comes_with_keras(method) for method in methods)
 
 
 def variables_of_model(model: keras.Model) -> dict[str, Any]:
