@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
+_KINDS = ("Operation", "Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss")
 _SAFE_HDF5 = (3, 11, 3)
 """From this version on ``safe_mode`` holds for HDF5 files, too."""
 _MISSING = (
@@ -133,7 +134,6 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -176,7 +176,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
 
     try:
         with making_models:
-            settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+            beside = compared_with_rebuilt(model, archive.key, load, objects, fresh)
     except ValueError as error:  # how Keras says that values found no place
         if isinstance(error, ModelError):
             raise
@@ -184,8 +184,8 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
             model, error, "a layer that several other layers hold is made once by __init__ of a "
             "class of your own, or by get_config and from_config"
         ) from error  # fmt: skip
-    key = hashlib.sha256(archive.key.encode() + settings.key).hexdigest()
-    return replace(archive, key=key, beside=BesideFile.of(settings, values).to_bytes())
+    key = hashlib.sha256(archive.key.encode() + beside.settings.key).hexdigest()
+    return replace(archive, key=key, beside=beside.to_bytes())
 
 
 def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
@@ -432,16 +432,17 @@ def _has_own_from_config(cls: type) -> bool:
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.state.optimizer_state import empty_slots
 
-    with making_models, _model_file(archive.content) as path, _without_warnings(archive.fresh):
-        model.load_weights(path)
+    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    if beside is None or not beside.whole:
+        with _model_file(archive.content) as path, _without_warnings(archive.fresh):
+            model.load_weights(path)
     if archive.fresh:
         empty_slots(model.optimizer)
-    if archive.beside:
-        from sparkdl.learner.archives.unsaved_settings import BesideFile
-
-        BesideFile.from_bytes(archive.beside).give_values(model)
+    if beside is not None:
+        beside.give_values(model)
 
 
 def model_bytes(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> bytes:
@@ -550,7 +551,7 @@ def load_state(model: keras.Model, content: bytes, path: str) -> None:
     if not model.optimizer.built:  # else Keras would leave its state out
         model.optimizer.build(model.trainable_variables)
     try:
-        with making_models, _model_file(content) as local:
+        with _model_file(content) as local:
             model.load_weights(local)
     except ValueError as error:
         raise ConfigError(
@@ -564,8 +565,7 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
     from sparkdl.learner.archives.rebuilt import SharedLayers
 
     shared = SharedLayers(model)
-    with making_models, TemporaryFolder() as folder:
-        path = os.path.join(folder.path, "model.keras")
+    with _model_file() as path:
         with shared.numbered():
             model.save(path)
         if shared:
@@ -575,8 +575,20 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
-    with TemporaryFolder() as folder:
+def _model_file(content: bytes = b"", suffix: str = ".keras") -> Iterator[str]:
+    """Within, a model's file, and this thread alone makes models.
+
+    What Keras leaves out of a file of each kind of object it keeps per thread under one name and
+    asks for under another, and so makes a layer for each that it saves or loads.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.saving import saving_lib
+
+    with making_models, TemporaryFolder() as folder:
+        known = vars(global_state.GLOBAL_STATE_TRACKER)
+        for name, kind in ((f"saving_attr_skiplist_{kind}", kind) for kind in _KINDS):
+            with contextlib.suppress(AttributeError, ValueError):  # a Keras without such a kind
+                known[name] = known.get(name) or saving_lib.get_attr_skipset(kind)
         path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:
             file.write(content)

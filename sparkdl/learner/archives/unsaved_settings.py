@@ -22,7 +22,6 @@ import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
 
-from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.learner.archives.value_forms import (
     UNKNOWN,
     form_of,
@@ -472,15 +471,12 @@ class BesideFile:
     Args:
         settings: Those that no configuration has.
         values: Of variables by name, packed.
+        whole: Whether an equal model, to become this one, needs nothing but these values.
     """
 
     settings: UnsavedSettings
     values: bytes
-
-    @classmethod
-    def of(cls, settings: UnsavedSettings, values: Mapping[str, np.ndarray]) -> BesideFile:
-        """Settings and values of one model."""
-        return cls(settings, pack_arrays(dict(values)))
+    whole: bool = False
 
     def to_bytes(self) -> bytes:
         """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""

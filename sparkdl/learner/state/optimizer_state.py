@@ -26,7 +26,7 @@ from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
-_WORTH = 1 << 20
+_WORTH = 1 << 16
 """Elements of the slots from which on they are left out of a file while they are 0."""
 
 
