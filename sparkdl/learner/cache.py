@@ -32,6 +32,12 @@ class _Shares:
 
     shared: SharedWeights | None = field(default=None, kw_only=True)
 
+    def share(self, variables: list[Any], digest: str | None = None) -> None:
+        """Lets variables lie where those of other processes do."""
+        former, self.shared = self.shared, shared_weights(variables, digest)
+        if former is not None:  # left last, as the file may be the same one
+            former.close()
+
     def close(self) -> None:
         """Leaves the file."""
         if self.shared is not None:
@@ -45,12 +51,6 @@ class _KeptLearner(_Shares):
 
     learner: KerasLearner
     own: OwnAttributes
-
-    def share(self, model: object) -> None:
-        """Lets frozen weights lie where those of other processes do, and leaves the former file."""
-        former, self.shared = self.shared, shared_weights(frozen_weights(model))
-        if former is not None:
-            former.close()
 
 
 _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
@@ -92,12 +92,12 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
         model = decode_model(archive)
         own = OwnAttributes.of(model)
         kept = _KeptLearner(make_learner(model), own)
-        kept.share(model)
+        kept.share(frozen_weights(model))
     else:
         model = kept.learner.model
         kept.own.give_back(model)
         restore_state(model, archive)
-        kept.share(model)
+        kept.share(frozen_weights(model))
         model.reset_metrics()
         kept.learner.reload()
     _kept[archive.key, form] = kept
@@ -189,9 +189,7 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive | None) -> None:
     if wanted is not None:
         restore_state(kept.model, wanted.archive)
         kept.digest = wanted.digest
-        former, kept.shared = kept.shared, shared_weights(kept.model.weights, kept.digest)
-        if former is not None:  # left last, as the file may be the same one
-            former.close()
+        kept.share(kept.model.weights, kept.digest)
         if kept.before is not None:
             kept.before = ValuesBefore(kept.model)
     kept.predictor.reload()

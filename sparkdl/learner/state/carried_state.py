@@ -134,12 +134,10 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) ->
 
 
 def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
-    """The names of all variables, where a file brings nothing else to an equal model.
+    """The names of all variables, but for ``fresh`` slots, of which the file has none.
 
-    Empty for a large model, and for layers that load tables, or by code of the user's own.
-
-    Args:
-        fresh: Whether large slots of the optimizer are 0, and are left out.
+    Empty where a file brings more to an equal model (layers that load tables, or by code of the
+    user's own), and for a large model.
     """
     sizes = {name: _size(variable) for name, variable in variables_by_name(model).items()}
     if fresh:
