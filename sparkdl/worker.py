@@ -187,7 +187,7 @@ class _Loop(Generic[L]):
         whole_epoch = self.settings.window == EPOCH_WINDOW and not every_batch
         source = self.clock.each(self.batches.stacks(epoch, self.stack_batches, batches_done))
         first_batch = batches_done
-        self.learner.draws.mark()
+        self.learner.draws.mark(self.settings.seed, epoch, first_batch)
         with closing(source):
             for stack in source:
                 stacks += 1
@@ -311,12 +311,9 @@ class _Loop(Generic[L]):
             batches: Batches since the last call. One whose scaled loss overflows is no step.
         """
         if self._follows_schedule:
-            own = (
-                self.learner.optimizer.step - self.counted_step
-                if self.learner.optimizer.scales_loss
-                else batches
-            )
-            self.own_steps += own
+            if self.learner.optimizer.scales_loss:
+                batches = self.learner.optimizer.step - self.counted_step
+            self.own_steps += batches
             self.counted_step = self.first_step + self.own_steps * self.num_workers
             self.learner.optimizer.set_step(self.counted_step)
 

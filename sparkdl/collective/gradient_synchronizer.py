@@ -8,7 +8,7 @@ come by argument.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ from sparkdl.training.slices import Slices, join_slices, pack, unpack
 from sparkdl.training.syncing import StepSynchronizer
 from sparkdl.weights import FloatArray, Layout
 
+Gather = Callable[[npt.NDArray[np.uint8]], Sequence[npt.NDArray[np.uint8]]]
+"""Takes a rank's bytes, and returns those of all ranks; none of a rank without a batch."""
 _ALIGNMENT = 64
 _BESIDE_SLICES_BYTES = 256 << 10
 """Bytes of the dense gradients of all ranks up to which they travel with the slices: one exchange
@@ -97,6 +99,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._statistics = np.zeros(layout.size - layout.trained_size, np.float32)
         self._sent_rows = 0
         self._step = -1  # of the present stack
+        self._gather: Gather | None = None
         self.rows = 0
         self.scale = 1.0
         self.stop_wanted = False
@@ -132,8 +135,14 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             learner.read_weights(weights)
             self._statistics[...] = weights[self.layout.trained_size :]
 
-    def train(self, learner: SharedLearner, stack: BatchStack) -> None:
+    def train(
+        self, learner: SharedLearner, stack: BatchStack, gather: Gather | None = None
+    ) -> None:
         """Trains every batch of ``stack``, each a step of all ranks.
+
+        Args:
+            gather: Another exchange of each step, with which what is small travels; not within
+                Horovod's operations.
 
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
@@ -143,14 +152,16 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._scaled, self._step, self._not_finite = learner.optimizer.scales_loss, -1, None
         if self.in_graph is not None:
             self.checks_gradients = self._check.looks and not self._scaled
+        self._gather = gather
         with self._explained():
             learner.train_reducing(stack, self)
         self._check.settle()
         if self._not_finite is not None:
             raise self._not_finite
 
-    def skip(self, learner: SharedLearner) -> None:
-        """Takes part, without a batch, in one step of the other ranks."""
+    def skip(self, learner: SharedLearner, gather: Gather | None = None) -> None:
+        """Takes part, without a batch, in one step of the other ranks; see :meth:`train`."""
+        self._gather = gather
         with self._explained():
             learner.skip_reducing(self)
 
@@ -214,9 +225,10 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
 
     @property
     def _beside_slices(self) -> bool:
-        """Whether what is dense travels in :meth:`finish`, with the slices."""
+        """Whether what is dense travels in :meth:`finish`, with the slices or another exchange."""
         small = self._whole.nbytes * self.communicator.size <= _BESIDE_SLICES_BYTES
-        return bool(self._sliced) and small and len(self.parts) == 1 and self.wire is None
+        beside = bool(self._sliced) or self._gather is not None
+        return beside and small and len(self.parts) == 1 and self.wire is None
 
     def finish(self) -> bool:
         """Waits for all parts: ``buffer`` then holds the mean over all ranks."""
@@ -226,7 +238,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
                 handle.wait()
             if joined.dtype != np.float32:
                 self._whole[place] = joined
-        if self._sliced:
+        if self._sliced or self._gather is not None:
             self._gather_slices()
         self.agree_on_stop(float(self._whole[-1]))
         trained = bool(self._whole[-2] > 0)
@@ -238,7 +250,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
 
     def _gather_slices(self) -> None:
         """Replaces this rank's slices by those of all ranks."""
-        if self._sent_rows and not self.skips:
+        if self._sliced and self._sent_rows and not self.skips:
             none = self.buffer[:0]
             if not self._check.notes(none, 0, self._scaled, self._step, self.slices):
                 self._sent_rows = 0
@@ -247,8 +259,11 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         rows = np.array([self._sent_rows], np.float64).view(np.uint8)
         dense = self._whole.view(np.uint8) if self._beside_slices else rows[:0]
         mine = pack(np.concatenate([rows, dense]), self.slices)
+        gather = self._gather or self.communicator.all_gather
         with self._clock.within("exchange", any_thread=True):
-            gathered = [unpack(data) for data in self.communicator.all_gather(mine)]
+            found = gather(mine)
+        no_head = np.zeros(rows.size + dense.size, np.uint8)
+        gathered = [unpack(data) if data.size else (no_head, []) for data in found]
         weights = [float(head[: rows.size].view(np.float64)[0]) for head, _ in gathered]
         if dense.size:
             each = [head[rows.size :].view(np.float32) for head, _ in gathered]

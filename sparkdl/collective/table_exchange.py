@@ -2,9 +2,9 @@
 
 In a step each rank pulls the rows of its batch from their owners, call by call of the layers, and
 at the end all ranks send the gradients of these rows. An owner adds up what came for a row, in the
-order of the ranks, and applies one row step. An exchange is two all-to-alls of all ranks; the first
-begins with what a rank is about to do, so that a rank without a batch knows how to serve the
-others.
+order of the ranks, and applies one row step. A message begins with what a rank is about to do, so
+that a rank without a batch knows how to serve the others. A pull is two all-to-alls, of ids and of
+rows; the second alone where a rank has told the ids of its next batch with the gradients.
 
 Of a softmax each rank gets the features of all, and tells of its own classes; with the gradient by
 the losses of all it takes the steps of its centers, and sends each rank its part of the gradient by
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,9 +50,35 @@ _WORDS = (
     "serves others", "is done", "pulls rows", "looks rows up", "ends a step",
     "measures classes", "scores classes", "trains classes", "tries a step",
 )  # fmt: skip
-_HEAD = 3
-"""Numbers before the ids of a message: what the rank does, the number of the table, and whether its
-step begins anew; of the end of a step and of classes in training the weight of the rank instead."""
+_ANEW, _AS_TOLD = 1, 2
+"""Flags of a pull: the step begins anew; the ids are those that the rank has told before."""
+ByteArray = npt.NDArray[np.uint8]
+_NO_IDS, _NO_BYTES = np.empty(0, np.int64), np.empty(0, np.uint8)
+
+
+@dataclass
+class _Told:
+    """A message of one rank to another.
+
+    Args:
+        number: Flags of a pull; else the rows of the rank's batch.
+        parts: Ids, or the bits of rows as integers.
+    """
+
+    doing: int
+    table: int
+    number: int
+    parts: list[IdArray]
+
+    @property
+    def works(self) -> bool:
+        """Whether the rank does not only serve, and is not done."""
+        return self.doing > _DONE
+
+    @property
+    def last(self) -> IdArray:
+        """The last part; an empty one of a rank that serves."""
+        return self.parts[-1] if self.works else _NO_IDS
 
 
 @dataclass
@@ -60,16 +86,17 @@ class _Pull:
     """One call of a layer in a step."""
 
     table: str
-    asked: Sequence[IdArray]  # what each rank asks this one for
-    order: npt.NDArray[np.intp]  # this rank's ids, owner by owner
+    ids: IdArray  # this rank's
+    order: npt.NDArray[np.intp]  # the same, owner by owner
     edges: Sequence[slice]  # of each owner's within them
+    asked: Sequence[IdArray]  # what each rank asks this one for
     gradients: FloatArray | None = None
 
-    def gradients_for(self, rank: int) -> FloatArray:
-        """Those of the rows that ``rank`` owns, flat; empty if there are none."""
-        if self.gradients is None:
-            return np.empty(0, np.float32)
-        return self.gradients[self.order[self.edges[rank]]].reshape(-1)
+    def part(self, rank: int, array: Array | None) -> IdArray:
+        """The part of an array by id whose ids ``rank`` owns, as integers; empty of None."""
+        if array is None:
+            return _NO_IDS
+        return _as_integers(array.take(self.order[self.edges[rank]], axis=0).reshape(-1))
 
 
 class TableExchange:
@@ -80,51 +107,53 @@ class TableExchange:
     """
 
     def __init__(self, communicator: Communicator, tables: Iterable[TableSpec]) -> None:
-        self._communicator = communicator
-        specs = {spec.name: spec for spec in tables}
-        self._names = sorted(specs)
-        self._specs = specs
-        ranks = communicator.size
-        self.stores = {name: specs[name].store(ranks) for name in self._names}
+        self._communicator, self._specs = communicator, {spec.name: spec for spec in tables}
+        self._names = sorted(self._specs)
+        self.stores = {name: self._specs[name].store(communicator.size) for name in self._names}
         """Table name -> the rows that this rank owns."""
         self._parts: dict[str, ClassPart] = {}
         self._measured: dict[str, Measured] = {}
         self._edges: dict[str, Sequence[slice]] = {}  # of each rank's rows among those measured
-        self._measures = 0
+        self._measures, self.sent_bytes = 0, 0
         self._learned: set[str] = set()  # tables whose centers had their step
-        self._weight, self._rate = 0.0, 0.0
+        self._weight, self._rate = 0, 0.0
         self._pulls: CallsOfStep[_Pull] = CallsOfStep()
-        self.sent_bytes = 0
-        self.pulled_rows = 0
+        self._ahead: list[_Pull] = []  # the next calls, as far as the ranks have told them
+        self._foretells = True  # as long as what is told is what is asked for
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
-        anew = self._pulls.have_gradients
-        order, edges = by_owner(ids, self._communicator.size)
-        head = [_PULLS if training else _LOOKS_UP, self._names.index(table), anew]
-        came = self._tell(head, [ids[order[edge]] for edge in edges])
-        replies = self._serve(came, order, edges)
-        dim = self.stores[table].dim
+        told = self._ahead[0] if training and self._ahead else None
+        as_told = told is not None and told.table == table and np.array_equal(told.ids, ids)
+        pull = told if told is not None and as_told else self._call(table, ids)
+        self._foretells &= as_told or told is None or not len(told.ids)
+        flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
+        parts = [
+            [rows, _NO_IDS if as_told else pull.part(rank, ids)]
+            for rank, rows in enumerate(self._rows_ahead())
+        ]
+        came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
+        replies, dim = self._serve(came, pull), self.stores[table].dim
         rows = np.empty((len(ids), dim), np.float32)
-        for edge, reply in zip(edges, replies, strict=True):
-            rows[order[edge]] = reply.reshape(-1, dim)
-        self.pulled_rows += len(ids)
+        for edge, reply in zip(pull.edges, replies, strict=True):
+            places = pull.order[edge]
+            rows[places] = reply[: places.size * dim].reshape(-1, dim)
         return rows, self._pulls.last
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         """See :class:`sparkdl.tables.service.RowService`; :meth:`end_step` sends them."""
         pull = self._pulls.of(pulled)
-        if self._counts(pull.table):  # as numbers beside the gradient: exact up to 2^24
+        if self._width(pull.table) > gradients.shape[1]:  # counts are exact up to 2^24
             gradients = np.column_stack([gradients, counts.astype(np.float32)])
-        pull.gradients = gradients
+        pull.gradients = np.asarray(gradients, np.float32)
 
     def measure(
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
         """See :class:`sparkdl.tables.service.RowService`; all other ranks measure, or serve."""
-        head = [_MEASURES if training else _SCORES, self._names.index(table), 0]
-        came = self._tell(head, [labels] * self._communicator.size)
+        doing, to_all = _MEASURES if training else _SCORES, [[labels]] * self._communicator.size
+        came = self._tell(doing, table, 0, to_all)
         softmax, edges = self._measure(came, features)
         return softmax.of(edges[self._communicator.rank]), self._measures
 
@@ -132,113 +161,154 @@ class TableExchange:
         """See :class:`sparkdl.tables.service.RowService`; all other ranks learn, or serve."""
         of = find_measured(self._measured, measured)
         doing = _TRIES if trying else _LEARNS
-        head = [doing, self._names.index(of.table), _to_bits(self._weight)]
-        numbers = upstream.astype(np.float64).view(np.int64)
-        return self._learn(self._tell(head, [numbers] * self._communicator.size))
+        to_all = [[upstream.astype(np.float64).view(np.int64)]] * self._communicator.size
+        return self._learn(self._tell(doing, of.table, self._weight, to_all))
 
-    def _counts(self, table: str) -> bool:
-        """Whether the owner of a row wants to know how often its id was seen."""
-        return self.stores[table].entry is not None or self.stores[table].tracks
+    def _width(self, table: str) -> int:
+        """Numbers that travel for a row; its owner may want to know how often its id was seen."""
+        store = self.stores[table]
+        return store.dim + (store.entry is not None or store.tracks)
 
     def begin_step(self, rows: int, learning_rate: float) -> None:
         """Says of the coming step what :meth:`end_step` is told after it."""
-        self._weight, self._rate = float(rows), learning_rate
+        self._weight, self._rate = rows, learning_rate
 
-    def end_step(self, rows: int, learning_rate: float, loss_scale: float = 1.0) -> None:
+    def end_step(
+        self,
+        rows: int,
+        learning_rate: float,
+        loss_scale: float = 1.0,
+        following: Sequence[tuple[str, IdArray]] = (),
+        beside: ByteArray = _NO_BYTES,
+    ) -> list[ByteArray]:
         """One step of all tables with the mean of the ranks' gradients, weighed by their rows.
 
         Args:
             rows: Rows of this rank's batch. 0 on all ranks: no step, a scaled loss has overflowed.
             learning_rate: The rate of the model's optimizer in this step, the same on all ranks.
             loss_scale: The factor that the loss had, by which gradients are divided.
+            following: Table and ids of each call of the next step, as far as they are known.
+            beside: What travels to all ranks with the gradients.
+
+        Returns:
+            What came beside from each rank; nothing from one without a batch.
         """
         for pull in self._pulls if loss_scale != 1.0 else ():
             if pull.gradients is not None:
                 dim = self.stores[pull.table].dim  # the number behind it counts the id
                 pull.gradients[:, :dim] /= np.float32(loss_scale)
-        weight = _to_bits(rows)
-        present = [int(pull.gradients is not None) for pull in self._pulls]
-        came = self._tell([_ENDS_STEP, 0, weight, *present])
-        self._step(came, learning_rate)
+        calls = [self._call(table, ids) for table, ids in following if self._foretells]
+        head = np.array([beside.size, *(self._names.index(call.table) for call in calls)])
+        parts = [
+            [head, _as_integers(beside)]
+            + [pull.part(rank, pull.gradients) for pull in self._pulls]
+            + [call.part(rank, call.ids) for call in calls]
+            for rank in range(self._communicator.size)
+        ]
+        came = self._tell(_ENDS_STEP, "", rows, parts)
+        return self._step(came, learning_rate, calls)
 
-    def serve_step(self, learning_rate: float) -> None:
-        """Takes part in a step without a batch, until its end."""
+    def serve_step(self, learning_rate: float) -> list[ByteArray]:
+        """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
         self.begin_step(0, learning_rate)
-        while True:
-            came = self._tell([_SERVES, 0, 0])
-            if self._doing(came) == _ENDS_STEP:
-                self._step(came, learning_rate)
-                return
-            self._serve(came)
+        return self._step(self._serve_until(_ENDS_STEP, _SERVES), learning_rate, [])
 
     def serve_until_done(self) -> None:
         """Serves the other ranks until all have called this: each has evaluated its rows."""
+        self._serve_until(_DONE, _DONE)
+        self._forget()
+
+    def _serve_until(self, end: int, doing: int) -> list[_Told]:
         while True:
-            came = self._tell([_DONE, 0, 0])
-            if self._doing(came) == _DONE:
-                self._forget()
-                return
+            came = self._tell(doing, parts=[[rows] for rows in self._rows_ahead()])
+            if self._doing(came)[0] == end:
+                return came
             self._serve(came)
 
-    def _tell(self, head: Sequence[int], ids: Sequence[IdArray] = ()) -> list[IdArray]:
-        """Tells all ranks what this one does, and each the ids that it is asked for."""
-        first = np.array(head, np.int64)
-        parts = ids or [np.empty(0, np.int64)] * self._communicator.size
-        messages = [np.concatenate([first, part]) for part in parts]
-        return [np.asarray(array, np.int64) for array in self._exchange(messages)]
+    def _tell(
+        self, doing: int, table: str = "", number: int = 0,
+        parts: Sequence[Sequence[IdArray]] | None = None,
+    ) -> list[_Told]:  # fmt: skip
+        """Tells all ranks what this one does, and each its own of ``parts``."""
+        place = self._names.index(table) if table else 0
+        messages = []
+        for own in parts or [[]] * self._communicator.size:
+            head = [4 + len(own), doing, place, number, *map(len, own)]
+            messages.append(np.concatenate([np.array(head), *own]))
+        told = []
+        for message in self._exchange(messages):
+            head, doing, place, number, *sizes = message[: message[0]].tolist()
+            edges = itertools.pairwise(itertools.accumulate([head, *sizes]))
+            told.append(_Told(doing, place, number, [message[a:b] for a, b in edges]))
+        return told
+
+    def _call(self, table: str, ids: IdArray) -> _Pull:
+        ranks = self._communicator.size
+        return _Pull(table, ids, *by_owner(ids, ranks), [_NO_IDS] * ranks)
+
+    def _rows_ahead(self) -> list[IdArray]:
+        """The bits of the rows that each rank has told that it asks for next."""
+        if not self._ahead:
+            return [_NO_IDS] * self._communicator.size
+        asked = self._ahead[0].asked
+        rows = self.stores[self._ahead[0].table].pull(np.concatenate(asked))  # in one go
+        edges = itertools.pairwise(itertools.accumulate(map(len, asked), initial=0))
+        return [_as_integers(rows[a:b].reshape(-1)) for a, b in edges]
 
     def _exchange_rows(self, parts: Sequence[FloatArray]) -> list[FloatArray]:
         return [np.asarray(array, np.float32) for array in self._exchange(parts)]
 
     def _exchange(self, parts: Sequence[Array]) -> list[Array]:
-        own = self._communicator.rank
-        self.sent_bytes += sum(part.nbytes for rank, part in enumerate(parts) if rank != own)
-        return self._communicator.all_to_all(parts)
+        own, sent = self._communicator.rank, list(parts)
+        sent[own] = sent[own][:0]  # small messages travel whole to all ranks
+        self.sent_bytes += sum(part.nbytes for part in sent)
+        found = self._communicator.all_to_all(sent)
+        found[own] = parts[own]
+        return found
 
-    def _doing(self, came: Sequence[IdArray]) -> int:
-        """The work of the ranks that do not only serve: all the same, or all are done."""
-        doing = {(int(array[0]), int(array[1])) for array in came if array[0] > _DONE}
-        if len(doing) > 1 or (not doing and any(array[0] == _SERVES for array in came)):
+    def _doing(self, came: Sequence[_Told]) -> tuple[int, str]:
+        """The work of the ranks that do not only serve, and its table: the same for all."""
+        doing = {(told.doing, told.table) for told in came if told.works}
+        if len(doing) > 1 or (not doing and any(told.doing == _SERVES for told in came)):
             raise ProtocolError(
                 "the ranks disagree about their tables",
                 expected="the same layers in the same order on all ranks",
-                received=", ".join(
-                    f"rank {r} {_WORDS[int(array[0])]}" for r, array in enumerate(came)
-                ),
+                received=", ".join(f"rank {r} {_WORDS[t.doing]}" for r, t in enumerate(came)),
                 hint="does the model call other layers on some batches?",
             )
-        return doing.pop()[0] if doing else _DONE
+        work, number = doing.pop() if doing else (_DONE, 0)
+        return work, self._names[number] if self._names else ""
 
-    def _serve(
-        self,
-        came: Sequence[IdArray],
-        order: npt.NDArray[np.intp] | None = None,
-        edges: Sequence[slice] = (),
-    ) -> list[FloatArray]:
-        """Sends the rows that the ranks ask for; returns those that this rank asked for."""
-        doing = self._doing(came)
+    def _serve(self, came: Sequence[_Told], pull: _Pull | None = None) -> list[FloatArray]:
+        """Sends the rows that the ranks ask for; returns those that this rank asked for.
+
+        Args:
+            pull: This rank's call; None: it only serves.
+        """
+        doing, table = self._doing(came)
+        store = self.stores[table]
         if doing in (_MEASURES, _SCORES):
-            self._measure(came, np.empty((0, self.stores[self._table(came)].dim), np.float32))
+            self._measure(came, np.empty((0, store.dim), np.float32))
             return []
         if doing in (_LEARNS, _TRIES):
             self._learn(came)
             return []
-        training = doing == _PULLS
-        table = self._table(came)
-        store = self.stores[table]
-        asked = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
-        rows = [store.pull(ids, create=training) for ids in asked]
-        replies = self._exchange_rows([part.reshape(-1) for part in rows])
+        training, pull = doing == _PULLS, pull or self._call(table, _NO_IDS)
+        ahead = self._ahead.pop(0) if training and self._ahead else self._call(table, _NO_IDS)
+        asks = [t.last if t.works and not t.number & _AS_TOLD else None for t in came]
+        replies = [told.parts[0].view(np.float32) for told in came if pull is ahead]
+        if any(ids is not None for ids in asks):
+            lacking = [_NO_IDS if ids is None else ids for ids in asks]
+            found = [store.pull(ids, create=training).reshape(-1) for ids in lacking]
+            fresh = self._exchange_rows(found)
+            replies = replies or fresh
         if training:
-            if any(array[0] == _PULLS and array[_HEAD - 1] for array in came):
+            if any(told.works and told.number & _ANEW for told in came):
                 self._forget()
-            nothing = np.empty(0, np.intp)
-            slices = edges or [slice(0, 0)] * len(asked)
-            self._pulls.append(_Pull(table, asked, nothing if order is None else order, slices))
+            known = zip(ahead.asked, asks, strict=True)
+            pull.asked = [told if ids is None else ids for told, ids in known]
+            self._pulls.append(pull)
         return replies
-
-    def _table(self, came: Sequence[IdArray]) -> str:
-        return self._names[next(int(array[1]) for array in came if array[0] > _DONE)]
 
     def _part(self, table: str) -> ClassPart:
         if table not in self._parts:
@@ -249,44 +319,44 @@ class TableExchange:
         return self._parts[table]
 
     def _measure(
-        self, came: Sequence[IdArray], features: FloatArray
+        self, came: Sequence[_Told], features: FloatArray
     ) -> tuple[Softmax, Sequence[slice]]:
         """The softmax of the rows of all ranks, and where each rank's are."""
-        training, table = self._doing(came) == _MEASURES, self._table(came)
-        of_ranks = [array[_HEAD:] if array[0] > _DONE else array[:0] for array in came]
+        doing, table = self._doing(came)
+        of_ranks = [told.last for told in came]
         places = np.cumsum([0, *map(len, of_ranks)]).tolist()
         edges = [slice(a, b) for a, b in itertools.pairwise(places)]
         labels = np.concatenate(of_ranks)
         flat = self._exchange_rows([features.reshape(-1)] * self._communicator.size)
         together = np.concatenate(flat).reshape(len(labels), -1) if len(labels) else features
-        measures = self._part(table).measure(together, labels, training=training).to_array()
+        measures = (
+            self._part(table).measure(together, labels, training=doing == _MEASURES).to_array()
+        )
         parts = self._exchange_rows([measures.reshape(-1)] * self._communicator.size)
         softmax = joined([Measures.from_array(part) for part in parts])
-        if training:
+        if doing == _MEASURES:
             self._measures += 1
             self._measured[table] = Measured(self._measures, table, together, labels, softmax)
             self._edges[table] = edges
         return softmax, edges
 
-    def _learn(self, came: Sequence[IdArray]) -> FloatArray:
+    def _learn(self, came: Sequence[_Told]) -> FloatArray:
         """The step of this rank's centers; returns the gradient by this rank's features."""
-        table = self._table(came)
-        trying = self._doing(came) == _TRIES
+        doing, table = self._doing(came)
         of, edges = self._measured.pop(table), self._edges.pop(table)
         if table in self._learned:
             raise trained_twice()
-        if not trying:
+        if doing != _TRIES:
             self._learned.add(table)
         upstream = np.zeros(len(of.labels), np.float32)
         shares = np.zeros(len(of.labels), np.float32)
-        weights = [_from_bits(array[2]) if array[0] > _DONE else 0.0 for array in came]
-        total = sum(weights)
-        for edge, array, weight in zip(edges, came, weights, strict=True):
-            if array[0] > _DONE:
-                upstream[edge] = array[_HEAD:].view(np.float64)
-                shares[edge] = weight / total
+        total = sum(told.number for told in came)
+        for edge, told in zip(edges, came, strict=True):
+            if told.works:
+                upstream[edge] = told.last.view(np.float64)
+                shares[edge] = told.number / total
         own = self._specs[table].learning_rate
-        rate = None if trying else self._rate if own is None else own
+        rate = None if doing == _TRIES else self._rate if own is None else own
         onward = self._part(table).learn(
             of.features, of.labels, of.softmax, upstream, shares, rate
         )  # fmt: skip
@@ -296,58 +366,52 @@ class TableExchange:
             found += part
         return found.reshape(-1, self.stores[table].dim)
 
-    def _step(self, came: Sequence[IdArray], learning_rate: float) -> None:
+    def _step(
+        self, came: Sequence[_Told], learning_rate: float, following: list[_Pull]
+    ) -> list[ByteArray]:
         self._doing(came)
-        ranks = range(self._communicator.size)
-        parts = [
-            np.concatenate(
-                [np.empty(0, np.float32)] + [pull.gradients_for(r) for pull in self._pulls]
-            )
-            for r in ranks
-        ]
-        gradients = self._exchange_rows(parts)
-        weights = [
-            _from_bits(array[_HEAD - 1]) if array[0] == _ENDS_STEP else 0.0 for array in came
-        ]
-        total = sum(weights)
-        looked_up = [name for name in self._names if self._specs[name].classes is None]
-        for table in looked_up if total > 0 else ():
+        total = sum(told.number for told in came)
+        found = {
+            name: [(_NO_IDS, np.empty((0, self._width(name)), np.float32))]
+            for name in self._names
+            if self._specs[name].classes is None
+        }
+        beside = [_NO_BYTES for _ in came]
+        calls: list[list[tuple[int, IdArray]]] = [[] for _ in came]
+        for rank, told in [(r, told) for r, told in enumerate(came) if told.works]:
+            (size, *tables), sent, *parts = told.parts
+            beside[rank] = sent.view(np.uint8)[:size]
+            for pull, part in zip(self._pulls, parts, strict=False):
+                asked, width = pull.asked[rank], self._width(pull.table)
+                if len(part) and told.number > 0:
+                    rows = part.view(np.float32)[: len(asked) * width].reshape(-1, width)
+                    rows[:, : self.stores[pull.table].dim] *= np.float32(told.number / total)
+                    found[pull.table].append((asked, rows))
+            calls[rank] = list(zip(tables, parts[len(self._pulls) :], strict=True))
+        for table, of_ranks in found.items() if total > 0 else ():
+            ids, values = (np.concatenate(arrays) for arrays in zip(*of_ranks, strict=True))
             dim = self.stores[table].dim
-            ids, values = [np.empty(0, np.int64)], [np.empty((0, dim), np.float32)]
-            counts = [np.empty(0, np.int64)]
-            for rank in ranks:
-                at = 0
-                for number, pull in enumerate(self._pulls):
-                    sent = came[rank][0] == _ENDS_STEP and came[rank][_HEAD + number]
-                    width = self.stores[pull.table].dim + self._counts(pull.table)
-                    size = len(pull.asked[rank]) * width if sent else 0
-                    if size and pull.table == table and weights[rank] > 0:
-                        part = gradients[rank][at : at + size].reshape(-1, width)
-                        ids.append(pull.asked[rank])
-                        values.append(part[:, :dim] * np.float32(weights[rank] / total))
-                        if width > dim:
-                            counts.append(part[:, dim].astype(np.int64))
-                    at += size
-            seen = np.concatenate(counts) if self._counts(table) else None
-            unique, summed, times = merged(np.concatenate(ids), np.concatenate(values), seen)
+            seen = values[:, dim].astype(np.int64) if self._width(table) > dim else None
+            unique, summed, times = merged(ids, values[:, :dim], seen)
             own = self._specs[table].learning_rate
             # A step of no rows is one, too: the parts of all ranks have the same clock.
-            rate = learning_rate if own is None else own
-            self.stores[table].push(unique, summed, rate, times)
+            self.stores[table].push(unique, summed, learning_rate if own is None else own, times)
         self._forget()
+        longest = max(calls, key=len)  # a rank tells of all calls, or of none
+        self._ahead = following or [self._call(self._names[n], _NO_IDS) for n, _ in longest]
+        for place, pull in enumerate(self._ahead):
+            pull.asked = [of[place][1] if of else _NO_IDS for of in calls]
+        return beside
 
     def _forget(self) -> None:
         self._pulls.forget()
         self._learned.clear()
 
 
-def _to_bits(weight: float) -> int:
-    """A number of 64 bits as the integer with the same bits."""
-    return int(np.float64(weight).view(np.int64))
-
-
-def _from_bits(bits: np.int64) -> float:
-    return float(bits.view(np.float64))
+def _as_integers(numbers: Array) -> IdArray:
+    """The bits of a flat array as integers, filled up by zeros."""
+    missing = np.zeros(-numbers.nbytes % 8 // numbers.itemsize, numbers.dtype)
+    return (np.append(numbers, missing) if missing.size else numbers).view(np.int64)
 
 
 class TableSteps(StepSynchronizer):
@@ -375,27 +439,13 @@ class TableSteps(StepSynchronizer):
         self._communicator = communicator.group(range(communicator.size))
         self._exchange = TableExchange(self._communicator, ())
         self._steps = self._saved_at = 0
+        self.stop_wanted = self.stop_agreed = False
+        self._ids_of: Callable[[BatchStack], list[tuple[str, IdArray]]] = lambda _: []
 
     @property
     def stores(self) -> Mapping[str, RowStore]:
         """Table name -> the rows that this rank owns."""
         return self._exchange.stores
-
-    @property
-    def stop_wanted(self) -> bool:
-        return self._dense.stop_wanted
-
-    @stop_wanted.setter
-    def stop_wanted(self, value: bool) -> None:
-        self._dense.stop_wanted = value
-
-    @property
-    def stop_agreed(self) -> bool:
-        return self._dense.stop_agreed
-
-    @stop_agreed.setter
-    def stop_agreed(self, value: bool) -> None:
-        self._dense.stop_agreed = value
 
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
@@ -414,41 +464,57 @@ class TableSteps(StepSynchronizer):
         else:
             learner.tables.give_rows(stores, rank, ranks)
         learner.tables.serve_from(self._exchange)
+        if ranks > 1:
+            self._ids_of = learner.tables.id_reader()
         self._dense.start(learner, root, scale, steps)
 
     def train(self, learner: SharedLearner, stack: BatchStack) -> None:
-        for batch in stack.single_batches():
-            rate, scale = learner.optimizer.learning_rate, learner.optimizer.loss_scale
-            before = 0 if scale is None else learner.optimizer.step
-            self._exchange.begin_step(batch.num_rows, rate)
-            with self._explained():
-                self._dense.train(learner, batch)
-                taken = scale is None or learner.optimizer.step > before  # all ranks know the same
-                self._exchange.end_step(batch.num_rows if taken else 0, rate, scale or 1.0)
-            self._steps += 1
+        together = self._together(learner)
+        for part in [stack] if together else stack.single_batches():
+            self._train(learner, part, together)
+            self._steps += part.num_batches
+
+    def _train(self, learner: SharedLearner, stack: BatchStack, together: bool) -> None:
+        optimizer, rows = learner.optimizer, stack.num_rows // stack.num_batches
+        rate, scale = optimizer.learning_rate, None if together else optimizer.loss_scale
+        before = optimizer.step if scale else 0
+        following = iter(self._following(stack))
+
+        def end_step(beside: ByteArray, rows: int = rows) -> list[ByteArray]:
+            told = next(following, ())
+            return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
+
+        self._exchange.begin_step(rows, rate)
+        with self._orders(), self._explained():
+            self._dense.train(learner, stack, end_step if together else None)
+            if not together:
+                taken = scale is None or optimizer.step > before  # all ranks know the same
+                end_step(_NO_BYTES, rows if taken else 0)
+
+    def _together(self, learner: SharedLearner) -> bool:
+        """Whether rows travel with the variables, inside the call for a stack; the same on all
+        ranks. A rate, or a scale of the loss, that changes within the stack is read between."""
+        optimizer = learner.optimizer
+        return not (optimizer.has_schedule or optimizer.scales_loss or self._dense.in_graph)
+
+    def _following(self, stack: BatchStack) -> list[list[tuple[str, IdArray]]]:
+        """Tables and ids of the calls of each batch but the first, as far as they are known."""
+        try:
+            return [self._ids_of(stack.part(n)) for n in range(1, stack.num_batches)]
+        except Exception:  # the layers before the ids cannot be computed by themselves
+            return []
 
     def skip(self, learner: SharedLearner) -> None:
         """Takes part in one step of the other ranks, and serves their pulls meanwhile."""
-        rate = learner.optimizer.learning_rate
-        failures: list[BaseException] = []
-
-        def serve() -> None:
+        with self._orders(), ThreadPoolExecutor(1, "sparkdl-tables") as threads:
+            served = threads.submit(self._exchange.serve_step, learner.optimizer.learning_rate)
             try:
-                self._exchange.serve_step(rate)
-            except BaseException as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=serve, name="sparkdl-tables", daemon=True)
-        thread.start()
-        try:
-            self._dense.skip(learner)
-        except BaseException:
-            self._communicator.close()  # ends the wait of the thread
-            raise
-        finally:
-            thread.join()
-        if failures:
-            raise failures[0]
+                together = self._together(learner)
+                self._dense.skip(learner, (lambda _: served.result()) if together else None)
+            except BaseException:
+                self._communicator.close()  # ends the wait of the thread
+                raise
+            served.result()
         self._steps += 1
 
     @contextlib.contextmanager
@@ -459,6 +525,14 @@ class TableSteps(StepSynchronizer):
             self._exchange.serve_until_done()
 
     @contextlib.contextmanager
+    def _orders(self) -> Iterator[None]:
+        """Within, the steps of the variables tell the driver's orders."""
+        self._dense.stop_wanted = self.stop_wanted
+        yield
+        self.stop_agreed = self.stop_agreed or self._dense.stop_agreed
+        self._dense.stop_agreed = False
+
+    @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
@@ -467,9 +541,6 @@ class TableSteps(StepSynchronizer):
             if cause is error:
                 raise
             raise cause from error
-
-    def end_epoch(self, learner: SharedLearner) -> None:
-        self._dense.end_epoch(learner)
 
     def save_state(self, learner: SharedLearner) -> bytes:
         """Writes the rows of all ranks, each its own; returns where they are."""
@@ -492,10 +563,6 @@ class TableSteps(StepSynchronizer):
     def take_changes(self, learner: SharedLearner, changes: VariableChanges) -> None:
         self._dense.take_changes(learner, changes)
 
-    def end_run(self, learner: SharedLearner) -> bool:
-        return self._dense.end_run(learner)
-
     def close(self) -> None:
         """Ends the tables' communicator."""
-        self._dense.close()
         self._communicator.close()

@@ -11,14 +11,14 @@ import numpy.typing as npt
 from keras import ops
 
 from sparkdl.errors import DataError, ModelError
-from sparkdl.layers.backends import Ids, lookup, takes_64_bits
+from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
-from sparkdl.tables.store import RowStore, merged
+from sparkdl.tables.store import RowStore
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 
@@ -239,7 +239,7 @@ class _Call:
     def __init__(self, layer: ServedEmbedding, training: bool) -> None:
         self._table, self._dim, self._pad = layer.table_name, layer.dim, layer.pad_id
         self._layer, self._training = layer, training
-        self._pulled: tuple[int, npt.NDArray[np.bool_], npt.NDArray[np.int64]] | None = None
+        self._pulled: tuple[int, Places, int] | None = None
 
     @property
     def _service(self) -> RowService:
@@ -247,30 +247,31 @@ class _Call:
         assert self._layer.service is not None
         return self._layer.service
 
-    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
-        unique, present, inverse = _unique(np.asarray(ids), self._pad)
+    def pull(self, ids: Ids, differentiated: bool) -> tuple[FloatArray, Places]:
+        unique, places = _unique(np.asarray(ids), self._pad)
         training = self._layer.may_learn(self._training, differentiated)
         rows, number = self._service.pull(self._table, unique, training=training)
-        self._pulled = number, present, inverse.astype(np.int64)
-        found = np.zeros((present.size, self._dim), np.float32)
-        found[present] = rows[inverse]
-        return found.reshape(*np.shape(ids), self._dim)
+        self._pulled = number, places, len(rows)
+        if self._pad is not None:
+            rows = np.concatenate([rows, np.zeros((1, self._dim), np.float32)])
+        return rows, places.reshape(np.shape(ids))
 
-    def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
+    def push(self, sums: FloatArray) -> np.float32:
         assert self._pulled is not None
-        number, present, inverse = self._pulled
-        own = np.asarray(gradients, np.float32).reshape(-1, self._dim)[present]
-        _, summed, counts = merged(inverse, own)  # the places of the ids, which are in their order
-        self._service.push(number, summed, counts)
-        overflowed = self._layer.scaled and not is_finite(summed)
+        number, places, count = self._pulled
+        sums = sums[:count].copy()  # the framework lends them for this call
+        counts = np.bincount(places, minlength=count)[:count]
+        self._service.push(number, sums, counts)
+        overflowed = self._layer.scaled and not is_finite(sums)
         return np.float32(np.inf if overflowed else 0.0)
 
 
-def _unique(
-    ids: npt.NDArray[Any], pad: int | None
-) -> tuple[IdArray, npt.NDArray[np.bool_], npt.NDArray[np.intp]]:
-    """The sorted unique ids, a mask of entries that are no padding, and their ids' positions."""
+def _unique(ids: npt.NDArray[Any], pad: int | None) -> tuple[IdArray, Places]:
+    """The sorted unique ids without the padding, and the place of each id among them, flat; that
+    of the padding is after the last."""
     flat = ids.reshape(-1).astype(np.int64)
-    present = np.ones(flat.size, bool) if pad is None else flat != pad
+    present = slice(None) if pad is None else flat != pad
     unique, inverse = np.unique(flat[present], return_inverse=True)
-    return unique, present, inverse
+    places = np.full(flat.size, len(unique), np.int32)
+    places[present] = inverse
+    return unique, places

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,8 @@ class LayerEncoder:
     def of(cls, decoder: object) -> LayerEncoder | None:
         """The encoder of what a user gave as a decoder; None for a function of one value."""
         keras = sys.modules.get("keras")
-        return cls(decoder) if keras is not None and isinstance(decoder, keras.Layer) else None
+        is_layer = keras is not None and isinstance(decoder, keras.Layer)
+        return cls(decoder) if is_layer and space_in(decoder) is None else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"layer": self.layer if isinstance(self.layer, bytes) else payload.dump(self.layer)}
@@ -98,10 +100,36 @@ def _missing(who: str, error: ImportError) -> ResourceError:
     )
 
 
+_spaces: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Model -> the ``keras.utils.FeatureSpace`` that makes its inputs of rows."""
+
+
+def space_in(decoder: object) -> Any:
+    """The ``FeatureSpace`` that a user gave as the decoder, or as that of ``'features'``."""
+    given = decoder.get("features") if isinstance(decoder, Mapping) else decoder
+    kinds = {kind.__name__ for kind in type(given).__mro__}  # Keras may not be imported
+    return given if "FeatureSpace" in kinds else None
+
+
+def give_space(model: object, decoder: object) -> None:
+    """From now on a model's rows go through the ``FeatureSpace`` of a decoder, or through none."""
+    space = space_in(decoder)
+    if space is not None:
+        _spaces[model] = space
+    elif _spaces:
+        _spaces.pop(model, None)
+
+
+def space_of(model: object) -> Any:
+    """The ``FeatureSpace`` of a model; None: it has none."""
+    return _spaces.get(model) if _spaces else None
+
+
 def preprocessor_of(model: object) -> Any:
     """The layer or function that makes a model's inputs of its rows; None: there is none."""
     makes = hasattr(type(model), "preprocess_samples")
-    return getattr(model, "preprocessor", None) if makes else None
+    own = getattr(model, "preprocessor", None) if makes else None
+    return space_of(model) if own is None else own
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +209,11 @@ class Preprocessing:
             next(iter(p.values())) if p is not None and len(self.outputs) == 1 else p
             for p in (y, weight)
         )
-        made = self.model.preprocess_samples(_as_given(rows), y=labels, sample_weight=weights)
+        space, given = space_of(self.model), _as_given(rows)
+        if space is None:
+            made = self.model.preprocess_samples(given, y=labels, sample_weight=weights)
+        else:
+            made = space(given), labels, weights
         found = _keras().utils.unpack_x_y_sample_weight(made)
         names = (self.inputs, self.outputs, self.outputs)
         prepared = [_named(part, its) for part, its in zip(found, names, strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import copy
+from dataclasses import replace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -17,6 +18,7 @@ from sparkdl.learner.archives.archive import encode_model, model_bytes
 from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.prediction.export import FORMATS, export_model
 from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.learner.preprocessing import give_space
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
 from sparkdl.process.host_load import require_descriptors
@@ -91,6 +93,7 @@ class ModelSettings:
         self._trained = TrainedModel(model)
         self._custom_objects = dict(custom_objects)
         self._decoder = decoder
+        give_space(model, decoder)
         self._history: Any = None
         self._epochs_trained = 0
         self._summary: StageSummary | None = None
@@ -272,6 +275,7 @@ class ModelInference(ModelSettings):
         label: object = None,
         sample_weight: object = None,
         verbose: str | int = 0,
+        group: object = None,
     ) -> dict[str, Any]:
         """Loss and metrics over all rows, exactly as one process would compute them.
 
@@ -285,6 +289,7 @@ class ModelInference(ModelSettings):
             label: See :meth:`SparkModel.fit`; None as for ``features``.
             sample_weight: See :meth:`SparkModel.fit`.
             verbose: 1 prints the result.
+            group: See :meth:`SparkModel.fit`, for losses and metrics that compare rows.
 
         Returns:
             Name -> value, ``'loss'`` first: a float, or a list for a metric per class.
@@ -298,10 +303,10 @@ class ModelInference(ModelSettings):
         compile_parts.require_evaluable(self.model)
         batch_size = self._batch_size(batch_size)
         signature = model_signature(self.model)
-        columns = self._columns_of(features, label, sample_weight)
+        columns = replace(self._columns_of(features, label, sample_weight), group=group)
         with removes_tables():
             form = form_of(data)
-            arrays = form.arrays(signature, columns)
+            arrays = form.arrays(signature, columns) if group is None else None
             if arrays is not None:
                 state = evaluate_arrays(self.model, arrays, signature, batch_size=batch_size)
             else:

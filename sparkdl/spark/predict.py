@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
@@ -12,7 +13,7 @@ from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.learner.preprocessing import LayerEncoder
+from sparkdl.learner.preprocessing import LayerEncoder, give_space, space_in
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
@@ -106,6 +107,8 @@ def predict(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
+    if space_in(decoder) is not None and not isinstance(model, (str, os.PathLike)):
+        give_space(model, decoder)
     source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
     inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)

@@ -16,6 +16,7 @@ _EMPTY, _REMOVED = -1, -2
 _HIGHEST_LOAD, _GROWTH = 0.6, 1.5
 _BLOCK = 1 << 14
 """Ids that are looked up in one go, so that what NumPy notes of each stays in the cache."""
+_FEW, _CELLS = 2048, np.arange(1, 9)
 _LOW_BITS, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
@@ -140,19 +141,21 @@ class RowIndex:
         """Slots of ids (-1 of absent ones), and the cells that hold them."""
         cells = self._home(mix64(ids))
         found = self._cells.take(cells)
-        slots = np.where(
-            (found >= 0) & (self._ids.take(found, mode="clip") == ids), found, _EMPTY
-        ).astype(np.int64)
-        open_ = np.flatnonzero((slots < 0) & (found != _EMPTY))
-        size = len(self._cells)
+        hit = (found >= 0) & (self._ids.take(found, mode="clip") == ids)
+        slots = np.where(hit, found, _EMPTY).astype(np.int64)
+        open_ = np.flatnonzero(~hit & (found != _EMPTY))
         while len(open_):
-            at = cells[open_] + 1
-            at[at == size] = 0
-            cells[open_] = at
-            found = self._cells.take(at)
-            hit = (found >= 0) & (self._ids.take(found, mode="clip") == ids[open_])
-            slots[open_[hit]] = found[hit]
-            open_ = open_[~hit & (found != _EMPTY)]
+            # of few ids several cells at a time: a call of NumPy takes longer than what it does
+            wide = _CELLS[: 8 if len(open_) <= _FEW else 1]
+            at = cells[open_, None] + wide
+            found = self._cells.take(at, mode="wrap")
+            hit = (found >= 0) & (self._ids.take(found, mode="clip") == ids[open_, None])
+            ends = hit | (found == _EMPTY)
+            first = np.arange(len(open_)), ends.argmax(axis=1)
+            slots[open_] = np.where(hit[first], found[first], _EMPTY)
+            over = ~ends[first]
+            cells[open_] = np.where(over, at[:, -1], at[first]) % len(self._cells)
+            open_ = open_[over]
         return slots, cells
 
     def _place(self, slots: Slots) -> None:
@@ -207,9 +210,10 @@ def by_owner(ids: Ids, ranks: int) -> tuple[npt.NDArray[np.intp], list[slice]]:
     if ranks == 1:
         return np.arange(len(ids)), [slice(0, len(ids))]
     owners = owner(ids, ranks)
-    order = np.argsort(owners, kind="stable")
-    places = np.searchsorted(owners[order], np.arange(ranks + 1)).tolist()
-    return order, [slice(a, b) for a, b in itertools.pairwise(places)]
+    short = owners.astype(np.uint16) if ranks <= 1 << 16 else owners  # sorted by radix
+    places = np.cumsum(np.bincount(owners, minlength=ranks)).tolist()
+    edges = [slice(a, b) for a, b in itertools.pairwise([0, *places])]
+    return np.argsort(short, kind="stable"), edges
 
 
 def hash_range(rank: int, ranks: int) -> tuple[int, int]:

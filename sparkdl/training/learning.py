@@ -164,8 +164,8 @@ class LearnerMetrics(Protocol):
 class LearnerDraws(Protocol):
     """The random numbers that the layers of a model draw in training."""
 
-    def mark(self) -> None:
-        """An epoch begins; see :meth:`fill`."""
+    def mark(self, seed: int, epoch: int, step: int) -> None:
+        """An epoch of a run with this seed begins at a step; see :meth:`fill`."""
 
     def fill(self, steps: int, steps_of_all: int) -> None:
         """Counts the random numbers of ``steps_of_all`` steps since :meth:`mark`.

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -530,6 +531,29 @@ def test_no_reply_is_torn_by_a_commit(remote: str) -> None:
         assert len(seen) > 1
         writer.close()
         reader.close()
+
+
+def test_the_temporary_folder_is_long_and_tmp_read_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where neither can be written to Python takes the present folder, whose path may be long."""
+    long = tmp_path / ("long" * 20)
+    long.mkdir()
+    made, writable = tempfile.mkdtemp, os.access
+
+    def mkdtemp(prefix: str, dir: str | None = None) -> str:
+        assert dir != "/tmp", "read-only"
+        return made(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != "/tmp" and writable(path, mode))
+    config = ServerConfig(LAYOUT, Downpour(), 1, mode="shm")
+    with ServerProcess(config, np.zeros(LAYOUT.size, np.float32)) as process:
+        client = connect(process.endpoint, "shm", rank=0, layout=LAYOUT)
+        client.join()
+        assert not client.pull().any()
+        client.close()
 
 
 def test_a_failure_is_reported_whatever_the_size_of_the_model(remote: str) -> None:

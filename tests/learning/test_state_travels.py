@@ -6,6 +6,7 @@ Each model is trained by plain Keras and as a fit; all variables of model and op
 from __future__ import annotations
 
 import random
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -353,4 +354,7 @@ def test_settings_of_keras_reach_the_worker_and_end_with_the_task() -> None:
     with keras_settings(first):
         assert (keras.config.floatx(), keras.config.epsilon()) == ("float64", 1e-5)
         assert decode_model(first).variables[0].dtype == "float64"
+        gone = weakref.ref(first)
+        del first
+        assert gone() is None  # a model's file and values: not held while it trains
     assert GlobalSettings.now() == before

@@ -10,9 +10,19 @@ import numpy as np
 import pytest
 from harness import global_batches, split, spread_over_ranks
 
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.synchronizer import AllReduceSynchronizer
+from sparkdl.collective.table_exchange import TableSteps
+from sparkdl.config import LoopSettings
+from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.layers import CountFilter, ServedEmbedding, serve_embeddings, to_plain_model
+from sparkdl.learner import make_learner
+from sparkdl.learner.state.model_weights import model_layout
+from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.tables.starts import RowStart
+from sparkdl.testing.inproc import connect_threads
+from sparkdl.worker import train
 
 BATCH, IDS, DIM = 8, 400, 4
 o = keras.optimizers
@@ -293,6 +303,41 @@ def test_ranks_train_as_one_process(name: str, sizes: str, tmp_path) -> None:
         for x, y in global_batches(parts, BATCH):
             expected.train_on_batch(x, y)
     compare(models[0], all_rows(steps), expected, 1e-6 if len(parts) == 1 else 1e-5)
+
+
+@pytest.mark.parametrize("pad", [None, 3])
+def test_a_stack_of_batches_trains_in_one_call(pad: int | None, tmp_path) -> None:
+    """In the main thread, as in a worker's process, a step's rows are exchanged in the call."""
+    make = OPTIMIZERS["SGD"][0]
+    x, y = data(100, distinct=False)
+    model, expected = served(make, pad_id=pad), plain(make)
+    learner, layout = make_learner(model), model_layout(model)
+    with connect_threads(1)[0] as communicator:
+        dense = AllReduceGradientSynchronizer(communicator, layout)
+        steps = TableSteps(dense, communicator, TableCheckpoints(str(tmp_path)))
+        calls: list[int] = []
+        train_dense = dense.train
+        dense.train = lambda *given: (calls.append(given[1].num_batches), train_dense(*given))
+        train(
+            learner, AllReduceSynchronizer(communicator, layout, steps=steps),
+            Batches(rows_from_numpy(x, y), BATCH, shuffle=False),
+            LoopSettings(epochs=2, batch_size=BATCH, window=1, shuffle=False), num_rows=len(x),
+        )  # fmt: skip
+    learner.sync_model()
+    assert calls == [12, 1] * 2  # the last batch is smaller
+    table = expected.layers[1]
+    for _ in range(2):
+        for each in global_batches([(x, y)], BATCH):
+            if pad is not None:  # its row is zeros, and stays so
+                rows = table.get_weights()[0]
+                rows[pad] = 0
+                table.set_weights([rows])
+            expected.train_on_batch(*each)
+    rows, wanted = all_rows([steps]), [*expected.get_weights()]
+    if pad is not None:
+        rows[pad] = wanted[0][pad] = 0
+    table.set_weights([wanted[0]])
+    compare(model, rows, expected, 1e-6)
 
 
 def test_another_number_of_ranks_goes_on_from_the_parts(tmp_path) -> None:

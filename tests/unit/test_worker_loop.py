@@ -48,7 +48,7 @@ class Learner(InOne):
     def set_step(self, step: int) -> None:
         self.told_steps.append(step)
 
-    def mark_draws(self) -> None:
+    def mark_draws(self, *place: int) -> None:
         self.marks += 1
 
     def fill_draws(self, steps: int, steps_of_all: int) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from sparkdl.weights import FloatArray
 
 Ids = npt.NDArray[np.int64] | npt.NDArray[np.int32]
+Places = npt.NDArray[np.int32]
 Forgotten = Callable[..., tuple[list[Any], list[Any]]]
 """Takes tensors; returns results, and values that no gradient flows through."""
 
@@ -30,16 +31,17 @@ Forgotten = Callable[..., tuple[list[Any], list[Any]]]
 class HostRows(Protocol):
     """The rows of one call of a layer, as NumPy arrays."""
 
-    def pull(self, ids: Ids, differentiated: bool) -> FloatArray:
-        """The rows of ``ids``, of shape ``(*ids.shape, dim)``.
+    def pull(self, ids: Ids, differentiated: bool) -> tuple[FloatArray, Places]:
+        """Rows of shape ``(n, dim)``, each once, and the place of each id among them.
 
         Args:
-            ids: Ids of any shape.
+            ids: Ids of any shape, which the places have, too.
             differentiated: Whether the framework keeps this call for a gradient.
         """
 
-    def push(self, ids: Ids, gradients: FloatArray) -> np.float32:
-        """Takes the gradient of what :meth:`pull` returned for ``ids``; returns the anchor's."""
+    def push(self, sums: FloatArray) -> np.float32:
+        """Takes the gradient of the rows that :meth:`pull` returned, or of more, of which the last
+        are none; returns the anchor's."""
 
 
 class HostClasses(Protocol):

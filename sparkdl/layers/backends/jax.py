@@ -18,28 +18,33 @@ if TYPE_CHECKING:
 
 
 def lookup(rows: HostRows, ids: jax.Array, anchor: jax.Array, width: int) -> Any:
-    shape = jax.ShapeDtypeStruct((*ids.shape, width), jnp.float32)
-    nothing = jax.ShapeDtypeStruct((), jnp.float32)
+    count = ids.size + 1  # as many rows as there may be, with that of the padding
+    form, nothing = jax.ShapeDtypeStruct, jax.ShapeDtypeStruct((), jnp.float32)
+    forms = form((count, width), jnp.float32), form(ids.shape, jnp.int32)
 
     def fetch(ids: jax.Array, differentiated: bool) -> Any:
         def pull(ids: jax.Array) -> Any:
-            return rows.pull(np.asarray(ids), differentiated)
+            found, places = rows.pull(np.asarray(ids), differentiated)
+            return np.pad(found, [(0, count - len(found)), (0, 0)]), places
 
-        return io_callback(carried(pull), shape, ids, ordered=True)
+        found, places = io_callback(carried(pull), forms, ids, ordered=True)
+        return found[places], places
 
-    def push(ids: object, gradients: object) -> Any:
-        return rows.push(np.asarray(ids), np.asarray(gradients, np.float32))
+    def push(sums: object) -> Any:
+        return rows.push(np.asarray(sums, np.float32))
 
     @jax.custom_vjp  # type: ignore[untyped-decorator]
     def rows_of(ids: object, anchor: object) -> Any:
-        return fetch(ids, False)
+        return fetch(ids, False)[0]
 
     def forward(ids: object, anchor: object) -> Any:
-        return fetch(ids, True), ids
+        return fetch(ids, True)
 
-    def backward(ids: jax.Array, upstream: jax.Array) -> Any:
-        done = io_callback(carried(push), nothing, ids, upstream, ordered=True)
-        return np.zeros(ids.shape, jax.dtypes.float0), done
+    def backward(places: jax.Array, upstream: jax.Array) -> Any:
+        flat = upstream.reshape(-1, width)
+        sums = jax.ops.segment_sum(flat, places.reshape(-1), num_segments=count)
+        done = io_callback(carried(push), nothing, sums, ordered=True)
+        return np.zeros(places.shape, jax.dtypes.float0), done
 
     rows_of.defvjp(forward, backward)
     return rows_of(ids, anchor)

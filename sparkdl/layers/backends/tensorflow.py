@@ -24,17 +24,20 @@ def lookup(rows: HostRows, ids: tf.Tensor, anchor: tf.Tensor, width: int) -> Any
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def rows_of(anchor: tf.Tensor) -> Any:
-        values = tf.numpy_function(carried(pull), [ids], tf.float32)
-        values.set_shape([*ids.shape, width])
+        found, places = tf.numpy_function(carried(pull), [ids], [tf.float32, tf.int32])
+        found.set_shape([None, width])
+        places.set_shape(ids.shape)
 
         def gradient(upstream: tf.Tensor) -> Any:
             nonlocal differentiated
             differentiated = True  # a graph of its own, which a tape differentiates afterwards
-            done = tf.numpy_function(carried(rows.push), [ids, upstream], tf.float32)
+            upstream = tf.convert_to_tensor(upstream)
+            sums = tf.math.unsorted_segment_sum(upstream, places, tf.shape(found)[0])
+            done = tf.numpy_function(carried(rows.push), [sums], tf.float32)
             done.set_shape([])
             return done
 
-        return values, gradient
+        return tf.gather(found, places), gradient
 
     return rows_of(anchor)
 

@@ -25,14 +25,17 @@ def lookup(rows: HostRows, ids: Tensor, anchor: Tensor, width: int) -> Any:
 class _Rows(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def forward(context: Any, anchor: Tensor, rows: HostRows, ids: Tensor, recorded: bool) -> Any:
-        context.rows, context.ids = rows, ids.cpu().numpy()
-        differentiated = recorded and anchor.requires_grad
-        return torch.from_numpy(rows.pull(context.ids, differentiated)).to(ids.device)
+        found, places = rows.pull(ids.cpu().numpy(), recorded and anchor.requires_grad)
+        context.rows, context.count = rows, len(found)
+        context.places = torch.from_numpy(places).to(ids.device)
+        return torch.from_numpy(found).to(ids.device)[context.places]
 
     @staticmethod
     def backward(context: Any, *upstream: Any) -> Any:
-        gradients = np.ascontiguousarray(upstream[0].detach().cpu().numpy(), np.float32)
-        found = context.rows.push(context.ids, gradients)
+        gradients = upstream[0].detach().float().flatten(0, context.places.ndim - 1)
+        sums = gradients.new_zeros((context.count, gradients.shape[-1]))
+        sums.index_add_(0, context.places.flatten(), gradients)
+        found = context.rows.push(sums.cpu().numpy())
         return upstream[0].new_full((), float(found)), None, None, None
 
 

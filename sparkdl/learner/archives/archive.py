@@ -26,6 +26,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import names_of_data, plain_config
+from sparkdl.learner.preprocessing import give_space, space_of
 from sparkdl.learner.signature import has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
@@ -184,7 +185,11 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
             model, error, "a layer that several other layers hold is made once by __init__ of a "
             "class of your own, or by get_config and from_config"
         ) from error  # fmt: skip
-    key = hashlib.sha256(archive.key.encode() + beside.settings.key).hexdigest()
+    given, key = space_of(model), archive.key
+    space = None if given is None else archive_of_bytes(_save_bytes(given, objects), objects)
+    key += space.key if space else ""
+    key = hashlib.sha256(key.encode() + beside.settings.key).hexdigest()
+    beside = replace(beside, space=space)
     return replace(archive, key=key, beside=beside.to_bytes())
 
 
@@ -203,15 +208,15 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
     def make() -> Any:
         given = {"custom_objects": objects, "safe_mode": False}
-        settings, bare = config.get("compile_config"), config | {"compile_config": None}
-        with lenient_constructors(objects):
+        compiled, bare = config.get("compile_config"), config | {"compile_config": None}
+        with settings.set(), lenient_constructors(objects):
             with (
                 keras.src.saving.serialization_lib.ObjectSharingScope(),
                 keras.StatelessScope(initialize_variables=False),
             ):
                 model = keras.saving.deserialize_keras_object(bare, **given)
-            if settings:  # not compile_from_config, which makes the optimizer's variables
-                model.compile(**keras.saving.deserialize_keras_object(settings, **given))
+            if compiled:  # not compile_from_config, which makes the optimizer's variables
+                model.compile(**keras.saving.deserialize_keras_object(compiled, **given))
         return model
 
     # Keras keeps the variables that wait for their first value per thread. Those of this model
@@ -220,7 +225,7 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
     settings = GlobalSettings.now()
     with ThreadPoolExecutor(1, "sparkdl-rebuilt") as thread:
-        return thread.submit(settings.within, make).result()
+        return thread.submit(make).result()
 
 
 @contextlib.contextmanager
@@ -309,10 +314,12 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
                 return load_model_file(path, objects, compiled=compiled)
             with beside.settings.globals.set():
                 model = load_model_file(path, objects, compiled=compiled)
-        with making_models:
-            beside.give_settings(model, objects)
-            beside.give_values(model)
-        return model
+            with making_models:
+                give_space(model, beside.space and decode_model(beside.space))
+                if beside.settings.apply(model, objects):
+                    model.load_weights(path)
+                beside.give_values(model)
+            return model
     except Exception as error:
         missing = _missing_object(error)
         if missing is None:
@@ -442,6 +449,7 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     if archive.fresh:
         empty_slots(model.optimizer)
     if beside is not None:
+        give_space(model, beside.space and decode_model(beside.space))
         beside.give_values(model)
 
 
@@ -493,10 +501,13 @@ def model_from_bytes(
         with _model_file(content, suffix) as local:
             return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
     except Exception as error:
+        missing = _missing_object(error)
         raise ModelError(
             f"{path!r} cannot be loaded",
             expected="a .keras or .h5 file, and custom_objects for what does not come with Keras",
-            received=_why_not_loaded(error),
+            received=f"a model with the {missing}, which custom_objects has not"
+            if missing
+            else _in_short(error),
             hint="pass custom_objects={'MyLayer': MyLayer} for classes of your own, and "
             "safe_mode=False for Lambda layers of a file that you trust",
         ) from error
@@ -515,12 +526,6 @@ def _refuse_unsafe_hdf5(path: str) -> None:
             received=f"Keras {keras.__version__}",
             hint="safe_mode=False, where there is that argument, loads a file that you trust",
         )
-
-
-def _why_not_loaded(error: Exception) -> str:
-    missing = _missing_object(error)
-    told = missing and f"a model with the {missing}, which custom_objects has not"
-    return told or _in_short(error)
 
 
 def _missing_object(error: Exception) -> str | None:

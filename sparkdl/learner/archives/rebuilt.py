@@ -45,6 +45,7 @@ from sparkdl.learner.state.carried_state import (
     variables_by_name,
     whole_names,
 )
+from sparkdl.learner.state.model_weights import Orders, orders_of
 from sparkdl.learner.structure import arrange_inputs
 
 LARGE_BYTES = 32 << 20
@@ -62,11 +63,13 @@ class _Rebuilt:
     Args:
         lossy: Names of the variables whose values the file did not bring back.
         places: See :func:`_places`.
+        orders: The order of what its layers hold.
     """
 
     parts: tuple[ComparedPart, ...]
     lossy: frozenset[str]
     places: tuple[int | None, ...]
+    orders: Orders
 
 
 _known: OrderedDict[str, _Rebuilt] = OrderedDict()
@@ -98,7 +101,7 @@ def compared_with_rebuilt(
     while len(_known) > _CAPACITY:
         _known.popitem(last=False)
     settings = settings.placed(known.places)
-    settings = replace(settings, attributes=_differences(model, known))
+    settings = replace(settings, orders=known.orders, attributes=_differences(model, known))
     whole = whole_names(model, fresh=fresh)
     return BesideFile(settings, untrusted_values(model, whole or known.lossy), bool(whole))
 
@@ -107,24 +110,27 @@ def _compared(
     model: keras.Model, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
 ) -> _Rebuilt:
     """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
-    with_values = _size_bytes(model) <= LARGE_BYTES
-    made = load(with_values)
-    kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
-    if kinds != others and not with_values:
-        with_values, made = True, load(True)
-    places = _places(kinds, others)
-    settings = settings.placed(places)
-    adapted, reordered = settings.give_adapters(made), settings.put_in_order(made)
+    for with_values in (True,) if _size_bytes(model) <= LARGE_BYTES else (False, True):
+        made = load(with_values)
+        reordered = settings.put_in_order(made)
+        kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
+        places = _places(kinds, others)
+        placed = settings.placed(places)
+        adapted = placed.give_adapters(made)
+        reordered = placed.put_in_order(made) or reordered
+        if kinds == others and not placed.odd_place(made):
+            break
     _require_same_variables(model, made)
-    lossy = frozenset[str]()
+    lossy, orders = frozenset[str](), orders_of(made)
+    if with_values:
+        replace(placed, orders=orders).apply(made, custom_objects)
+        lossy = _lossy(model, made)
     if reordered:  # what a file numbers by their order goes to another variable
         lossy = frozenset(variables_by_name(model))
-    elif with_values:
-        settings.apply(made, custom_objects)
-        lossy = _lossy(model, made)
-    elif adapted:  # the optimizer that was loaded has none of their variables
+    elif adapted and not with_values:  # the optimizer that was loaded has none of their variables
         lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
-    known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy, places)
+    parts = tuple(part.kept() for part in compared_parts(made))
+    known = _Rebuilt(parts, lossy, places, orders)
     if with_values:
         give_attributes(made, _differences(model, known))
         _require_same_outputs(model, made, kinds, others)

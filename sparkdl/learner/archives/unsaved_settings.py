@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
 
+from sparkdl.errors import ModelError
 from sparkdl.learner.archives.value_forms import (
     UNKNOWN,
     form_of,
@@ -33,10 +33,18 @@ from sparkdl.learner.archives.value_forms import (
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import paired, variables_by_name
+from sparkdl.learner.state.model_weights import (
+    Orders,
+    attributes_of_keras,
+    held_in_order,
+    orders_of,
+)
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.process import payload
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from sparkdl.learner.archives.archive import ModelArchive
+
 Attributes = dict[int, dict[str, Any]]
 """Number of a part of the model -> attribute -> value."""
 
@@ -73,11 +81,6 @@ class GlobalSettings:
             before._apply()
             state.set_global_attribute("dtype_policy", policy)
 
-    def within(self, function: Callable[[], T]) -> T:
-        """Calls ``function`` with these settings; returns its result."""
-        with self.set():
-            return function()
-
     def _apply(self) -> None:
         keras.config.set_floatx(self.floatx)
         keras.config.set_epsilon(self.epsilon)
@@ -110,8 +113,7 @@ class UnsavedSettings:
         scales_loss: Whether the optimizer is in a ``LossScaleOptimizer``.
         stepped: The numbers of the variables that the optimizer knows.
         decays: Whether weight decay applies to each of them.
-        orders: The names of each part's own variables that are trained, and of those that are not,
-            in its order: a layer that was quantized has another one than a loaded layer.
+        orders: The order of what each layer holds, see :func:`orders_of`.
         rows: Settings of the preprocessor, of which KerasHub's do not tell all (lengths).
         attributes: What else differs from a model that is made from the configuration.
     """
@@ -127,7 +129,7 @@ class UnsavedSettings:
     scales_loss: bool
     stepped: list[int] | None
     decays: list[bool]
-    orders: list[list[str]]
+    orders: Orders
     rows: dict[str, Any]
     attributes: Attributes = field(default_factory=dict)
 
@@ -135,13 +137,14 @@ class UnsavedSettings:
     def of(cls, model: keras.Model) -> UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
+        parts = parts_of(model)
         stepped, decays = _stepped(variables, optimizer)
         return cls(
             GlobalSettings.now(),
-            [keras.dtype_policies.serialize(p) if p else None for p in _policies(model)],
-            [_remat(layer) for layer in parts_of(model)],
-            [_adapters(layer) for layer in parts_of(model)],
-            [bool(layer._trainable) for layer in parts_of(model)],
+            [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
+            [_remat(layer) for layer in parts],
+            [_adapters(layer) for layer in parts],
+            [bool(layer._trainable) for layer in parts],
             [bool(v.trainable) for v in variables],
             {
                 i: keras.regularizers.serialize(v.regularizer)
@@ -154,7 +157,7 @@ class UnsavedSettings:
             optimizer is not None and innermost_optimizer(model) is not optimizer,
             stepped,
             decays,
-            [[v.name for v in own] for own in _own_variables(model)],
+            orders_of(model),
             _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip
 
@@ -168,17 +171,10 @@ class UnsavedSettings:
         if list(places) == list(range(len(self.policies))):
             return self
 
-        def moved(of_parts: Sequence[T], count: int = 1) -> list[Any]:
-            found: list[Any] = []
-            for place in places:
-                none: list[Any] = [[]] * count if count > 1 else [None]
-                found += none if place is None else of_parts[place * count : (place + 1) * count]
-            return found
-
-        return replace(
-            self, policies=moved(self.policies), remat=moved(self.remat),
-            adapters=moved(self.adapters), learns=moved(self.learns), orders=moved(self.orders, 2),
-        )  # fmt: skip
+        of_parts = {n: vars(self)[n] for n in ("policies", "remat", "adapters", "learns")}
+        moved: dict[str, Any]
+        moved = {n: [None if p is None else of[p] for p in places] for n, of in of_parts.items()}
+        return replace(self, **moved)
 
     def give_adapters(self, model: keras.Model) -> bool:
         """Gives a loaded model the adapters that its file lacks; False if it has them."""
@@ -191,19 +187,55 @@ class UnsavedSettings:
         return changed
 
     def put_in_order(self, model: keras.Model) -> bool:
-        """Puts the variables of a loaded model in order; False if they are."""
+        """Puts layers, variables, seeds and metrics of a loaded model in order; False if they are.
+
+        A layer that was quantized, a head that was replaced, layers named by a set have another.
+        """
         changed = False
-        for own, names in zip(_own_variables(model), self.orders, strict=False):
-            mine = [v.name for v in own]
-            if mine != names and sorted(mine) == sorted(names) and len(set(names)) == len(names):
-                own.sort(key=lambda v, names=names: names.index(v.name))  # type: ignore[misc]
-                changed = True
+        for place, held, names in held_in_order(model):
+            wanted = self.orders.get(place, names)
+            if names == wanted or sorted(names) != sorted(wanted):
+                continue
+            changed = True
+            numbers = [names.index(name) for name in wanted]
+            if isinstance(held, dict):
+                pairs = list(held.items())
+                dict.clear(held)  # without Keras, which notes what goes and what comes
+                for number in numbers:
+                    dict.__setitem__(held, *pairs[number])
+            else:
+                held[:] = [held[number] for number in numbers]
         return changed
 
-    def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
-        """Gives a model that was just loaded these settings."""
-        self.give_adapters(model)
-        self.put_in_order(model)
+    def odd_place(self, model: keras.Model) -> str:
+        """The first layer, variable or seed that is at another place in a model, in words."""
+        found = orders_of(model)
+        for place, wanted in self.orders.items():
+            names = found.get(place, [])
+            if names != wanted and not place.endswith("_metrics"):
+                its = sorted({*names} - {*wanted}) or "nothing"
+                mine = sorted({*wanted} - {*names}) or "nothing"
+                return f"{its} in place of {mine}, in {place}"
+        return ""
+
+    def apply(self, model: keras.Model, custom_objects: dict[str, Any]) -> bool:
+        """Gives a model that was just loaded these settings.
+
+        Returns:
+            Whether what it holds has changed places, so that the file must be read again.
+
+        Raises:
+            ModelError: It holds other things than these settings are of.
+        """
+        changed = self.put_in_order(model)
+        if self.give_adapters(model):
+            self.put_in_order(model)
+        if odd := self.odd_place(model):
+            raise ModelError(
+                f"model {model.name!r} is made otherwise here than on the driver",
+                expected="the same layers and variables", received=odd,
+                hint="what the constructor and build make must not depend on the process",
+            )  # fmt: skip
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
             if learns is not None:
                 layer._trainable = learns  # alone: its setter changes the layers within, too
@@ -226,6 +258,8 @@ class UnsavedSettings:
                 setattr(before, name, self.rows[name])
         if getattr(model, "optimizer", None) is not None and self.stepped is not None:
             self._apply_to_optimizer(model, self.stepped)
+        give_attributes(model, self.attributes)
+        return changed
 
     def _apply_to_optimizer(self, model: keras.Model, stepped: list[int]) -> None:
         optimizer = model.optimizer
@@ -275,15 +309,6 @@ def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
-
-
-def _own_variables(model: keras.Model) -> Iterator[list[Any]]:
-    for layer in parts_of(model):
-        yield from (layer._trainable_variables, layer._non_trainable_variables)
-
-
-def _policies(model: keras.Model) -> Iterator[Any]:
-    return (layer.dtype_policy for layer in parts_of(model))
 
 
 def _remat(layer: keras.Layer) -> tuple[Any, ...] | None:
@@ -448,20 +473,9 @@ def attributes_of(thing: Any) -> dict[str, Any]:
 def _is_inner(name: str, kind: type) -> bool:
     if name in _SETTINGS:
         return False
-    if name.startswith("__") or name in _attributes_of_keras():
+    if name.startswith("__") or name in attributes_of_keras():
         return name.startswith("_")
     return name.startswith("_") and comes_with_keras(kind)
-
-
-@cache
-def _attributes_of_keras() -> frozenset[str]:
-    model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
-    model.compile("sgd", "mse", metrics=["mae"])
-    things = (
-        keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
-        keras.optimizers.SGD(),
-    )  # fmt: skip
-    return frozenset(name for thing in things for name in vars(thing))
 
 
 @dataclass(frozen=True)
@@ -472,11 +486,13 @@ class BesideFile:
         settings: Those that no configuration has.
         values: Of variables by name, packed.
         whole: Whether an equal model, to become this one, needs nothing but these values.
+        space: The ``FeatureSpace`` that makes the model's inputs of rows.
     """
 
     settings: UnsavedSettings
     values: bytes
     whole: bool = False
+    space: ModelArchive | None = None
 
     def to_bytes(self) -> bytes:
         """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""
@@ -487,11 +503,6 @@ class BesideFile:
         """The counterpart of :meth:`to_bytes`."""
         found: BesideFile = payload.load(content)
         return found
-
-    def give_settings(self, model: keras.Model, custom_objects: dict[str, Any]) -> None:
-        """Gives the settings to a model that was just loaded."""
-        self.settings.apply(model, custom_objects)
-        give_attributes(model, self.settings.attributes)
 
     def give_values(self, model: keras.Model) -> None:
         """Sets the variables whose values are not those of the file; without compile settings

@@ -21,6 +21,7 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.preprocessing import give_space, space_of
 from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class KerasSource:
         forward = forward_model(model, whole, chosen, layers)
         if forward is model:
             chosen = list(whole.outputs)
+        else:
+            give_space(forward, space_of(model))
         specs = {name: whole.outputs[name] for name in chosen}
         if layers:
             found = list(model_signature(forward).outputs.values())
@@ -130,7 +133,13 @@ class KerasSource:
         )  # fmt: skip
 
     def predict(self, x: object, batch_size: int) -> Any:
-        return self._model.predict(x, batch_size=batch_size, verbose=0)
+        space = space_of(self._model)
+        given = x if space is None else space(x)
+        if any(spec.dtype == "string" for spec in self._signature.inputs.values()):
+            import keras  # whose predict takes tensors of text, and no arrays
+
+            given = keras.tree.map_structure(keras.ops.convert_to_tensor, given)
+        return self._model.predict(given, batch_size=batch_size, verbose=0)
 
 
 @contextlib.contextmanager

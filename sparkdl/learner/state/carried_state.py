@@ -121,7 +121,9 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) ->
     doubtful = {
         id(variable)
         for layer in model._flatten_layers(include_self=True, recursive=True)
-        if getattr(layer, "lora_enabled", False) or _saves_itself(layer)
+        if getattr(layer, "lora_enabled", False)
+        or not comes_with_keras(type(layer).save_own_variables)
+        or not comes_with_keras(type(layer).load_own_variables)
         for variable in layer.variables
     }
     found = {
@@ -149,11 +151,6 @@ def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
     is_whole &= all(comes_with_keras(part) for part in (*layers, *model.metrics, inner or model))
     is_whole &= all(type(layer).load_own_variables in _LOADS_VARIABLES for layer in layers)
     return frozenset(sizes if is_whole else ())
-
-
-def _saves_itself(layer: keras.Layer) -> bool:
-    methods = (type(layer).save_own_variables, type(layer).load_own_variables)
-    return not all(comes_with_keras(method) for method in methods)
 
 
 def variables_of_model(model: keras.Model) -> dict[str, Any]:

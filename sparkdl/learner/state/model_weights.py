@@ -1,16 +1,28 @@
-"""A Keras model's variables as one flat buffer: what is in it, reading it, writing it."""
+"""A Keras model's variables as one flat buffer: in which order, what is in it, reading, writing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any
 
 import keras
 import numpy as np
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.signature import has_own
 from sparkdl.weights import FloatArray, Layout
+
+Orders = dict[str, list[str]]
+"""Place of a list or dict in a model's layers -> what the things in it are called, in its order."""
+_IN_SET = "{}"
+"""Stands behind the name of an attribute that is a set."""
+_TRACKED = (
+    "_trainable_variables", "_non_trainable_variables", "_seed_generators", "_layers", "_metrics",
+)  # fmt: skip
 
 
 def averaged_variables(model: keras.Model) -> list[Any]:
@@ -122,3 +134,91 @@ def constrained(trained: Iterable[Any], layout: Layout, flat: FloatArray) -> Flo
             result = flat.copy() if result is flat else result
             result[place] = held.ravel()
     return result
+
+
+def orders_of(model: keras.Model) -> Orders:
+    """The order of what the layers of a model hold: by attributes, places in lists, keys of dicts.
+
+    Names that Keras gives are left out, so that equal models have equal orders.
+    """
+    return {place: names for place, _, names in held_in_order(model)}
+
+
+def held_in_order(model: keras.Model) -> Iterator[tuple[str, Any, list[str]]]:
+    """Place, list or dict, and the names of what is in it, all different.
+
+    The list of a layer's layers may be put in order before the next is asked for.
+
+    Raises:
+        ModelError: A set holds several of them, whose order is another in each process.
+    """
+    waiting, seen = [("", model)], {id(preprocessor_of(model))}  # which makes its own when called
+    while waiting:
+        path, layer = waiting.pop()
+        if id(layer) in seen:
+            continue
+        seen.add(id(layer))
+        lists = {name: getattr(layer, name) for name in _TRACKED if getattr(layer, name)}
+        names, dicts = _attributes_with(layer, {id(t) for things in lists.values() for t in things})
+        for place, found in dicts.items():
+            yield f"{path}{place}", found, [_key(key) for key in found]
+        for tracked, things in lists.items():
+            count, told = Counter[str](), []
+            for thing in things:
+                kind = thing.name if isinstance(thing, keras.Variable) else type(thing).__name__
+                name = names.get(id(thing)) or re.sub("_[0-9]+$", "", f"the {kind}")
+                told.append(f"{name} {count[name]}" if count[name] else name)
+                count[name] += 1
+                if count[name] > 1 and _IN_SET in name:
+                    raise ModelError(
+                        f"model {model.name!r} would be another one on the workers",
+                        expected="layers and variables in a list or a dict",
+                        received=f"{layer.name}.{name.split(_IN_SET)[0]}, a set of several: in "
+                        "each process their order is another",
+                    )
+            yield f"{path}{tracked}", things, told
+        waiting += [(f"{path}{i}.", inner) for i, inner in enumerate(layer._layers)]
+
+
+def _attributes_with(
+    layer: keras.Layer, held: set[int]
+) -> tuple[dict[int, str], dict[str, dict[Any, Any]]]:
+    """The attribute, place in a list or key of each thing of ``held``; the dicts among them."""
+    names, dicts = dict[int, str](), dict[str, dict[Any, Any]]()
+
+    def look(name: str, value: object) -> bool:
+        if id(value) in held:
+            names.setdefault(id(value), name)
+            return True
+        inside: list[tuple[str, object]] = []
+        if isinstance(value, dict):
+            inside = [(f"[{_key(key)}]", inner) for key, inner in value.items()]
+        elif isinstance(value, (list, tuple)):
+            inside = [(f"[{i}]", inner) for i, inner in enumerate(value)]
+        elif isinstance(value, (set, frozenset)):
+            inside = [(_IN_SET, inner) for inner in value]
+        has = [look(f"{name}{place}", inner) for place, inner in inside]
+        if any(has) and isinstance(value, dict) and len(dict(inside)) == len(inside):
+            dicts[name] = value
+        return any(has)
+
+    attributes = {**vars(layer), **vars(layer).get("_modules", {})} if held else {}
+    for name in sorted(attributes.keys() - attributes_of_keras(), key=lambda n: (n[0] == "_", n)):
+        look(name, attributes[name])
+    return names, dicts
+
+
+def _key(key: object) -> str:
+    return repr(key) if isinstance(key, (str, int)) else type(key).__name__
+
+
+@cache
+def attributes_of_keras() -> frozenset[str]:
+    """The names of the attributes that Keras itself gives to layers, models and their parts."""
+    model = keras.Model(inputs := keras.Input((1,)), keras.layers.Identity()(inputs))
+    model.compile("sgd", "mse", metrics=["mae"])
+    things = (
+        keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
+        keras.optimizers.SGD(),
+    )  # fmt: skip
+    return frozenset(name for thing in things for name in vars(thing))

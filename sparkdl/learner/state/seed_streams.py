@@ -62,6 +62,9 @@ class SeedStreams:
         self._read, self._write = read, write
         self._key, self._ranks = 0, 1
         self._marked: list[Array] = []
+        self._place: list[int] = []
+        self.number: int | None = None
+        """A number of the present step, for a generator that is no part of the model."""
 
     def loaded(self) -> None:
         """The model was loaded: its seeds are those of the driver."""
@@ -79,20 +82,22 @@ class SeedStreams:
         """Whether this is the only rank."""
         return self._ranks == 1
 
-    @property
-    def number(self) -> int | None:
-        """A number made of this rank's seeds; None for a model without seeds."""
-        values = [value.tobytes() for _, value in self._values()]
-        return zlib.crc32(b"".join(values)) if values else None
+    def begin_step(self) -> None:
+        """Makes the step's number of what a rank that enters amid an epoch knows, too."""
+        if self._place:
+            self._place[-1] += 1
+            self.number = zlib.crc32(repr(self._place).encode())
 
     def travelling(self, variable: keras.Variable, value: Array) -> Array:
         """The value of a variable as it travels: a seed as the driver has it."""
         is_seed = self._key and any(variable is seed for seed in self._seeds)
         return _keyed(value, self._key) if is_seed else value
 
-    def mark(self) -> None:
-        """Notes the draws so far: an epoch begins."""
-        self._marked = [value for _, value in self._values()] if self._ranks > 1 else []
+    def mark(self, seed: int = 0, epoch: int = 0, step: int = 0) -> None:
+        """Notes the draws so far: an epoch begins, or is entered after ``step`` steps."""
+        values = [value for _, value in self._values()]
+        self._place = [self._key, *(int(value[0]) for value in values), seed, epoch, step]
+        self._marked = values if self._ranks > 1 else []
 
     def at(self, variable: keras.Variable, value: Array, steps: int, wanted: int) -> Array:
         """A variable's value as it was, or will be, ``wanted`` steps after :meth:`mark`.
@@ -119,14 +124,8 @@ class SeedStreams:
             steps: Steps of this rank since :meth:`mark`.
             steps_of_all: Steps of all ranks since then.
         """
-        if not self._marked or not 0 < steps < steps_of_all:
-            return
-        pairs = []
-        for (seed, value), marked in zip(self._values(), self._marked, strict=True):
-            drawn, rest = divmod(int(value[1]) - int(marked[1]), steps)
-            if value[0] == marked[0] and not rest:
-                pairs.append((seed, _counted(marked, drawn * steps_of_all)))
-        self._write(pairs)
+        if self._marked and 0 < steps < steps_of_all:
+            self._write([(s, self.at(s, v, steps, steps_of_all)) for s, v in self._values()])
 
     def skip(self, steps: int) -> None:
         """Leaves out what an earlier attempt may have drawn in ``steps`` steps."""

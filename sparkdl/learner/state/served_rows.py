@@ -90,8 +90,8 @@ class IdReader:
         graph = getattr(model, "_functional", None) or model
         self._model = model
         self._calls: list[tuple[LooksUpRows, Callable[[Arrays], Any]]] = []
-        depths = getattr(graph, "_nodes_by_depth", {}).values()
-        for node in itertools.chain.from_iterable(depths):
+        depths = sorted(getattr(graph, "_nodes_by_depth", {}).items(), reverse=True)
+        for node in itertools.chain.from_iterable(nodes for _, nodes in depths):
             layer = node.operation
             if isinstance(layer, LooksUpRows) and any(layer is known for known in layers):
                 read = self._reader(graph, node.input_tensors[0])

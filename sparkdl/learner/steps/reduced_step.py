@@ -49,6 +49,7 @@ class ReducedStep:
         """A step with a batch of one."""
         learner, reducer = self._learner, self._reducer
         reducer.rows = batch.num_rows
+        learner.draws.begin_step()
         if reducer.skips:
             learner.metrics.keep()
         if self.agree_on_terms(batch):

@@ -103,7 +103,7 @@ class TorchLearner(KerasLearner):
             self._pinned.copy_(tensor_of(flat, torch.device("cpu")))
             tensor = self._pinned.to(self._device)
         else:
-            tensor = self._tensor(flat)
+            tensor = tensor_of(flat, self._device)
         parts = tensor.split([slot.size for slot in slots])
         return [part.view(slot.shape) for part, slot in zip(parts, slots, strict=True)]
 
@@ -113,21 +113,25 @@ class TorchLearner(KerasLearner):
                 part = torch.where(variable.value.to(part.dtype) == part, variable.value, part)
             variable.value.copy_(part)
 
-    def take_stream(self, rank: int, num_ranks: int) -> None:
-        super().take_stream(rank, num_ranks)
-        number = self.draws.number
-        if num_ranks > 1 and number is not None:
-            # A Dropout without a seed draws from PyTorch's own generator, which begins with the
-            # same number in every process.
-            torch.manual_seed(number)
-
     def train(self, stack: BatchStack) -> None:
         self.metrics.build(stack)
         self._set_training(True)
         data = self._tensors(stack)
         with self._unreported_metrics():
             for index in range(stack.num_batches):
+                self.draws.begin_step()
+                self._seed()
                 self._train_step(_batch(data, index))
+
+    def _seed(self) -> None:
+        """Lets PyTorch's own generator, which a Dropout without a seed draws from, begin anew with
+        each step: in a new process it has not drawn what that of a lost one had."""
+        number = self.draws.number
+        if number is None:
+            return
+        torch.default_generator.manual_seed(number)
+        if self._device.type != "cpu":
+            getattr(torch, self._device.type).manual_seed(number)
 
     def _evaluate_stack(self, stack: BatchStack) -> None:
         self._set_training(False)
@@ -156,12 +160,10 @@ class TorchLearner(KerasLearner):
             torch.nn.Module.train(self.model, mode)
 
     def _tensors(self, stack: BatchStack) -> Any:
-        tensors = map_arrays(self._tensor, arranged(self.model, stack))
+        data = arranged(self.model, stack)
+        tensors = map_arrays(lambda array: tensor_of(array, self._device), data)
         # Keras writes to images (RandomBrightness) and weights: on a CPU the partition's own rows.
         return map_arrays(torch.clone, tensors) if self._device.type == "cpu" else tensors
-
-    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
-        return tensor_of(array, self._device)
 
     def find_terms(self, stack: BatchStack) -> Found:
         self._set_training(True)
@@ -176,10 +178,6 @@ class TorchLearner(KerasLearner):
             for buffer, value in buffers:
                 buffer.copy_(value)
         return Found((True,) * len(self.trained), tuple(counted))
-
-    def denominators(self, stack: BatchStack) -> npt.NDArray[Any]:
-        """Never called: a step asks for the factors itself."""
-        raise NotImplementedError
 
     def write_weighed(self, batch: BatchStack, reducer: Reducer) -> tuple[Numbers, Numbers, int]:
         """See :class:`KerasLearner`; each term asks for its factor where the step meets it."""
@@ -245,6 +243,7 @@ class TorchLearner(KerasLearner):
         self.metrics.build(stack)
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
+        self._seed()
         with followed(terms, self.model), captured_gradients(self.model, share) as captured:
             self._logged_step(batch)
         with torch.no_grad():

@@ -61,10 +61,10 @@ class ServerProcess(Closing):
         self._directory: str | None = None
         if config.mode in ("auto", "shm"):
             # the driver owns the directory, so that it goes even if the server is killed
-            self._directory = tempfile.mkdtemp(prefix="sparkdl-")
-            if len(self._directory) > 90:  # a Unix socket's path has room for about 100 bytes
-                os.rmdir(self._directory)
-                self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir="/tmp")
+            parent = tempfile.gettempdir()
+            if len(parent) > 70:  # a Unix socket's path has room for about 100 bytes
+                parent = next((p for p in ("/tmp", "/dev/shm") if os.access(p, os.W_OK)), parent)
+            self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir=parent)
         self._start_timeout_s = start_timeout_s
         self._answer = b""
         self._answered = threading.Event()

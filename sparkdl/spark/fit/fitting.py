@@ -363,6 +363,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
+                trained.slots_kept = kept.rule
                 monitor.loaded_again(kept.epoch)
                 monitor.end_epochs(run.progress(monitor.epochs_done), kept.epoch)
             raise
@@ -387,6 +388,7 @@ def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) ->
         restore_state(trained.model, archive)
         steps = int(batch_counter(innermost_optimizer(trained.model)).numpy())
     trained.slots.take(rule_state, steps)
+    trained.slots_kept = rule_state
 
 
 def _start_run(

@@ -50,6 +50,8 @@ class TrainedModel:
             each of these held.
         has_optimizer: Whether a state with the optimizer's was taken over since that was unset.
         slots: The optimizer's, where the workers take its steps in slices.
+        slots_kept: What these are made of, with which a lost stage begins again: the rule's state
+            comes back from Keras' numbers rounded, as they are multiples of its own.
         tables_lock: Is held while the files of the model's tables must stay as they are.
     """
 
@@ -59,6 +61,7 @@ class TrainedModel:
     constrains: bool = False
     has_optimizer: bool = False
     slots: DriverSlots | None = None
+    slots_kept: bytes = field(default=b"", repr=False)
     tables_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     @contextlib.contextmanager
@@ -110,17 +113,14 @@ class TrainedModel:
                 weights = constrained(self.model.trainable_variables, layout, weights)
             write_model(self.model, layout, weights)
         if state.optimizer:
-            self._take_optimizer(state)
             self.has_optimizer = True
+            if self.slots is None:
+                load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
+            elif state.rule:
+                self.slots.take_run(state.rule, state.optimizer)
         if state.rule and self.slots is None:
             self.rule_state = state.rule
             serve_trained(self.model, state.rule)
-
-    def _take_optimizer(self, state: RunState) -> None:
-        if self.slots is None:
-            load_optimizer_state(self.model, state.optimizer, keep_rate=self.keeps_rate)
-        elif state.rule:
-            self.slots.take_run(state.rule, state.optimizer)
 
     def take_tables(self, reference: TableReference) -> None:
         """Takes over tables that were changed outside of a fit."""
@@ -129,7 +129,8 @@ class TrainedModel:
 
     def state_for_rule(self) -> bytes:
         """The state that the rule of the next run goes on from."""
-        return self.rule_state if self.slots is None else self.slots.to_bytes()
+        kept, self.slots_kept = self.slots_kept, b""
+        return self.rule_state if self.slots is None else kept or self.slots.to_bytes()
 
     def save(self, checkpoints: Checkpoints, epoch: int, rate: float | None = None) -> None:
         """Writes a checkpoint after ``epoch`` epochs.

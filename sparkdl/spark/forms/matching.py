@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 
 from sparkdl.data.columns import ColumnKind, ColumnSpec, DataSpec
 from sparkdl.errors import DataError
-from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder
+from sparkdl.learner.preprocessing import ROW, SEGMENT, LayerEncoder, space_in
 from sparkdl.learner.signature import AS_GIVEN, LABEL, Shape, Signature, TensorSpec, is_whole
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.fields import (
@@ -86,7 +86,14 @@ def make_spec(
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
         ConfigError: ``pad`` has no effect.
     """
-    if signature.preprocessing is not None:
+    space = space_in(decoder)
+    if space is not None:
+        if not isinstance(features, Mapping):
+            given = space.features if features == "features" else _names(features, "features")
+            features = {name: name for name in given}
+        rest = decoder.items() if isinstance(decoder, Mapping) else ()
+        decoder = {name: made for name, made in rest if name != "features"}
+    elif signature.preprocessing is not None:
         features = _rows(schema, features)
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import UseGpu
-from sparkdl.data import Batch, Batches, DataSpec, decode, rows_from_numpy
+from sparkdl.data import Batch, Batches, DataSpec, decode, read_partition, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.failures import Failure, root_cause
 from sparkdl.launch import interrupts
@@ -28,6 +28,7 @@ from sparkdl.learner.signature import Signature
 from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.forms.wire import named_batches
+from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.runs.launcher import SparkLauncher
 from sparkdl.training.learning import BatchStack
 
@@ -73,7 +74,8 @@ class EvaluateTask:
         if self.spec.encodes:
             self.learner(rank)
         named = named_batches(batches, self.spec)
-        stacks = evaluation_stacks(named, self.spec, self.batch_size, self.most_steps)
+        cut = evaluation_stacks if self.spec.group is None else grouped_stacks
+        stacks = cut(named, self.spec, self.batch_size, self.most_steps)
         first = next(stacks, None)  # rows that do not fit are found before the framework starts
         if first is None:
             return
@@ -100,8 +102,11 @@ def evaluate_source(
         DataError: The data do not fit, or there are none.
     """
     task = EvaluateTask(archive, source.spec, batch_size, use_gpu, debug_limits()[1])
+    frame = source.frame
+    if source.spec.group is not None:
+        frame, _ = source.spread(default_parallelism(source.spark))
     launcher = SparkLauncher(
-        source.frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
+        frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
     )
     with interrupts.CleanStack() as stack:
         ranks = stack.begin(launcher.launch(task))
@@ -157,6 +162,14 @@ def evaluation_stacks(
             yield _stack_of(decode(record.slice(start, rows), spec, row + start), count)
             start, done = start + rows, done + count
         row += record.num_rows
+
+
+def grouped_stacks(
+    batches: Iterator[pa.RecordBatch], spec: DataSpec, batch_size: int, most: int | None = None
+) -> Iterator[BatchStack]:
+    """The same with all rows of a group in one batch; all rows are read first."""
+    with read_partition(batches, spec) as rows:
+        yield from Batches(rows.train, batch_size, shuffle=False, steps=most).stacks(0, 1)
 
 
 def _is_stackable(spec: DataSpec, batch_size: int) -> bool:

@@ -79,6 +79,62 @@ def test_a_rank_without_a_batch_serves_the_others() -> None:
     assert sum(len(rows["a"].ids) for rows in found) == 100
 
 
+IDS = np.random.default_rng(0).integers(0, 500, (2, 4, 2, 90))
+"""By rank, step and call."""
+
+
+def steps_of_two_tables(communicator: Any, tells: str) -> Any:
+    """Rows after four steps, what came beside in the last, and the exchanges of each step.
+
+    Args:
+        tells: Whether ranks tell their next ids: ``'nothing'``; ``'right'``; ``'wrong'``, rank 1
+            tells others in its second step.
+    """
+    rank, exchanges, sent = communicator.rank, [], [0]
+    all_to_all = communicator.all_to_all
+
+    def count(parts: Any) -> Any:
+        sent[-1] += 1
+        return all_to_all(parts)
+
+    communicator.all_to_all = count
+    exchange = TableExchange(communicator, [spec("a"), spec("b")])
+    own = [[np.unique(ids) for ids in step] for step in IDS[rank]]
+    for number, step in enumerate(own):
+        sent.append(0)
+        if rank == 1 and number == 3:
+            beside = exchange.serve_step(1.0)
+            break
+        following = [] if number == 3 or tells == "nothing" else own[number + 1]
+        if tells == "wrong" and rank == 1 and number == 1:
+            following = [following[0], following[1] + 1]
+        if rank == 1 and number == 2:  # its last batch
+            following = []
+        for name, ids in zip("ab", step, strict=True):
+            rows, pulled = exchange.pull(name, ids, training=True)
+            exchange.push(pulled, rows + ids[:, None] % 7, np.ones(len(ids), int))
+        beside = exchange.end_step(
+            10 + 20 * rank, 0.1, following=list(zip("ab", following, strict=False)),
+            beside=np.full(3 + rank, number, np.uint8),
+        )  # fmt: skip
+    exchanges = sent[1:]
+    rows = {name: store.export() for name, store in exchange.stores.items()}
+    return rows, [part.tolist() for part in beside], exchanges
+
+
+@pytest.mark.parametrize("tells", ["right", "wrong"])
+def test_ids_that_are_told_before_give_the_same_rows_in_fewer_exchanges(tells: str) -> None:
+    usual = on_ranks(2, lambda c: steps_of_two_tables(c, "nothing"))
+    found = on_ranks(2, lambda c: steps_of_two_tables(c, tells))
+    for (rows, beside, exchanges), (wanted, _, before) in zip(found, usual, strict=True):
+        for name in "ab":
+            np.testing.assert_array_equal(rows[name].ids, wanted[name].ids)
+            np.testing.assert_array_equal(rows[name].values, wanted[name].values)
+        assert beside == [[3, 3, 3], []]
+        assert before == [5, 5, 5, 5]
+        assert exchanges == ([5, 3, 3, 3] if tells == "right" else [5, 3, 4, 3])
+
+
 @pytest.mark.parametrize("scale", [1.0, 8.0])
 def test_a_scaled_loss_divides_gradients_and_not_how_often_an_id_was_seen(scale: float) -> None:
     def work(communicator: Any) -> Any:

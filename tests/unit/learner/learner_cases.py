@@ -22,6 +22,7 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.training.learning import BatchStack
+from sparkdl.training.run_state import RunState
 
 BACKEND = keras.backend.backend()
 JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none
@@ -1135,6 +1136,35 @@ def test_dropout_differs_from_step_to_step():
         changed.append(weights_of(learner) != 1)
     assert changed[0].any()
     assert (changed[0] != changed[1]).any()
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_rank_that_enters_amid_an_epoch_draws_what_the_lost_one_would_have(joined):
+    """Before, on PyTorch: a Dropout without a seed began again with the first step's numbers."""
+    x, y = classes(32)
+    model = dense_model("adam")
+    model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), *model.layers])
+    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=JIT)
+    archive = encode_model(model)
+
+    def trained(rank, first=0, last=4, state=None):
+        learner = make_learner(decode_model(archive))
+        learner.take_stream(rank, 2)
+        if state is not None:
+            state.load_into(learner)
+        learner.draws.mark(7, 2, first)
+        exchange = Exchange(learner.layout)
+        for stack in list(stacks(x, y, 8, 1))[first:last]:
+            if joined:
+                learner.train_reducing(stack, exchange)
+            else:
+                learner.train(stack)
+        return learner
+
+    undisturbed = state_of(trained(1))
+    assert state_of(trained(0)) != undisturbed
+    lost = RunState.of(trained(1, last=2), 2)
+    assert state_of(trained(1, first=2, state=lost)) == undisturbed
 
 
 def test_uncompiled_models_are_refused():

@@ -77,7 +77,7 @@ class Counters(PlainLearner):
     def load_optimizer_state(self, state: bytes) -> None:
         self.steps = int.from_bytes(state, "little")
 
-    def mark_draws(self) -> None:
+    def mark_draws(self, *place: int) -> None:
         self.drawn = 0
 
     def carried_state(self, steps: int = 0, wanted: int = 0) -> bytes:
