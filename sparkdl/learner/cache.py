@@ -15,6 +15,7 @@ from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.prediction.shared_weights import SharedWeights, frozen_weights, shared_weights
+from sparkdl.learner.state.carried_state import ValuesBefore
 from sparkdl.training.learning import Predictor
 
 if TYPE_CHECKING:
@@ -31,6 +32,12 @@ class _Shares:
 
     shared: SharedWeights | None = field(default=None, kw_only=True)
 
+    def share(self, variables: list[Any], digest: str | None = None) -> None:
+        """Lets variables lie where those of other processes do."""
+        former, self.shared = self.shared, shared_weights(variables, digest)
+        if former is not None:  # left last, as the file may be the same one
+            former.close()
+
     def close(self) -> None:
         """Leaves the file."""
         if self.shared is not None:
@@ -44,12 +51,6 @@ class _KeptLearner(_Shares):
 
     learner: KerasLearner
     own: OwnAttributes
-
-    def share(self, model: object) -> None:
-        """Lets frozen weights lie where those of other processes do, and leaves the former file."""
-        former, self.shared = self.shared, shared_weights(frozen_weights(model))
-        if former is not None:
-            former.close()
 
 
 _kept: OrderedDict[Key, _KeptLearner] = OrderedDict()
@@ -66,8 +67,8 @@ class _KeptPredictor(_Shares):
     predictor: Predictor
     own: OwnAttributes | None
     """None for a program that was exported."""
-    changes: bool = False
-    """Whether to predict changes it: seeds go on, or code of the user's own sets attributes."""
+    before: ValuesBefore | None = None
+    """None where to predict changes nothing: no seeds go on, and no code is the user's own."""
     users: int = 0
 
 
@@ -91,12 +92,12 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
         model = decode_model(archive)
         own = OwnAttributes.of(model)
         kept = _KeptLearner(make_learner(model), own)
-        kept.share(model)
+        kept.share(frozen_weights(model))
     else:
         model = kept.learner.model
         kept.own.give_back(model)
         restore_state(model, archive)
-        kept.share(model)
+        kept.share(frozen_weights(model))
         model.reset_metrics()
         kept.learner.reload()
     _kept[archive.key, form] = kept
@@ -140,8 +141,8 @@ def cached_predictor(wanted: PredictorArchive) -> Iterator[Predictor]:
     kept = _predictors.pop(wanted.digest, None)
     if kept is None:
         kept = _with_new_weights(wanted) or _opened(wanted)
-    elif not kept.users and kept.changes:
-        _renew(kept, wanted)
+    elif not kept.users and kept.before is not None:
+        _renew(kept, None if kept.before.give_back() else wanted)
     _predictors[wanted.digest] = kept
     kept.users += 1
     try:
@@ -167,7 +168,8 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
         return _KeptPredictor(key, digest, None, writer, None, shared=shared)
     own = OwnAttributes.of(model)
     changes = bool(own) or len(model.variables) > len(model.weights)
-    return _KeptPredictor(key, digest, model, make_predictor(model), own, changes, shared=shared)
+    before = ValuesBefore(model) if changes else None
+    return _KeptPredictor(key, digest, model, make_predictor(model), own, before, shared=shared)
 
 
 def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
@@ -179,13 +181,14 @@ def _with_new_weights(wanted: PredictorArchive) -> _KeptPredictor | None:
     return None
 
 
-def _renew(kept: _KeptPredictor, wanted: PredictorArchive) -> None:
-    """Gives an idle predictor the state of an equal model."""
+def _renew(kept: _KeptPredictor, wanted: PredictorArchive | None) -> None:
+    """Gives an idle predictor the state of an equal model; None: its variables have it."""
     assert kept.own is not None
     kept.own.give_back(kept.model)
-    restore_state(kept.model, wanted.archive)
-    kept.digest = wanted.digest
-    former, kept.shared = kept.shared, shared_weights(kept.model.weights, kept.digest)
-    if former is not None:  # left last, as the file may be the same one
-        former.close()
+    if wanted is not None:
+        restore_state(kept.model, wanted.archive)
+        kept.digest = wanted.digest
+        kept.share(kept.model.weights, kept.digest)
+        if kept.before is not None:
+            kept.before = ValuesBefore(kept.model)
     kept.predictor.reload()

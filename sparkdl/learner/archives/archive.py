@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
-from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import names_of_data, plain_config
 from sparkdl.learner.preprocessing import give_space, space_of
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
+_KINDS = ("Operation", "Layer", "Functional", "Sequential", "Metric", "Optimizer", "Loss")
 _SAFE_HDF5 = (3, 11, 3)
 """From this version on ``safe_mode`` holds for HDF5 files, too."""
 _MISSING = (
@@ -135,7 +135,6 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -178,7 +177,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
 
     try:
         with making_models:
-            settings, values = compared_with_rebuilt(model, archive.key, load, objects)
+            beside = compared_with_rebuilt(model, archive.key, load, objects, fresh)
     except ValueError as error:  # how Keras says that values found no place
         if isinstance(error, ModelError):
             raise
@@ -188,8 +187,9 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
         ) from error  # fmt: skip
     given, key = space_of(model), archive.key
     space = None if given is None else archive_of_bytes(_save_bytes(given, objects), objects)
-    key = hashlib.sha256((key + (space.key if space else "")).encode() + settings.key).hexdigest()
-    beside = BesideFile(settings, pack_arrays(values), space)
+    key += space.key if space else ""
+    key = hashlib.sha256(key.encode() + beside.settings.key).hexdigest()
+    beside = replace(beside, space=space)
     return replace(archive, key=key, beside=beside.to_bytes())
 
 
@@ -439,16 +439,16 @@ def _has_own_from_config(cls: type) -> bool:
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
     from sparkdl.learner.state.optimizer_state import empty_slots
 
-    with making_models, _model_file(archive.content) as path, _without_warnings(archive.fresh):
-        model.load_weights(path)
+    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    if beside is None or not beside.whole:
+        with _model_file(archive.content) as path, _without_warnings(archive.fresh):
+            model.load_weights(path)
     if archive.fresh:
         empty_slots(model.optimizer)
-    if archive.beside:
-        from sparkdl.learner.archives.unsaved_settings import BesideFile
-
-        beside = BesideFile.from_bytes(archive.beside)
+    if beside is not None:
         give_space(model, beside.space and decode_model(beside.space))
         beside.give_values(model)
 
@@ -556,7 +556,7 @@ def load_state(model: keras.Model, content: bytes, path: str) -> None:
     if not model.optimizer.built:  # else Keras would leave its state out
         model.optimizer.build(model.trainable_variables)
     try:
-        with making_models, _model_file(content) as local:
+        with _model_file(content) as local:
             model.load_weights(local)
     except ValueError as error:
         raise ConfigError(
@@ -570,8 +570,7 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
     from sparkdl.learner.archives.rebuilt import SharedLayers
 
     shared = SharedLayers(model)
-    with making_models, TemporaryFolder() as folder:
-        path = os.path.join(folder.path, "model.keras")
+    with _model_file() as path:
         with shared.numbered():
             model.save(path)
         if shared:
@@ -581,8 +580,20 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
 
 
 @contextlib.contextmanager
-def _model_file(content: bytes, suffix: str = ".keras") -> Iterator[str]:
-    with TemporaryFolder() as folder:
+def _model_file(content: bytes = b"", suffix: str = ".keras") -> Iterator[str]:
+    """Within, a model's file, and this thread alone makes models.
+
+    What Keras leaves out of a file of each kind of object it keeps per thread under one name and
+    asks for under another, and so makes a layer for each that it saves or loads.
+    """
+    from keras.src.backend.common import global_state
+    from keras.src.saving import saving_lib
+
+    with making_models, TemporaryFolder() as folder:
+        known = vars(global_state.GLOBAL_STATE_TRACKER)
+        for name, kind in ((f"saving_attr_skiplist_{kind}", kind) for kind in _KINDS):
+            with contextlib.suppress(AttributeError, ValueError):  # a Keras without such a kind
+                known[name] = known.get(name) or saving_lib.get_attr_skipset(kind)
         path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:
             file.write(content)

@@ -28,6 +28,7 @@ from keras.src.saving import serialization_lib
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.unsaved_settings import (
     Attributes,
+    BesideFile,
     ComparedPart,
     UnsavedSettings,
     attributes_of,
@@ -38,7 +39,12 @@ from sparkdl.learner.archives.unsaved_settings import (
 from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
-from sparkdl.learner.state.carried_state import untrusted_values, values_of, variables_by_name
+from sparkdl.learner.state.carried_state import (
+    untrusted_values,
+    values_of,
+    variables_by_name,
+    whole_names,
+)
 from sparkdl.learner.state.model_weights import Orders, orders_of
 from sparkdl.learner.structure import arrange_inputs
 
@@ -71,8 +77,8 @@ _known: OrderedDict[str, _Rebuilt] = OrderedDict()
 
 
 def compared_with_rebuilt(
-    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any]
-) -> tuple[UnsavedSettings, dict[str, np.ndarray]]:
+    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any], fresh: bool
+) -> BesideFile:
     """The settings and values beside a model's file, with which a worker has the same model.
 
     Args:
@@ -80,9 +86,7 @@ def compared_with_rebuilt(
         key: Key of its architecture and compile settings.
         load: Loads the file here, with values or without.
         custom_objects: Name -> class or function of the user's own.
-
-    Returns:
-        Settings, and the values of the variables that the file is not trusted with, by name.
+        fresh: See :class:`sparkdl.learner.archives.archive.ModelArchive`.
 
     Raises:
         ModelError: The loaded model would be another one.
@@ -98,7 +102,8 @@ def compared_with_rebuilt(
         _known.popitem(last=False)
     settings = settings.placed(known.places)
     settings = replace(settings, orders=known.orders, attributes=_differences(model, known))
-    return settings, untrusted_values(model, known.lossy)
+    whole = whole_names(model, fresh=fresh)
+    return BesideFile(settings, untrusted_values(model, whole or known.lossy), bool(whole))
 
 
 def _compared(

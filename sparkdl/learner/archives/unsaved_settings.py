@@ -485,11 +485,13 @@ class BesideFile:
     Args:
         settings: Those that no configuration has.
         values: Of variables by name, packed.
+        whole: Whether an equal model, to become this one, needs nothing but these values.
         space: The ``FeatureSpace`` that makes the model's inputs of rows.
     """
 
     settings: UnsavedSettings
     values: bytes
+    whole: bool = False
     space: ModelArchive | None = None
 
     def to_bytes(self) -> bytes:

@@ -21,6 +21,11 @@ from sparkdl.learner.state.model_weights import averaged_variables, trained_vari
 
 SMALL = 4096
 """Elements of a variable that always travels; a larger frozen one does so when it has changed."""
+_WHOLE = 1 << 17
+"""Elements of all variables of a small model: its task travels inside the job also with them."""
+_LOADING = ("Layer", "Conv1D", "Dense", "EinsumDense", "Embedding")
+_LOADS_VARIABLES = {getattr(keras.layers, kind).load_own_variables for kind in _LOADING}
+"""How layers of Keras load that bring their variables back and nothing else."""
 Array = npt.NDArray[Any]
 Read = Callable[[Sequence[Any]], list[Array]]
 """The present values of some variables of a model."""
@@ -79,6 +84,26 @@ class CarriedState:
         return zip(wanted, self._read([self._variables[n] for n in wanted]), strict=True)
 
 
+class ValuesBefore:
+    """The variables of a model before it predicts: seeds by value, weights by their digests."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._weights = list(model.weights)
+        held = {id(v) for v in self._weights}
+        self._seeds = [v for v in variables_of_model(model).values() if id(v) not in held]
+        self._values = [value.copy() for value in values_of(self._seeds)]
+        self._digests = self._digests_now()
+
+    def give_back(self) -> bool:
+        """Sets the seeds again; False if a weight is another one than before."""
+        for variable, value in zip(self._seeds, self._values, strict=True):
+            variable.assign(value)
+        return self._digests_now() == self._digests
+
+    def _digests_now(self) -> list[int]:
+        return [_digest(value) for weight in self._weights for value in values_of([weight])]
+
+
 def load_carried_state(model: keras.Model, content: bytes) -> None:
     """Sets the variables of a Keras model from what :meth:`CarriedState.to_bytes` returned."""
     if content:
@@ -86,13 +111,8 @@ def load_carried_state(model: keras.Model, content: bytes) -> None:
             variable.assign(value)
 
 
-def untrusted_state(model: keras.Model) -> bytes:
-    """The values that a ``.keras`` file may not bring back, for :func:`load_carried_state`."""
-    return pack_arrays(untrusted_values(model, frozenset()))
-
-
-def untrusted_values(model: keras.Model, lossy: frozenset[str]) -> dict[str, Array]:
-    """Name -> value of the variables that a ``.keras`` file is not trusted with.
+def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> bytes:
+    """The values that a ``.keras`` file is not trusted with, for :func:`load_carried_state`.
 
     These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
     saves, and sets them to zero when it loads) and of one that saves its variables by code of the
@@ -111,7 +131,26 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str]) -> dict[str, Arr
         for name, variable in variables_by_name(model).items()
         if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
     }
-    return {n: plain(v) for n, v in zip(found, values_of(list(found.values())), strict=True)}
+    values = map(plain, values_of(list(found.values())))
+    return pack_arrays(dict(zip(found, values, strict=True)))
+
+
+def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
+    """The names of all variables, but for ``fresh`` slots, of which the file has none.
+
+    Empty where a file brings more to an equal model (layers that load tables, or by code of the
+    user's own), and for a large model.
+    """
+    sizes = {name: _size(variable) for name, variable in variables_by_name(model).items()}
+    if fresh:
+        sizes = {n: s for n, s in sizes.items() if s <= SMALL or not n.startswith("optimizer ")}
+    layers = model._flatten_layers(include_self=True, recursive=True)
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    is_whole = sum(sizes.values()) <= _WHOLE
+    is_whole &= all(comes_with_keras(part) for part in (*layers, *model.metrics, inner or model))
+    is_whole &= all(type(layer).load_own_variables in _LOADS_VARIABLES for layer in layers)
+    return frozenset(sizes if is_whole else ())
 
 
 def variables_of_model(model: keras.Model) -> dict[str, Any]:

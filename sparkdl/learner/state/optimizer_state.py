@@ -7,7 +7,6 @@ such as Adam's ``_momentums``.
 from __future__ import annotations
 
 import contextlib
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,24 +16,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files import packed_arrays
-from sparkdl.files.packed_arrays import unpack_arrays
+from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
-from sparkdl.learner.state.carried_state import SMALL
+from sparkdl.learner.state.carried_state import SMALL, plain
 from sparkdl.learner.state.model_weights import trained_variables
 from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
-_WORTH = 1 << 20
+_WORTH = 1 << 16
 """Elements of the slots from which on they are left out of a file while they are 0."""
 
 
-def pack_arrays(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
-    """Arrays as a ``.npz`` file; dtypes that it does not know (bfloat16) become float32."""
-    buffer = io.BytesIO()
-    np.savez(buffer, *(a.astype(np.float32) if a.dtype.kind == "V" else a for a in arrays))
-    return buffer.getvalue()
+def _packed(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
+    return pack_arrays({f"arr_{number}": plain(a) for number, a in enumerate(arrays)})
 
 
 def load_optimizer_state(model: keras.Model, state: bytes, *, keep_rate: bool = False) -> None:
@@ -355,7 +350,7 @@ class ModelOptimizer:
         return scale
 
     def state(self) -> bytes:
-        return pack_arrays(self._arrays())
+        return _packed(self._arrays())
 
     def load_state(self, state: bytes) -> None:
         with self._present():
@@ -367,7 +362,7 @@ class ModelOptimizer:
     def load_slots(self, slots: dict[str, FloatArray], step: int) -> None:
         optimizer = self._model.optimizer
         changed = with_slots(optimizer, self._trained, self._arrays(), slots, step)
-        self.load_state(pack_arrays(changed))
+        self.load_state(_packed(changed))
 
     def assign(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Gives variables of the optimizer new values."""
@@ -450,7 +445,7 @@ class DriverSlots:
         if slots is None:
             return b""
         state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
-        return packed_arrays.pack_arrays({**state, "steps": steps})
+        return pack_arrays({**state, "steps": steps})
 
     def take_run(self, rule: bytes, optimizer: bytes) -> None:
         """Gives the model's optimizer what a run has kept.
@@ -481,7 +476,7 @@ class DriverSlots:
             found = dict.fromkeys(self._names, nothing) | self._flat.init(nothing)
         slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
         changed = with_slots(optimizer, trained, arrays, slots, steps)
-        load_optimizer_state(self._model, pack_arrays(changed))
+        load_optimizer_state(self._model, _packed(changed))
 
 
 def _copy_scale(source: Any, target: Any) -> None:

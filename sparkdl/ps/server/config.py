@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from sparkdl.codecs import Codec, Compression
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
 from sparkdl.ps.shards.cut import Range, ranges_of
-from sparkdl.ps.shards.service import ShardService
-from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.settings.network import PortSpec
-from sparkdl.tables.service import TableSpec
 from sparkdl.transport.address import ListenOptions, Mode
 from sparkdl.transport.service import Service
 from sparkdl.weights import FloatArray, Layout
 from sparkdl.wire.tls import Certificate
+
+if TYPE_CHECKING:
+    from sparkdl.tables.service import TableSpec
 
 
 @dataclass(frozen=True)
@@ -139,15 +140,17 @@ class ShardConfig(ServerConfig):
 
     def service(self, center: FloatArray) -> Service:
         """The shard; ``center`` is taken over, not copied."""
-        range_ = Range(self.place, self.layout)
-        tables = None
+        from sparkdl.ps.shards import service, tables  # a server of all weights starts without
+
+        range_, rows = Range(self.place, self.layout), None
         if self.tables is not None:
             of = self.tables
-            tables = TableService(
+            rows = tables.TableService(
                 of.specs, self.number, self.count, of.folder, of.reference,
                 ignores_nan=of.ignores_nan,
             )  # fmt: skip
-        return ShardService(range_, center, self.rule, self.num_workers, self.compression(), tables)
+        sent = self.compression()
+        return service.ShardService(range_, center, self.rule, self.num_workers, sent, rows)
 
 
 def shards_of(

@@ -17,7 +17,7 @@ from sparkdl.learner.checks.compile_parts import check_metrics_add_up
 from sparkdl.learner.description import config_difference, optimizer_classes
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state import metric_state
-from sparkdl.learner.state.carried_state import load_carried_state, untrusted_state
+from sparkdl.learner.state.carried_state import load_carried_state, untrusted_values
 from sparkdl.learner.state.model_weights import constrained, model_layout, write_model
 from sparkdl.learner.state.optimizer_state import (
     DriverSlots,
@@ -140,7 +140,7 @@ class TrainedModel:
         """
         with learning_rate_set(self.model, rate):
             content = model_bytes(self.model)
-            beside = replace(self.beside(epoch), carried=untrusted_state(self.model))
+            beside = replace(self.beside(epoch), carried=untrusted_values(self.model))
         checkpoints.save(content, beside)
 
     def restore(self, checkpoints: Checkpoints) -> int:
