@@ -33,7 +33,8 @@ from sparkdl.settings.values import (
 
 MODES = ("asynchronous", "hogwild", "synchronous", "allreduce")
 TRANSPORTS = ("auto", "shm", "socket", "http")
-COMMUNICATORS = ("auto", "horovod", "builtin")
+COMMUNICATORS = ["auto", "horovod", "builtin"]
+"""Names; :func:`sparkdl.collective.communicator.register` adds a user's own."""
 FREQUENCIES = ("auto", "batch", "epoch")
 ON_NAN = ("raise", "skip", "ignore")
 EPOCH_WINDOW = 0

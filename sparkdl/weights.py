@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.errors import ConfigError
+from sparkdl.errors import ConfigError, ModelError
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -130,6 +130,16 @@ class Layout:
         return self.trained_size == other.trained_size and (
             [s.shape for s in self.slots] == [s.shape for s in other.slots]
         )
+
+    def require(self, model: Layout, whose: str) -> None:
+        """Raises ModelError unless the layout of a worker's model :meth:`matches` this one."""
+        if not model.matches(self):
+            raise ModelError(
+                f"the worker's model and {whose} differ",
+                expected=f"{self.size} values in {len(self.slots)} variables",
+                received=f"{model.size} values in {len(model.slots)} variables",
+                hint="does the model build other layers on the executors?",
+            )
 
     def views(self, flat: FloatArray) -> list[FloatArray]:
         """The variables as views into ``flat``, in slot order, without a copy.

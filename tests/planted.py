@@ -130,7 +130,7 @@ FAULTS = [
         "unit/data/test_data_ragged.py",
     ),
     Fault(
-        "data/partition.py",
+        "data/rows.py",
         "return max(0.0, (count * found - 1) / (count - 1))",
         "return max(0.0, (count * found) / (count - 1))",
         "unit/data/test_off_center.py",

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ProtocolError
-from sparkdl.settings.values import bare_options
+from sparkdl.settings.values import Options
 from sparkdl.weights import FloatArray, Layout
 
 ByteArray = npt.NDArray[np.uint8]
@@ -42,11 +42,10 @@ class Compressor(Protocol):
         ...
 
 
-class Codec:
+class Codec(Options):
     """Base of all codecs.
 
     Class attributes:
-        name: The word a user writes, e.g. ``compression='fp16'``.
         lossy: Whether ``decode(encode(u))`` can differ from ``u``.
         feedback: Whether its compressor adds what was lost to the vector of the next call.
         sum_dtype: The dtype as which messages of several workers can be added up; None if they
@@ -55,7 +54,6 @@ class Codec:
             run even where worker and server share memory.
     """
 
-    name: ClassVar[str] = ""
     lossy: ClassVar[bool] = True
     feedback: ClassVar[bool] = True
     sum_dtype: ClassVar[str | None] = None
@@ -109,10 +107,6 @@ class Codec:
     def reply(self, size: int, num_workers: int) -> Codec:
         """The codec of a server's replies to ``num_workers`` workers that use this codec."""
         return self
-
-    def config(self) -> dict[str, Any]:
-        """The constructor arguments, as values that JSON can hold."""
-        return bare_options(self)
 
 
 class Memoryless:

@@ -20,7 +20,7 @@ from sparkdl.codecs.codec import (
     chunks,
     malformed,
 )
-from sparkdl.settings.values import require, require_one_of, require_whole
+from sparkdl.settings.values import one_word_of, option, require, require_whole
 from sparkdl.weights import FloatArray
 
 Rounding = Literal["stochastic", "nearest"]
@@ -183,10 +183,17 @@ class _Quantized(Codec):
         self._grid().decode(payload, out)
 
 
-def _check(name: str, block: int, rounding: str = "stochastic") -> None:
-    require_whole(name, "block", block, 8)
-    require(block % 8 == 0, name, "block", "a multiple of 8", block)
-    require_one_of(name, "rounding", rounding, ("stochastic", "nearest"))
+def _check_block(codec: str, name: str, value: int) -> None:
+    require_whole(codec, name, value, 8)
+    require(value % 8 == 0, codec, name, "a multiple of 8", value)
+
+
+def _check_levels(codec: str, name: str, value: int) -> None:
+    require_whole(codec, name, value, 1)
+    require(value <= 127, codec, name, "at most 127", value)
+
+
+_ROUNDING = one_word_of("stochastic", "nearest")
 
 
 @dataclass(frozen=True)
@@ -205,13 +212,10 @@ class Int8(_Quantized):
     arXiv:1511.04561 (8-bit exchange with per-block scales).
     """
 
-    block: int = 1024
-    rounding: Rounding = "stochastic"
+    block: int = option(1024, _check_block)
+    rounding: Rounding = option("stochastic", _ROUNDING)
 
     name: ClassVar[str] = "int8"
-
-    def __post_init__(self) -> None:
-        _check(self.name, self.block, self.rounding)
 
     def _grid(self) -> _Grid:
         return _Grid(self.name, self.block, 8, 127, "max", self.rounding == "stochastic")
@@ -229,13 +233,10 @@ class Int4(_Quantized):
     (small blocks keep 4 bits useful).
     """
 
-    block: int = 256
-    rounding: Rounding = "stochastic"
+    block: int = option(256, _check_block)
+    rounding: Rounding = option("stochastic", _ROUNDING)
 
     name: ClassVar[str] = "int4"
-
-    def __post_init__(self) -> None:
-        _check(self.name, self.block, self.rounding)
 
     def _grid(self) -> _Grid:
         return _Grid(self.name, self.block, 4, 7, "max", self.rounding == "stochastic")
@@ -257,17 +258,11 @@ class Dithering(_Quantized):
     arXiv:1705.07878.
     """
 
-    levels: int = 7
-    norm: Literal["l2", "max"] = "max"
-    block: int = 512
+    levels: int = option(7, _check_levels)
+    norm: Literal["l2", "max"] = option("max", one_word_of("l2", "max"))
+    block: int = option(512, _check_block)
 
     name: ClassVar[str] = "dithering"
-
-    def __post_init__(self) -> None:
-        _check(self.name, self.block)
-        require_whole(self.name, "levels", self.levels, 1)
-        require(self.levels <= 127, self.name, "levels", "at most 127", self.levels)
-        require_one_of(self.name, "norm", self.norm, ("l2", "max"))
 
     def _grid(self) -> _Grid:
         bits = 2 if self.levels == 1 else 4 if self.levels <= 7 else 8

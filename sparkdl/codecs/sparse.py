@@ -22,18 +22,18 @@ from sparkdl.codecs.codec import (
     malformed,
 )
 from sparkdl.errors import ConfigError
-from sparkdl.settings.values import require_fraction, require_positive, require_share, require_whole
+from sparkdl.settings.values import (
+    POSITIVE_OR_NONE,
+    option,
+    require_fraction,
+    require_share,
+    whole_from,
+)
 from sparkdl.weights import FloatArray
 
 Indices = npt.NDArray[np.int64]
 _SAMPLE = 16_384
 _SMALL = 65_536
-
-
-def check_ratio(codec: str, ratio: object, k: object) -> None:
-    """Raises ConfigError unless ``0 < ratio <= 1`` and ``k`` is None or a whole number from 1."""
-    require_share(codec, "ratio", ratio)
-    require_whole(codec, "k", k, 1, or_none=True)
 
 
 def kept(size: int, ratio: float, k: int | None = None) -> int:
@@ -138,11 +138,8 @@ def put(codec: str, payload: Payload, out: FloatArray, limit: int) -> None:
 class _FewElements(Codec):
     """The base of top-k and random-k: how many elements they keep, and the reply's codec."""
 
-    ratio: float = 0.01
-    k: int | None = None
-
-    def __post_init__(self) -> None:
-        check_ratio(self.name, self.ratio, self.k)
+    ratio: float = option(0.01, require_share)
+    k: int | None = option(None, whole_from(1, or_none=True))
 
     def reply(self, size: int, num_workers: int) -> Codec:
         """All that the workers together may have changed."""
@@ -309,21 +306,14 @@ class DGC(Codec):
     Reference: Lin, Han, Mao, Wang and Dally, 2018, "Deep Gradient Compression", arXiv:1712.01887.
     """
 
-    ratio: float = 0.001
-    momentum: float = 0.9
-    clip_norm: float | None = None
-    num_workers: int = 1
-    warmup_steps: int = 0
+    ratio: float = option(0.001, require_share)
+    momentum: float = option(0.9, require_fraction)
+    clip_norm: float | None = option(None, POSITIVE_OR_NONE)
+    num_workers: int = option(1, whole_from(1))
+    warmup_steps: int = option(0, whole_from(0))
 
     name: ClassVar[str] = "dgc"
     shapes_training: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_ratio(self.name, self.ratio, None)
-        require_fraction(self.name, "momentum", self.momentum)
-        require_positive(self.name, "clip_norm", self.clip_norm, or_none=True)
-        require_whole(self.name, "num_workers", self.num_workers, 1)
-        require_whole(self.name, "warmup_steps", self.warmup_steps, 0)
 
     def share(self, step: int) -> float:
         """Share of the elements sent in call number ``step`` (from 0)."""

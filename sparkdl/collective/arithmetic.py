@@ -36,6 +36,15 @@ def shard_edges(size: int, count: int) -> list[int]:
     return [size * i // count for i in range(count + 1)]
 
 
+def require_not_bfloat16(wire: str | None) -> None:
+    """Raises ConfigError for what Horovod cannot reduce."""
+    if wire == "bfloat16":
+        raise ConfigError(
+            "Horovod cannot reduce bfloat16", expected="compression=None or 'fp16' with Horovod",
+            received="compression='bf16'", hint="communicator='builtin' can",
+        )  # fmt: skip
+
+
 def reduction_ufunc(op: str) -> np.ufunc:
     """The NumPy function that joins two contributions of ``op``."""
     return _UFUNCS.get(op, np.add)

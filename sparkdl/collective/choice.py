@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.codecs import SUM_DTYPES, Codec, make_codec
+from sparkdl.collective.arithmetic import require_not_bfloat16
 from sparkdl.collective.rules import ExchangeRule, Mean, make_rule
 from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError
@@ -119,8 +120,5 @@ def _check_codec(rule: ExchangeRule, codec: Codec, communicator: str) -> None:
             hint="it does with rules that send plain sums or means: 'mean', 'sum', 'local_sgd', "
             "'adaptive_local_sgd', 'diloco'",
         )
-    if codec.sum_dtype == "bfloat16" and communicator == "horovod":
-        raise ConfigError(
-            "Horovod cannot reduce bfloat16", expected="compression=None or 'fp16' with Horovod",
-            received=f"compression={codec.name!r}", hint="communicator='builtin' can",
-        )  # fmt: skip
+    if communicator == "horovod":
+        require_not_bfloat16(codec.sum_dtype)

@@ -36,6 +36,7 @@ from sparkdl.collective.arithmetic import (
     check_root,
     shard_edges,
 )
+from sparkdl.config import COMMUNICATORS
 from sparkdl.errors import (
     ConfigError,
     ProtocolError,
@@ -45,6 +46,7 @@ from sparkdl.errors import (
 )
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import ListeningOptions
+from sparkdl.settings.registry import is_same_class
 
 if TYPE_CHECKING:
     from sparkdl.wire.tls import Certificate
@@ -97,6 +99,17 @@ class Member:
                 received=repr(text[:200]),
             )  # fmt: skip
         return member
+
+
+def refuse_others(members: Sequence[Member], name: str) -> None:
+    """Raises ConfigError if a rank is prepared for another communicator."""
+    others = sorted({m.communicator for m in members} - {name})
+    if others:
+        raise ConfigError(
+            f"cannot connect the {name} communicator", expected="all ranks prepared for it",
+            received=f"ranks prepared for {', '.join(map(repr, others))}",
+            hint="pass the same communicator= on all ranks",
+        )  # fmt: skip
 
 
 T = TypeVar("T")
@@ -521,8 +534,11 @@ class ConnectorOptions(HorovodOptions, total=False):
     calls_horovod: bool
 
 
+Maker = Callable[..., Any]
+"""Makes the :class:`Connector` of a rank; its arguments are those of :func:`make_communicator`."""
+MakerType = TypeVar("MakerType", bound=Maker)
 # Imported when used: Horovod imports TensorFlow, and tests need no sockets.
-COMMUNICATORS = {
+_MAKERS: dict[str, str | Maker] = {
     "auto": "sparkdl.collective.horovod_connector:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
     "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
@@ -530,22 +546,54 @@ COMMUNICATORS = {
 }
 
 
+def register(cls: MakerType) -> MakerType:
+    """Gives a class of connectors the name in its attribute ``name``; may be a decorator.
+
+    From then on ``communicator=`` takes the name in this process, and workers get the class.
+
+    Raises:
+        ConfigError: It lacks a method of :class:`Connector`, or another communicator has the name.
+    """
+    name = getattr(cls, "name", None)
+    known = _MAKERS.get(name, cls) if isinstance(name, str) else None
+    methods = all(hasattr(cls, each) for each in ("prepare", "connect", "close"))
+    if not methods or not is_same_class(known, cls):
+        raise ConfigError(
+            "cannot register this communicator", received=f"{cls!r}, name {name!r}",
+            expected="a class with prepare, connect and close, and a name that no other one has",
+            hint="its docstring: sparkdl.collective.communicator.Connector",
+        )  # fmt: skip
+    if name not in _MAKERS:
+        COMMUNICATORS.append(str(name))
+    _MAKERS[str(name)] = cls
+    return cls
+
+
+def maker_of(name: str) -> str | Maker:
+    """The name of a communicator, or the class that was registered: workers make theirs of it."""
+    made = _MAKERS.get(name, name)
+    return name if isinstance(made, str) else made
+
+
 def make_communicator(
-    name: str = "auto", *, rank: int, **options: Unpack[ConnectorOptions]
+    name: str | Maker = "auto", *, rank: int, **options: Unpack[ConnectorOptions]
 ) -> Connector:
     """The connector of a communicator, by name.
 
     Args:
         name: ``'builtin'``, ``'horovod'``, ``'solo'``, or ``'auto'``: Horovod where it reduces on
-            GPUs on all ranks, else the built-in one.
+            GPUs on all ranks, else the built-in one; or what :func:`maker_of` gives.
         rank: This rank, from 0.
         **options: The connector's own (``timeout_s``, ``bind_host``, …).
 
     Raises:
         UnknownNameError: No communicator has this name.
     """
-    if name not in COMMUNICATORS:
-        raise UnknownNameError("communicator", name, sorted(COMMUNICATORS))
-    module, _, attribute = COMMUNICATORS[name].partition(":")
-    connector: Connector = getattr(importlib.import_module(module), attribute)(rank, **options)
+    if isinstance(name, str) and name not in _MAKERS:
+        raise UnknownNameError("communicator", name, sorted(_MAKERS))
+    maker = _MAKERS[name] if isinstance(name, str) else name
+    if isinstance(maker, str):
+        module, _, attribute = maker.partition(":")
+        maker = getattr(importlib.import_module(module), attribute)
+    connector: Connector = maker(rank, **options)
     return connector

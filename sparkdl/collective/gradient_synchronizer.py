@@ -15,9 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.codecs.quantized import to_summable
-from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors
+from sparkdl.collective.arithmetic import (
+    reduce_in_order,
+    reduction_factors,
+    require_not_bfloat16,
+)
 from sparkdl.collective.communicator import Communicator, Pending
-from sparkdl.errors import ConfigError, ModelError
+from sparkdl.errors import ModelError
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck, NotFiniteError
 from sparkdl.training.learning import BatchStack, SharedLearner
@@ -75,12 +79,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         part_bytes: int | None = None,
         check: FiniteCheck | None = None,
     ) -> None:
-        if communicator.in_graph and wire == "bfloat16":
-            raise ConfigError(
-                "Horovod cannot reduce bfloat16",
-                expected="compression=None or 'fp16' with Horovod", received="compression='bf16'",
-                hint="communicator='builtin' can",
-            )  # fmt: skip
+        if communicator.in_graph:
+            require_not_bfloat16(wire)
         self.communicator = communicator
         self.layout = layout
         self.wire = wire

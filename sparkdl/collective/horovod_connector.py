@@ -19,6 +19,7 @@ from sparkdl.collective.communicator import (
     Member,
     make_communicator,
     name_ranks,
+    refuse_others,
 )
 from sparkdl.collective.horovod import (
     CannotStartError,
@@ -27,7 +28,7 @@ from sparkdl.collective.horovod import (
     reduces_on_gpus,
     unavailable,
 )
-from sparkdl.errors import ConfigError, ResourceError
+from sparkdl.errors import ResourceError
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class HorovodConnector:
         Raises:
             ResourceError: Horovod cannot be used on some ranks; they are named.
         """
-        _refuse_others(members, HorovodCommunicator.name)
+        refuse_others(members, HorovodCommunicator.name)
         builtin = self._connect_builtin(members, token)
         try:
             lacking = _lacking(builtin, members)
@@ -138,7 +139,7 @@ class AutoConnector:
 
     def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
         """Connects the built-in communicator, and Horovod where that is of use."""
-        _refuse_others(members, self.name)
+        refuse_others(members, self.name)
         return self._horovod.connect_if_useful(members, token, self._calls_horovod)
 
     def close(self) -> None:
@@ -181,13 +182,3 @@ def unreachable(members: Sequence[Member]) -> str:
 
 def _named(member: Member, name: str) -> Member:
     return Member(member.host, member.port, member.host_id, member.local, name)
-
-
-def _refuse_others(members: Sequence[Member], name: str) -> None:
-    others = sorted({m.communicator for m in members} - {name})
-    if others:
-        raise ConfigError(
-            f"cannot connect the {name} communicator", expected="all ranks prepared for it",
-            received=f"ranks prepared for {', '.join(map(repr, others))}",
-            hint="pass the same communicator= on all ranks",
-        )  # fmt: skip

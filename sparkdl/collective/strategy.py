@@ -16,6 +16,7 @@ from sparkdl.collective.communicator import (
     Communicator,
     Connector,
     ConnectorOptions,
+    Maker,
     Member,
     make_communicator,
 )
@@ -25,7 +26,6 @@ from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control
 from sparkdl.collective.table_exchange import TableSteps
 from sparkdl.coordinator.session import Session, open_session, report_failure
-from sparkdl.errors import ModelError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.training.finite import FiniteCheck
@@ -93,7 +93,7 @@ class AllReduceStrategy:
 
     token: bytes = field(repr=False)
     layout: Layout
-    communicator: str = "auto"
+    communicator: str | Maker = "auto"
     options: ConnectorOptions = field(default_factory=ConnectorOptions)
     wire: str | None = None
     rule: ExchangeRule | None = None
@@ -113,13 +113,7 @@ class AllReduceStrategy:
             ModelError: This rank's model is not the driver's.
             TransportError: A rank cannot be reached.
         """
-        if not layout.matches(self.layout):
-            raise ModelError(
-                "the worker's model and the driver's differ",
-                expected=f"{self.layout.size} values in {len(self.layout.slots)} variables",
-                received=f"{layout.size} values in {len(layout.slots)} variables",
-                hint="does the model build other layers on the executors?",
-            )
+        self.layout.require(layout, "the driver's")
         check = FiniteCheck(self.on_nan, layout.trained_size)
         with (
             self.connect(meeting) as communicator,

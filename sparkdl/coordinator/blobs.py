@@ -35,7 +35,7 @@ class Assembly:
             ProtocolError: The blob is too large, or a chunk is out of order.
         """
         offset, total = message.offset, message.total
-        chunk = np.empty(0, np.uint8) if message.body is None else message.body
+        chunk = message.content
         if not 0 < total <= self._max_bytes:
             raise ProtocolError(
                 f"{self._what} is empty or too large", expected=f"1 .. {self._max_bytes} bytes",

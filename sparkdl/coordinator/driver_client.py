@@ -7,8 +7,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 
-import numpy as np
-
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
@@ -34,11 +32,10 @@ class DriverClient(Closing):
         opener: Opener,
         limits: FrameLimits | None = None,
         *,
-        timeouts: Timeouts | None = None,
         check: Callable[[], None] | None = None,
     ) -> None:
         self.limits = FrameLimits() if limits is None else limits
-        timeouts = timeouts or Timeouts()
+        timeouts = Timeouts()
         self._connection = Connection(
             opener, self.limits, timeouts, buffered=True, name="the driver", check=check
         )
@@ -52,7 +49,7 @@ class DriverClient(Closing):
         Epochs before ``since_epoch`` are forgotten at the coordinator.
         """
         reply = self.request(Message(CoordinatorKind.STATUS, epoch=since_epoch))
-        return Status.from_wire(reply.meta, _body(reply))
+        return Status.from_wire(reply.meta, reply.content)
 
     def control(
         self,
@@ -97,7 +94,7 @@ class DriverClient(Closing):
         taken: list[tuple[int, str]] = []
         while True:
             reply = self.request(Message(CoordinatorKind.TAKE_LINES))
-            lines = unpack_lines(_body(reply))
+            lines = unpack_lines(reply.content)
             if not lines:
                 return taken
             taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=True)]
@@ -120,7 +117,6 @@ def open_driver(
     limits: FrameLimits | None = None,
     *,
     mode: str = "auto",
-    timeouts: Timeouts | None = None,
     check: Callable[[], None] | None = None,
 ) -> DriverClient:
     """Connects the driver; arguments as in :class:`DriverClient` and ``open_session``.
@@ -129,13 +125,8 @@ def open_driver(
         TransportError: No way leads to the server; says what was tried.
         AuthenticationError: The server refused the token.
     """
-    timeouts = timeouts or Timeouts()
-    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, timeouts)
-    return DriverClient(openers, limits, timeouts=timeouts, check=check)
-
-
-def _body(reply: Message) -> ByteArray:
-    return np.empty(0, np.uint8) if reply.body is None else reply.body
+    openers = openers_of(endpoint, mode, FrameLimits() if limits is None else limits, Timeouts())
+    return DriverClient(openers, limits, check=check)
 
 
 class CoordinatorHost(Closing):

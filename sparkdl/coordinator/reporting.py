@@ -13,6 +13,7 @@ from sparkdl.coordinator.telemetry import (
     load_of,
     pack_lines,
     report_of,
+    require_sendable,
     usage_of,
 )
 from sparkdl.errors import ProtocolError
@@ -229,12 +230,8 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
     size = 0
     for number, epoch in epochs.items():
         size += epoch.metrics.nbytes + epoch.val_metrics.nbytes
-        if size > BLOB_BYTES and not result:
-            raise ProtocolError(
-                f"the metrics of epoch {number} cannot be sent to the driver",
-                expected=f"metric states of at most {BLOB_BYTES} bytes in all",
-                received=f"{size} bytes", hint="metrics with fewer thresholds or classes",
-            )  # fmt: skip
+        if not result:
+            require_sendable(number, size)
         if size > BLOB_BYTES:
             break
         result[number] = epoch

@@ -191,6 +191,17 @@ _COUNTERS = ("clock", "rounds", "released_epoch", "started", "bytes_in", "bytes_
 MAX_EPOCH = 1 << 31
 
 
+def require_sendable(epoch: int, size_bytes: int) -> None:
+    """Raises ProtocolError if the metric states of an epoch are larger than a frame can be."""
+    if size_bytes > BLOB_BYTES:
+        raise ProtocolError(
+            f"the metrics of epoch {epoch} cannot be sent to the driver",
+            expected=f"metric states of at most {BLOB_BYTES} bytes in all",
+            received=f"{size_bytes} bytes",
+            hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
+        )
+
+
 def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = None) -> Message:
     """The REPORT frame; its numbers travel as they are, in the body.
 
@@ -198,13 +209,7 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
         ProtocolError: The metric states are larger than a frame can be.
     """
     body = np.concatenate([report.metrics, report.val_metrics]).astype("<f8").view(np.uint8)
-    if body.nbytes > BLOB_BYTES:
-        raise ProtocolError(
-            f"the metrics of epoch {report.epoch} cannot be sent to the driver",
-            expected=f"metric states of at most {BLOB_BYTES} bytes in all",
-            received=f"{body.nbytes} bytes",
-            hint="metrics with fewer thresholds or classes, e.g. AUC(num_thresholds=200)",
-        )
+    require_sendable(report.epoch, body.nbytes)
     meta: dict[str, int | list[float]] = {
         "rows": report.rows,
         "val_rows": report.val_rows,
@@ -224,7 +229,7 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
 def report_of(message: Message) -> EpochReport:
     """The counterpart of :func:`report_message`."""
     meta = message.meta
-    body: ByteArray = np.empty(0, np.uint8) if message.body is None else message.body
+    body = message.content
     counts = [meta.get(name, 0) for name in ("rows", "val_rows", "split")]
     whole = all(map(is_count, counts))
     if not whole or body.nbytes % 8 or 8 * counts[2] > body.nbytes or message.epoch > MAX_EPOCH:
@@ -401,7 +406,7 @@ class LogLines:
         self._chars = 0
 
     def put(self, message: Message) -> None:
-        body = np.empty(0, np.uint8) if message.body is None else message.body
+        body = message.content
         if body.size > MAX_LINES_BYTES:
             raise ProtocolError(
                 "a LOG frame is too large", expected=f"at most {MAX_LINES_BYTES} bytes of text",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import replace
 from typing import Any
 
@@ -119,14 +119,23 @@ def _conform_all(
         if spec is not None and spec.weights:
             wanted = {"sample_weight": next(iter(spec.weights.values()))}
         weights = _group("sample_weight", sample_weight, wanted, columns)["sample_weight"]
-    lengths = {name: len(array) for name, array in columns.items()}
+    return DataSpec(features, labels, weights), columns, rows_of(columns)
+
+
+def rows_of(columns: Mapping[str, Sized]) -> int:
+    """The number of rows, which all columns have.
+
+    Raises:
+        DataError: One has another number.
+    """
+    lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(
             "arrays of unequal length",
             expected="as many labels and sample weights as rows of features",
             received=", ".join(f"{name}: {count} rows" for name, count in lengths.items()),
         )
-    return DataSpec(features, labels, weights), columns, next(iter(lengths.values()), 0)
+    return next(iter(lengths.values()), 0)
 
 
 def _group(

@@ -46,6 +46,11 @@ def check_path(path: str, *, overwrite: bool) -> None:
             "the path does not name a Keras file", expected="a path that ends in '.keras'",
             received=repr(path),
         )  # fmt: skip
+    require_writable(path, overwrite=overwrite)
+
+
+def require_writable(path: str, *, overwrite: bool) -> None:
+    """Raises ResourceError if the path cannot be written, or exists and shall stay."""
     if not overwrite and storage.exists(path):
         raise ResourceError(
             f"{path!r} exists", expected="a new path", received="an existing one",
@@ -78,7 +83,7 @@ def read_model(path: str) -> ModelFile:
             expected="a .keras file", received="an HDF5 file",
             hint=f"SparkModel(keras.models.load_model({path!r}))",
         )  # fmt: skip
-    with _named(path):
+    with errors_named(path):
         check_whole(content)
         return ModelFile(content, settings_of(content), run_state_of(content))
 
@@ -107,12 +112,12 @@ def check_keras_file(content: bytes, path: str) -> None:
     Raises:
         ModelError: It is cut off or damaged, or would fill the memory.
     """
-    with _named(path):
+    with errors_named(path):
         check_whole(content)
 
 
 @contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
+def errors_named(path: str) -> Iterator[None]:
     """Around what is done with a file: errors name it."""
     try:
         yield

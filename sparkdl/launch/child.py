@@ -37,7 +37,7 @@ from sparkdl.failures import (
     one_line,
 )
 from sparkdl.launch.devices import needs_child
-from sparkdl.launch.results import Result
+from sparkdl.launch.results import Result, batch_to_bytes
 from sparkdl.launch.task import Launcher, RankContext, Ranks, Task
 from sparkdl.launch.threads import LocalRanks, RestartedRanks
 from sparkdl.process import payload
@@ -147,20 +147,6 @@ def received(connection: Connection) -> FromParent | FromChild | None:
     return message
 
 
-def to_bytes(batch: pa.RecordBatch) -> bytes:
-    """An Arrow stream of one batch."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    content: bytes = sink.getvalue().to_pybytes()
-    return content
-
-
-def from_bytes(content: bytes) -> pa.RecordBatch:
-    """The batch of :func:`to_bytes`."""
-    return pa.ipc.open_stream(content).read_next_batch()
-
-
 class Child(Closing):
     """The parent's end of a child process."""
 
@@ -202,7 +188,7 @@ class Child(Closing):
         while (message := received(self._connection)) is not None:
             if isinstance(message, NextInput):
                 batch = next(batches, None)
-                self._answer(InputBatch(None if batch is None else to_bytes(batch)))
+                self._answer(InputBatch(None if batch is None else batch_to_bytes(batch)))
             elif isinstance(message, GatherTexts):
                 texts = self._rank.all_gather(message.text, message.timeout_s)
                 self._answer(GatheredTexts(texts))
@@ -210,7 +196,7 @@ class Child(Closing):
                 if self._rank.log is not None:
                     self._rank.log(message.text)
             elif isinstance(message, OutputBatch):
-                yield from_bytes(message.content)
+                yield pa.ipc.open_stream(message.content).read_next_batch()
             elif isinstance(message, TaskRaised):
                 raise message.error from ChildTraceback(message.failure)
             else:
@@ -275,7 +261,7 @@ class ParentConnection:
         try:
             task: Task = payload.load(self._task)
             for batch in task.run(self._rank, self._batches()):
-                self._tell(OutputBatch(to_bytes(batch)))
+                self._tell(OutputBatch(batch_to_bytes(batch)))
         except (Exception, SystemExit) as error:
             failure = Failure.of(self._rank.rank, error)
             end = TaskRaised(_portable(error), failure)
@@ -302,7 +288,7 @@ class ParentConnection:
                 raise _parent_lost("no batch of the input")
             if answer.content is None:
                 return
-            yield from_bytes(answer.content)
+            yield pa.ipc.open_stream(answer.content).read_next_batch()
 
     def _log(self, line: str) -> None:
         self._tell(LogLine(line))

@@ -18,7 +18,13 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from sparkdl.collective.communicator import Communicator, Connector, Member, make_communicator
+from sparkdl.collective.communicator import (
+    Communicator,
+    Connector,
+    Maker,
+    Member,
+    make_communicator,
+)
 from sparkdl.collective.current import use
 from sparkdl.config import Limits
 from sparkdl.coordinator.session import Session
@@ -69,7 +75,7 @@ class FunctionTask(RaisingTask):
     call: bytes = field(repr=False)
     token: bytes = field(repr=False)
     devices: DeviceRequest
-    communicator: str = "auto"
+    communicator: str | Maker = "auto"
     timeout_s: float = 600.0
     start_timeout_s: float = Limits.start_timeout_s
     all_results: bool = True
@@ -81,14 +87,18 @@ class FunctionTask(RaisingTask):
     feed: FeedSettings | None = None
     stream: StreamSettings | None = None
 
+    def opened_session(self, rank: RankContext) -> Session | None:
+        """The rank's session with the coordinator; None where there is none."""
+        try:
+            return None if self.endpoint is None else open_rank_session(self.endpoint, rank)
+        except DriverUnreachableError as error:
+            raise RankFailure(Failure.of(rank.rank, error)) from error
+
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows = None if self.feed is None else self.feed.read(batches, rank.rank)
         for _ in batches:
             pass
-        try:
-            session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
-        except DriverUnreachableError as error:
-            raise RankFailure(Failure.of(rank.rank, error)) from error
+        session = self.opened_session(rank)
         lines = LineSender(session)
         try:
             with self._environment(rank, rank.log or lines.send):
@@ -181,7 +191,7 @@ def connected(
     stage that ends while a task waits in ``allGather`` takes that task's executor down with it.
     """
 
-    def connector_of(name: str, timeout_s: float) -> Connector:
+    def connector_of(name: str | Maker, timeout_s: float) -> Connector:
         return make_communicator(
             name, rank=rank.rank, timeout_s=timeout_s, certificate=task.certificate,
             **task.listening.options(),

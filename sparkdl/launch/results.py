@@ -23,6 +23,15 @@ CHUNK_BYTES = 2 << 20
 """Most bytes of a row's content (Spark Connect bounds an Arrow batch at 4 MiB)."""
 
 
+def batch_to_bytes(batch: pa.RecordBatch) -> bytes:
+    """An Arrow stream of one batch."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
 class Row(Protocol):
     """One row of :data:`RESULT_SCHEMA`, as Spark or Arrow gives it."""
 

@@ -40,7 +40,8 @@ def serve_embeddings(model: keras.Model, larger_than_mb: float = 2.0, **settings
     _require_cloneable(model)
 
     def replaced(layer: keras.layers.Layer) -> Any:
-        large = type(layer) is keras.layers.Embedding and _megabytes(layer) > larger_than_mb
+        is_plain = type(layer) is keras.layers.Embedding
+        large = is_plain and 4e-6 * layer.input_dim * layer.output_dim > larger_than_mb
         if not large:
             return layer.__class__.from_config(layer.get_config())
         _require_plain_rows(layer)
@@ -175,10 +176,6 @@ def _require_cloneable(model: keras.Model) -> None:
             expected="a built functional or Sequential keras.Model",
             received=type(model).__qualname__, hint="write the layer that you want into the model",
         )  # fmt: skip
-
-
-def _megabytes(layer: keras.layers.Layer) -> float:
-    return 4e-6 * float(layer.input_dim * layer.output_dim)
 
 
 def _require_plain_rows(layer: keras.layers.Layer) -> None:

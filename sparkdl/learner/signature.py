@@ -210,6 +210,15 @@ def _refuse_texts(model: keras.Model, inputs: Mapping[str, TensorSpec]) -> None:
         )
 
 
+def unbuilt(model: keras.Model) -> ModelError:
+    """The error for a model that has no variables yet."""
+    return ModelError(
+        f"model {model.name!r} has no variables yet", expected="a built model",
+        received="an unbuilt one",
+        hint="start it with keras.Input(shape), or call it once on an example batch",
+    )  # fmt: skip
+
+
 def has_own(model: keras.Model, *methods: str) -> bool:
     """Whether a model's class has one of these methods of ``keras.Model`` from the user."""
     import keras

@@ -11,10 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.errors import DataError
-from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, connected
-from sparkdl.launch.peers import DriverUnreachableError, open_rank_session
 from sparkdl.launch.results import Result
 from sparkdl.launch.task import QueryTask, RankContext
 from sparkdl.linear.sparse_rows import Numbers, SparseRows, SparseVectors
@@ -46,10 +44,7 @@ class LinearTask(FunctionTask):
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Reads the rows, meets the other ranks, and trains."""
         rows = _read(batches)
-        try:
-            session = None if self.endpoint is None else open_rank_session(self.endpoint, rank)
-        except DriverUnreachableError as error:
-            raise RankFailure(Failure.of(rank.rank, error)) from error
+        session = self.opened_session(rank)
         try:
             with connected(self, rank, session) as (communicator, exit_barrier):
                 if isinstance(rows, DataError):  # a rank that fails before all have met ends others

@@ -33,7 +33,7 @@ from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.function import as_rows, column_function
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent
-from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, param, taking
+from sparkdl.spark.ml.stage import ParamSpec, Stage, check_thresholds, has_params, param, taking
 from sparkdl.spark.runs.function_stage import run_stage
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.frames import is_vector_column, require_frame
@@ -139,13 +139,8 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         """The probability that class 1 must pass."""
         if not self.isDefined("thresholds"):
             return float(self.getOrDefault("threshold"))
-        given = self.getOrDefault("thresholds")
-        if len(given) != 2 or min(given) < 0 or max(given) <= 0:
-            raise ConfigError(
-                "thresholds do not fit the classes",
-                expected="2 numbers >= 0, at most one of them 0", received=str(given),
-            )  # fmt: skip
-        return float(given[1] / (given[0] + given[1]))
+        first, second = check_thresholds(self.getOrDefault("thresholds"), 2)
+        return float(second / (first + second))
 
     def _outputs(self) -> dict[str, str]:
         """Kind of column -> its name, of those that are wanted."""
@@ -156,17 +151,9 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
     def transformSchema(self, schema: StructType) -> Any:
         """The schema of ``transform``'s result; raises what ``transform`` would."""
         require_vectors(schema, self.getOrDefault("featuresCol"))
-        taken = {name.lower() for name in schema.names}
-        fields = []
-        for kind, name in self._outputs().items():
-            if name.lower() in taken:
-                raise DataError(
-                    f"the data already have a column {name!r}",
-                    expected=f"a new name for a column of {type(self).__name__}",
-                    received=str(schema.names), hint="another name, or '' to leave the column out",
-                )  # fmt: skip
-            taken.add(name.lower())
-            fields.append(T.StructField(name, column_type(kind)))
+        outputs = self._outputs()
+        self.require_new(list(outputs.values()), schema)
+        fields = [T.StructField(name, column_type(kind)) for kind, name in outputs.items()]
         return T.StructType([*schema.fields, *fields])
 
     def _transform(self, dataset: DataFrame) -> Any:

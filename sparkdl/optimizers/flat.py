@@ -7,7 +7,7 @@ server runs them on its center, and a rank of a sliced all-reduce on its slice o
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, TypeVar
 
@@ -16,6 +16,9 @@ import numpy as np
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers.blocks import add_scaled, each_block, run_compiled
 from sparkdl.settings.values import (
+    POSITIVE_OR_NONE,
+    Options,
+    option,
     require,
     require_fraction,
     require_not_negative,
@@ -24,12 +27,10 @@ from sparkdl.settings.values import (
 from sparkdl.weights import FloatArray
 
 State = dict[str, Any]
-Checks = Mapping[str, Callable[[str, str, Any], None]]
-"""Option -> what refuses a value of it, given the optimizer's name, the option and the value."""
 
 
 @dataclass(frozen=True)
-class FlatOptimizer(abc.ABC):
+class FlatOptimizer(Options, abc.ABC):
     """Base of the optimizers: frozen options; what changes lives in the state of :meth:`init`.
 
     They treat elements one by one. So a step on a slice of the weights, with its slice of the
@@ -39,18 +40,10 @@ class FlatOptimizer(abc.ABC):
         learning_rate: Step size; None: the caller's at each step.
     """
 
-    learning_rate: float | None = None
+    learning_rate: float | None = option(None, POSITIVE_OR_NONE)
 
-    name: ClassVar[str] = ""
     keras_class: ClassVar[str] = ""
     """Name of the Keras optimizer that takes the same steps."""
-
-    checks: ClassVar[Checks] = {}
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
-        for option, check in self.checks.items():
-            check(self.name, option, getattr(self, option))
 
     def init(self, weights: FloatArray) -> State:
         """The state before the first step: a flat dict of float32 arrays, ints or floats."""
@@ -206,13 +199,11 @@ class FlatSGD(FlatOptimizer):
     momentum in deep learning" (ICML).
     """
 
-    momentum: float = 0.0
+    momentum: float = option(0.0, require_fraction)
     nesterov: bool = False
 
     name: ClassVar[str] = "sgd"
     keras_class: ClassVar[str] = "SGD"
-
-    checks: ClassVar[Checks] = {"momentum": require_fraction}
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         if not self.momentum:
@@ -251,15 +242,11 @@ class FlatAdagrad(FlatOptimizer):
     Reference: Duchi, Hazan and Singer, 2011, "Adaptive Subgradient Methods" (JMLR 12).
     """
 
-    initial_accumulator_value: float = 0.1
-    epsilon: float = 1e-7
+    initial_accumulator_value: float = option(0.1, require_not_negative)
+    epsilon: float = option(1e-7, require_positive)
 
     name: ClassVar[str] = "adagrad"
     keras_class: ClassVar[str] = "Adagrad"
-
-    checks: ClassVar[Checks] = {
-        "initial_accumulator_value": require_not_negative, "epsilon": require_positive,
-    }  # fmt: skip
 
     def init(self, weights: FloatArray) -> State:
         return {"accumulator": np.full_like(weights, self.initial_accumulator_value)}
@@ -292,17 +279,13 @@ class FlatRMSprop(FlatOptimizer):
     Reference: Tieleman and Hinton, 2012, "Lecture 6.5: RMSprop" (Coursera).
     """
 
-    rho: float = 0.9
-    momentum: float = 0.0
-    epsilon: float = 1e-7
+    rho: float = option(0.9, require_fraction)
+    momentum: float = option(0.0, require_fraction)
+    epsilon: float = option(1e-7, require_positive)
     centered: bool = False
 
     name: ClassVar[str] = "rmsprop"
     keras_class: ClassVar[str] = "RMSprop"
-
-    checks: ClassVar[Checks] = {
-        "rho": require_fraction, "momentum": require_fraction, "epsilon": require_positive,
-    }  # fmt: skip
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         slots = {"mean_square": ("_velocities", 1.0)}
@@ -388,17 +371,13 @@ class FlatAdam(FlatOptimizer):
     Reddi, Kale and Kumar, 2018, "On the Convergence of Adam and Beyond" (ICLR).
     """
 
-    beta_1: float = 0.9
-    beta_2: float = 0.999
-    epsilon: float = 1e-7
+    beta_1: float = option(0.9, require_fraction)
+    beta_2: float = option(0.999, require_fraction)
+    epsilon: float = option(1e-7, require_positive)
     amsgrad: bool = False
 
     name: ClassVar[str] = "adam"
     keras_class: ClassVar[str] = "Adam"
-
-    checks: ClassVar[Checks] = {
-        "beta_1": require_fraction, "beta_2": require_fraction, "epsilon": require_positive,
-    }  # fmt: skip
 
     def init(self, weights: FloatArray) -> State:
         """Both moments, divided by ``1 - beta`` (which saves two operations), and the step."""
@@ -483,12 +462,10 @@ class FlatAdamW(FlatAdam):
     arXiv:1711.05101.
     """
 
-    weight_decay: float = 0.004
+    weight_decay: float = option(0.004, require_not_negative)
 
     name: ClassVar[str] = "adamw"
     keras_class: ClassVar[str] = "AdamW"
-
-    checks: ClassVar[Checks] = {**FlatAdam.checks, "weight_decay": require_not_negative}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -552,16 +529,16 @@ def optimizer_from_config(
     make = known_classes[chosen]
     known = {field.name for field in fields(make)}
     taken: dict[str, Any] = {}
-    for option, value in options.items():
-        if option == "learning_rate" and isinstance(value, Mapping):
-            taken[option] = None
-        elif option in known:
-            taken[option] = value
-        elif option not in _HARMLESS and option not in beside and value not in _SWITCHED_OFF:
+    for name, value in options.items():
+        if name == "learning_rate" and isinstance(value, Mapping):
+            taken[name] = None
+        elif name in known:
+            taken[name] = value
+        elif name not in _HARMLESS and name not in beside and value not in _SWITCHED_OFF:
             raise ConfigError(
-                f"optimizer {class_name!r} {where}: option {option!r} is not supported",
-                expected="options " + ", ".join(sorted(known)), received=f"{option}={value!r}",
-                hint=hint.format(option=option),
+                f"optimizer {class_name!r} {where}: option {name!r} is not supported",
+                expected="options " + ", ".join(sorted(known)), received=f"{name}={value!r}",
+                hint=hint.format(option=name),
             )  # fmt: skip
     return make(**taken)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sparkdl.errors import AuthenticationError, ProtocolError, TransportError, WaitTimeoutError
@@ -181,10 +182,11 @@ class CallClient:
         return self._wait_for("__call__", args, kwargs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        limits = self._timeout_s, self._connect_s
-        return _client, (
-            self._address, self._token, *limits, self._certificate, self._wait_for_ready,
+        make = partial(
+            CallClient, timeout_s=self._timeout_s, connect_s=self._connect_s,
+            certificate=self._certificate, wait_for_ready=self._wait_for_ready,
         )  # fmt: skip
+        return make, (self._address, self._token)
 
     def _wait_for(self, name: str, args: object, kwargs: object) -> Any:
         begun = time.monotonic()
@@ -394,20 +396,6 @@ class _Futures:
     def __call__(self, *args: object, **kwargs: object) -> Future[Any]:
         """Calls the object itself."""
         return self._client._start_later("__call__", args, kwargs)
-
-
-def _client(
-    address: CallAddress,
-    token: bytes,
-    timeout_s: float | None,
-    connect_s: float,
-    certificate: Certificate | None,
-    wait_for_ready: bool,
-) -> CallClient:
-    return CallClient(
-        address, token, timeout_s=timeout_s, connect_s=connect_s, certificate=certificate,
-        wait_for_ready=wait_for_ready,
-    )  # fmt: skip
 
 
 def _take_back(call: _Call) -> None:

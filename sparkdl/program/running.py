@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from sparkdl.coordinator.session import Session
 from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportError
-from sparkdl.failures import Failure, RankFailure, one_line
+from sparkdl.failures import one_line
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
 from sparkdl.launch.results import Capture, Result
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through
@@ -143,7 +143,7 @@ def register_stop_handler(handler: Callable[[], object]) -> None:
 
 
 @dataclass(frozen=True)
-class NodeTask:
+class NodeTask(RaisingTask):
     """The nodes of a program, one for each rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -291,9 +291,6 @@ class NodeTask:
             if not program.stopping.wait(_STOP_GRACE_S):
                 raise  # else the other node has ended because the program stops
         return None
-
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        raise RankFailure(Failure.of(rank.rank, error)) from error
 
 
 class _SessionMeeting:

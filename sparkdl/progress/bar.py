@@ -58,7 +58,8 @@ class ProgressBar:
             case events.EpochEnded() if self.wants_progress:
                 self._write(self._steps(event), "\n")
             case events.EpochEnded():
-                self._write(f"{self._title} - {_figures(event)}", "\n")
+                figures = [*_metrics(event), *_speed(event), *_staleness(event)]
+                self._write(" - ".join([self._title, *figures]), "\n")
             case events.TrainingFailed() if self._length:  # the error goes onto a line of its own
                 print(flush=True, file=self._stream)
             case _:
@@ -145,10 +146,6 @@ def _strokes(stream: TextIO) -> tuple[str, str]:
     except (UnicodeEncodeError, LookupError):
         return "=", "-"
     return "━", "─"
-
-
-def _figures(event: events.EpochProgressed | events.EpochEnded) -> str:
-    return " - ".join([*_metrics(event), *_speed(event), *_staleness(event)])
 
 
 def _metrics(event: events.EpochProgressed | events.EpochEnded) -> list[str]:

@@ -152,7 +152,7 @@ class WorkersProgressed:
         bytes_in, bytes_out: Of all frames that the coordinator took and sent.
         driver_load: How busy the driver's host is, without its GPUs; None where no kernel tells it.
         servers: Where several hold the weights or rows of tables: the work of each so far.
-        driver_host: As its workers are called if it has some.
+        driver_host: Name of the driver's host, as workers on it tell theirs.
     """
 
     workers: tuple[WorkerView, ...]

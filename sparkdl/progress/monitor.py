@@ -167,7 +167,9 @@ class FitMonitor:
         self._steering = steering
         self._sinks: tuple[events.Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
-        self._epochs, self._epoch, self._first_epoch = epochs, first_epoch, first_epoch
+        self._epochs, self._first_epoch = epochs, first_epoch
+        self.epochs_done = first_epoch
+        """Epochs that have ended, counted from 0."""
         self._clock = clock
         self._recent, self._epoch_speed = RecentSpeed(), EpochSpeed()
         self._load_weights: Callable[[], None] = lambda: None
@@ -178,7 +180,10 @@ class FitMonitor:
         self._batches = self._workers = 0
         self._awaited: tuple[int, ...] = ()
         self._learning_rate: float | None = None
-        self._rate_between: float | None = None
+        self.rate_between_epochs: float | None = None
+        """The learning rate after the last epoch's end, before the next one began: a checkpoint has
+        this one, for its resume begins that next epoch again. None where a schedule says the rate,
+        and before an epoch has ended."""
         self._workers_due = self._lines_due = 0.0
         self._meter = LoadMeter(gpus=False)
         self._driver_load: HostLoad | None = None
@@ -189,23 +194,9 @@ class FitMonitor:
         return self._steering.has_callbacks
 
     @property
-    def epochs_done(self) -> int:
-        """Epochs that have ended, counted from 0."""
-        return self._epoch
-
-    @property
     def losses(self) -> tuple[float, ...]:
         """The mean loss of each whole epoch that has ended, where the model has one."""
         return tuple(self._losses)
-
-    @property
-    def rate_between_epochs(self) -> float | None:
-        """The learning rate after the last epoch's end, before the next one began.
-
-        A checkpoint has this one, for its resume begins that next epoch again. None where a
-        schedule says the rate, and before an epoch has ended.
-        """
-        return self._rate_between
 
     def watch(self, load_weights: Callable[[], None], *, waits: bool = False) -> None:
         """From now on ``load_weights`` loads the workers' present weights into the model.
@@ -222,7 +213,7 @@ class FitMonitor:
 
         What callbacks wrote to them at that epoch's end is written again.
         """
-        if epoch == self._epoch:
+        if epoch == self.epochs_done:
             self._steering.write_again()
 
     def begin(self) -> None:
@@ -243,12 +234,13 @@ class FitMonitor:
             return None
         now = self._clock()
         self._recent.look(now, progress.rows)
-        if progress.joined != self._workers and not self._batches and self._epoch < self._epochs:
+        goes_on = self.epochs_done < self._epochs
+        if progress.joined != self._workers and not self._batches and goes_on:
             self._workers = progress.joined
-            self._tell(events.WorkersJoined(self._epoch, progress.joined))
-        if progress.awaited != self._awaited and self._epoch < self._epochs:
+            self._tell(events.WorkersJoined(self.epochs_done, progress.joined))
+        if progress.awaited != self._awaited and goes_on:
             self._awaited = progress.awaited
-            self._tell(events.WorkersAwaited(self._epoch, progress.awaited))
+            self._tell(events.WorkersAwaited(self.epochs_done, progress.awaited))
         if now >= self._workers_due and progress.workers and self._wants_progress:
             self._workers_due = now + WORKERS_INTERVAL_S
             self._tell_workers(progress)
@@ -256,16 +248,16 @@ class FitMonitor:
         ended = self._ended(progress)
         speed = self._speed_of(now, ended)
         for epoch in ended:
-            released = self._epoch
+            released = self.epochs_done
             self._end_epoch(epoch, progress, speed)
             if self.stopped:
                 break
-        present = progress.epochs.get(self._epoch)
-        if not self.stopped and self._epoch < self._epochs:
+        present = progress.epochs.get(self.epochs_done)
+        if not self.stopped and self.epochs_done < self._epochs:
             self._show(now, present, progress)
             if present is not None and self._steering.stop_wanted:
                 self.stopped_inside = True
-                released = self._epoch
+                released = self.epochs_done
                 self._end_epoch(present, progress, self._recent.rows_per_s)
         return self._command(released)
 
@@ -291,7 +283,7 @@ class FitMonitor:
         """
         ended = {
             number: replace(progress.epochs.get(number, EpochProgress()), missing=0)
-            for number in range(self._epoch, epochs)
+            for number in range(self.epochs_done, epochs)
         }
         validates, self._validates = self._validates, None  # they may lack those rows' metrics
         self.update(replace(progress, epochs=ended))
@@ -314,7 +306,7 @@ class FitMonitor:
 
     def end(self) -> None:
         """Says that training ended well."""
-        self._tell(events.TrainingEnded(self._epoch, self.stopped))
+        self._tell(events.TrainingEnded(self.epochs_done, self.stopped))
 
     def fail(self, error: BaseException) -> None:
         """Says that training ended with ``error``; nothing if it has not begun."""
@@ -341,14 +333,14 @@ class FitMonitor:
         )  # fmt: skip
 
     def _begin_epoch(self) -> None:
-        if self._epoch < self._epochs and not self._in_epoch:
+        if self.epochs_done < self._epochs and not self._in_epoch:
             self._in_epoch, self._batches = True, 0
-            self._tell(events.EpochBegan(self._epoch))
+            self._tell(events.EpochBegan(self.epochs_done))
 
     def _ended(self, progress: RunProgress) -> list[EpochProgress]:
         """The epochs that have ended since the last look, in order."""
         found: list[EpochProgress] = []
-        for number in range(self._epoch, self._epochs):
+        for number in range(self.epochs_done, self._epochs):
             epoch = progress.epochs.get(number)
             if epoch is None or epoch.missing:
                 break
@@ -370,7 +362,7 @@ class FitMonitor:
         if self._wants_progress:
             self._tell(
                 events.EpochProgressed(
-                    self._epoch,
+                    self.epochs_done,
                     min(epoch.batches, progress.batches_per_epoch),
                     progress.batches_per_epoch,
                     self._metric_values(epoch.metrics),
@@ -398,13 +390,13 @@ class FitMonitor:
         batches = min(epoch.batches, target) if self.stopped_inside else target
         self._tell(
             events.EpochEnded(
-                self._epoch, batches, target, epoch.rows, metrics, speed, progress.staleness
+                self.epochs_done, batches, target, epoch.rows, metrics, speed, progress.staleness
             )
         )
         self._in_epoch = False
-        self._rate_between = self._steering.learning_rate
+        self.rate_between_epochs = self._steering.learning_rate
         if not self.stopped_inside:
-            self._epoch += 1
+            self.epochs_done += 1
             loss = metrics.get("loss")
             if isinstance(loss, float):
                 self._losses.append(loss)

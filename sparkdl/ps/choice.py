@@ -80,7 +80,7 @@ def choose_server_exchange(
 
 
 def _require_splitting(rule: Rule) -> None:
-    """Several servers each see a range of the weights, or need not see any."""
+    """Refuses a rule that several servers cannot run: each sees only a range of the weights."""
     if rule.independent:
         raise ConfigError(
             f"several servers have no effect with rule {rule.name!r}",

@@ -80,7 +80,7 @@ class Coder:
         if not reply.flags & Flag.ENCODED:
             self._held, self.version = flat.copy(), 0
             return
-        body = np.empty(0, np.uint8) if reply.body is None else reply.body.copy()
+        body = reply.content.copy()
         if not reply.flags & Flag.CHANGE:
             if reply.rows:
                 replies.decode(body, flat)
@@ -218,10 +218,7 @@ class Client(Closing):
 
     def push(self, progress: Progress) -> None:
         """Commits what ``buffer`` holds; its content is undefined afterwards."""
-        body: int | ByteArray = self.session.limits.dense_bytes
-        if self._coder is not None:
-            body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, body, kind=StoreKind.PUSH))
+        self._answered(self._commit(progress, self._sent(progress), kind=StoreKind.PUSH))
 
     def push_pull(self, progress: Progress) -> FloatArray:
         """Commits what ``buffer`` holds, and fills it with what the server answers.
@@ -231,11 +228,14 @@ class Client(Closing):
         of some variables are slices on other ranks, it is undefined: see
         :meth:`push_pull_slices`.
         """
-        body: int | ByteArray = self.session.limits.dense_bytes
-        if self._coder is not None:
-            body = self._coder.encode(self.buffer, progress.rows)
-        self._answered(self._commit(progress, body))
+        self._answered(self._commit(progress, self._sent(progress)))
         return self.buffer
+
+    def _sent(self, progress: Progress) -> int | ByteArray:
+        """The body of a commit: what ``buffer`` holds, or its payload."""
+        if self._coder is None:
+            return self.session.limits.dense_bytes
+        return self._coder.encode(self.buffer, progress.rows)
 
     def add_up(
         self, numbers: npt.NDArray[np.float64], number: int, progress: Progress

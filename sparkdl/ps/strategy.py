@@ -11,7 +11,6 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import open_session, report_failure
-from sparkdl.errors import ModelError
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
@@ -72,13 +71,7 @@ class ServerStrategy:
             TransportError: The server cannot be reached.
             ModelError: It holds another model; no other try would mend that.
         """
-        if not layout.matches(self.layout):
-            raise ModelError(
-                "the worker's model and the server's differ",
-                expected=f"{self.layout.size} values in {len(self.layout.slots)} variables",
-                received=f"{layout.size} values in {len(layout.slots)} variables",
-                hint="does the model build other layers on the executors?",
-            )
+        self.layout.require(layout, "the server's")
         with self._connect(rank, layout) as client:
             check = FiniteCheck(self.on_nan, layout.trained_size)
             yield ServerSynchronizer(
@@ -108,30 +101,6 @@ def _beside_weights(learner: SharedLearner, epoch: int) -> RunState:
     return RunState(epoch, optimizer=learner.optimizer.state(), carried=learner.carried_state())
 
 
-def way_of(
-    rule: Rule,
-    client: Client,
-    layout: Layout,
-    check: FiniteCheck,
-    *,
-    overlap: bool | None = None,
-    at_once: int = 0,
-    with_tables: bool = False,
-) -> Way:
-    """How workers of ``rule`` exchange; the arguments are those of :class:`WindowSynchronizer`."""
-    if rule.payload == "delta":
-        return WindowSynchronizer(
-            rule, client, layout, overlap=overlap, check=check, at_once=at_once,
-            with_tables=with_tables,
-        )  # fmt: skip
-    if rule.blocking:
-        # A rule of a user's own sees the whole gradient.
-        return RoundSynchronizer(
-            client, layout, check, takes_slices=rule.replies_mean, with_tables=with_tables
-        )
-    return ServerGradientSynchronizer(client, layout, check)
-
-
 class ServerSynchronizer:
     """A worker's side of the server; see :class:`sparkdl.training.syncing.Synchronizer`.
 
@@ -157,13 +126,23 @@ class ServerSynchronizer:
         self._rule, self._client, self._session = rule, client, client.session
         if overlap is None and self.transport == "shm":
             overlap = False  # no network to hide: an exchange costs the processors that train
-        self._way = way_of(
-            rule, client, layout, self._check, overlap=overlap, at_once=at_once,
-            with_tables=with_tables,
-        )  # fmt: skip
+        self._way: Way
+        if rule.payload == "delta":
+            self._way = WindowSynchronizer(
+                rule, client, layout, overlap=overlap, check=self._check, at_once=at_once,
+                with_tables=with_tables,
+            )  # fmt: skip
+        elif rule.blocking:  # a rule of a user's own sees the whole gradient
+            slices = rule.replies_mean
+            self._way = RoundSynchronizer(
+                client, layout, self._check, takes_slices=slices, with_tables=with_tables
+            )
+        else:
+            self._way = ServerGradientSynchronizer(client, layout, self._check)
         self._epoch = -1
         self._epoch_rows = 0
-        self._orders = Orders()
+        self.orders = Orders()
+        """The orders that the server has told of last."""
         self._changes_due = 0
         self._changes_taken = 0
 
@@ -238,7 +217,7 @@ class ServerSynchronizer:
     def _take_orders(self) -> None:
         """From now on the loop is told what the server has told last."""
         session = self._session
-        self._orders = Orders(session.stopped, session.learning_rate)
+        self.orders = Orders(session.stopped, session.learning_rate)
         self._changes_due = session.changes
 
     def take_changes(self, learner: SharedLearner) -> None:
@@ -294,11 +273,6 @@ class ServerSynchronizer:
         """Whether an exchange may happen inside a compiled call: no worker waits for this one, and
         the exchange changes the weights only."""
         return self._way.cuts_stacks
-
-    @property
-    def orders(self) -> Orders:
-        """The orders that the server has told of last."""
-        return self._orders
 
     @property
     def bytes_sent(self) -> int:

@@ -9,8 +9,8 @@ import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.errors import ConfigError
-from sparkdl.rules.rule import Commit, Peer, Rule, State, require_payload
-from sparkdl.settings.values import require_one_of, require_whole
+from sparkdl.rules.rule import PAYLOAD, Commit, Peer, Rule, State
+from sparkdl.settings.values import one_word_of, option, require_whole
 from sparkdl.weights import FloatArray
 
 
@@ -31,15 +31,12 @@ class BSP(Rule):
     ``'delta'``: Stich, 2018, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767.
     """
 
-    payload: Literal["delta", "gradient"] = "gradient"
+    payload: Literal["delta", "gradient"] = option("gradient", PAYLOAD)
 
     name: ClassVar[str] = "bsp"
     blocking: ClassVar[bool] = True
     default_window: ClassVar[int] = 1
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_payload(self.name, self.payload)
 
     @property
     def replies_mean(self) -> bool:
@@ -141,15 +138,11 @@ class SSP(Rule):
     Parameter Server" (NIPS); Jiang et al., 2017, "Angel" (its ``staleness`` counts alike).
     """
 
-    staleness: int = 3
-    scale: Literal["mean", "sum"] = "mean"
+    staleness: int = option(3, require_whole)
+    scale: Literal["mean", "sum"] = option("mean", one_word_of("mean", "sum"))
 
     name: ClassVar[str] = "ssp"
     default_window: ClassVar[int] = AUTO_WINDOW
-
-    def __post_init__(self) -> None:
-        require_whole(self.name, "staleness", self.staleness)
-        require_one_of(self.name, "scale", self.scale, ("mean", "sum"))
 
     def share_of(self, commit: Commit) -> float:
         return 1.0 / max(commit.num_workers, 1) if self.scale == "mean" else 1.0

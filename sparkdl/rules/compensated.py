@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 import numpy as np
 
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import each_block, run_compiled
-from sparkdl.rules.rule import Commit, Rule, State, learning_rate_of, require_payload
-from sparkdl.settings.values import require_fraction, require_not_negative, require_positive
+from sparkdl.rules.rule import PAYLOAD, Commit, Rule, State, learning_rate_of
+from sparkdl.settings.values import (
+    POSITIVE_OR_NONE,
+    option,
+    require_fraction,
+    require_not_negative,
+    require_positive,
+)
 from sparkdl.weights import FloatArray
 
 
@@ -82,22 +89,15 @@ class DCASGD(BackupRule):
     Compensation", arXiv:1609.08326, algorithm 2.
     """
 
-    compensation: float | None = None
+    compensation: float | None = option(None, partial(require_not_negative, or_none=True))
     adaptive: bool = False
-    decay: float = 0.95
-    epsilon: float = 1e-7
-    payload: Literal["delta", "gradient"] = "delta"
+    decay: float = option(0.95, require_fraction)
+    epsilon: float = option(1e-7, require_positive)
+    payload: Literal["delta", "gradient"] = option("delta", PAYLOAD)
 
     name: ClassVar[str] = "dc_asgd"
     default_window: ClassVar[int] = 1
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.compensation is not None:
-            require_not_negative(self.name, "compensation", self.compensation)
-        require_fraction(self.name, "decay", self.decay)
-        require_positive(self.name, "epsilon", self.epsilon)
-        require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
         """The initial center, and the mean square if adaptive; backups are added later."""
@@ -179,20 +179,14 @@ class GapAware(BackupRule):
     arXiv:1909.10802.
     """
 
-    scale: float = 1.0
-    decay: float = 0.999
-    epsilon: float = 1e-8
-    payload: Literal["delta", "gradient"] = "delta"
+    scale: float = option(1.0, require_positive)
+    decay: float = option(0.999, require_fraction)
+    epsilon: float = option(1e-8, require_positive)
+    payload: Literal["delta", "gradient"] = option("delta", PAYLOAD)
 
     name: ClassVar[str] = "gap_aware"
     default_window: ClassVar[int] = 1
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "scale", self.scale)
-        require_fraction(self.name, "decay", self.decay)
-        require_positive(self.name, "epsilon", self.epsilon)
-        require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
         """The initial center and the running mean of squares; backups are added later."""
@@ -344,14 +338,11 @@ class Experimental(BackupRule):
     Reference: Hermans, 2016-2017, dist-keras (``ExperimentalParameterServer``), CERN IT-DB.
     """
 
-    learning_rate: float | None = 0.1
+    learning_rate: float | None = option(0.1, POSITIVE_OR_NONE)
 
     name: ClassVar[str] = "experimental"
     default_window: ClassVar[int] = 1
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "learning_rate", self.learning_rate, or_none=True)
 
     def update(
         self, center: FloatArray, delta: FloatArray, state: State, commit: Commit, out: FloatArray

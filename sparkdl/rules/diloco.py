@@ -11,7 +11,7 @@ from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import take_nesterov_step
 from sparkdl.rules.rule import Commit, Rule, State
-from sparkdl.settings.values import require_fraction, require_positive, require_whole
+from sparkdl.settings.values import option, require_fraction, require_positive, whole_from
 from sparkdl.weights import FloatArray
 
 
@@ -34,17 +34,13 @@ class DiLoCo(Rule):
     Models", arXiv:2311.08105.
     """
 
-    learning_rate: float = 0.7
-    momentum: float = 0.9
+    learning_rate: float = option(0.7, require_positive)
+    momentum: float = option(0.9, require_fraction)
 
     name: ClassVar[str] = "diloco"
     blocking: ClassVar[bool] = True
     default_window: ClassVar[int] = 500
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "learning_rate", self.learning_rate)
-        require_fraction(self.name, "momentum", self.momentum)
 
     def init(self, center: FloatArray) -> State:
         """The outer momentum (times ``learning_rate · momentum``), from 0, if there is one."""
@@ -86,18 +82,13 @@ class AsyncDiLoCo(Rule):
     Training for Language Modeling", arXiv:2401.09135 (delayed Nesterov, c = 0).
     """
 
-    learning_rate: float = 0.7
-    momentum: float = 0.9
-    period: int | None = None
+    learning_rate: float = option(0.7, require_positive)
+    momentum: float = option(0.9, require_fraction)
+    period: int | None = option(None, whole_from(1, or_none=True))
 
     name: ClassVar[str] = "async_diloco"
     default_window: ClassVar[int] = AUTO_WINDOW
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "learning_rate", self.learning_rate)
-        require_fraction(self.name, "momentum", self.momentum)
-        require_whole(self.name, "period", self.period, 1, or_none=True)
 
     def init(self, center: FloatArray) -> State:
         """The outer momentum and the sum of the changes since it last moved, from 0."""

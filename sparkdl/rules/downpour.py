@@ -10,8 +10,8 @@ import numpy as np
 from sparkdl.config import AUTO_WINDOW
 from sparkdl.optimizers.blocks import BLOCK, blocks
 from sparkdl.optimizers.flat import take_adagrad_step
-from sparkdl.rules.rule import Commit, Peer, Rule, State, learning_rate_of, require_payload, unbound
-from sparkdl.settings.values import require_bool, require_one_of, require_positive, require_whole
+from sparkdl.rules.rule import PAYLOAD, Commit, Peer, Rule, State, learning_rate_of, unbound
+from sparkdl.settings.values import one_word_of, option, require_bool, require_positive, whole_from
 from sparkdl.weights import FloatArray
 
 
@@ -33,13 +33,10 @@ class Downpour(Rule):
     Reference: Dean et al., 2012, "Large Scale Distributed Deep Networks" (NIPS), section 4.1.
     """
 
-    damping: bool = True
+    damping: bool = option(True, require_bool)
 
     name: ClassVar[str] = "downpour"
     default_window: ClassVar[int] = AUTO_WINDOW
-
-    def __post_init__(self) -> None:
-        require_bool(self.name, "damping", self.damping)
 
     @property
     def damps(self) -> bool:
@@ -69,18 +66,13 @@ class DownpourAdagrad(Rule):
     Singer, 2011, "Adaptive Subgradient Methods" (JMLR 12).
     """
 
-    gamma: float = 0.01
-    epsilon: float = 1e-7
-    payload: Literal["delta", "gradient"] = "delta"
+    gamma: float = option(0.01, require_positive)
+    epsilon: float = option(1e-7, require_positive)
+    payload: Literal["delta", "gradient"] = option("delta", PAYLOAD)
 
     name: ClassVar[str] = "downpour_adagrad"
     default_window: ClassVar[int] = 5
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "gamma", self.gamma)
-        require_positive(self.name, "epsilon", self.epsilon)
-        require_payload(self.name, self.payload)
 
     def init(self, center: FloatArray) -> State:
         """One sum of squared gradients per coordinate, from 0."""
@@ -140,17 +132,13 @@ class Hogwild(Rule):
     Stochastic Gradient Descent", arXiv:1106.5730.
     """
 
-    scale: Literal["sum", "mean"] = "sum"
-    damping: bool = True
+    scale: Literal["sum", "mean"] = option("sum", one_word_of("sum", "mean"))
+    damping: bool = option(True, require_bool)
 
     name: ClassVar[str] = "hogwild"
     lock_free: ClassVar[bool] = True
     default_window: ClassVar[int] = AUTO_WINDOW
     elementwise: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_one_of(self.name, "scale", self.scale, ("sum", "mean"))
-        require_bool(self.name, "damping", self.damping)
 
     @property
     def damps(self) -> bool:
@@ -200,14 +188,11 @@ class GeoSGD(Rule):
     written from its description.
     """
 
-    num_workers: int | None = None
+    num_workers: int | None = option(None, whole_from(1, or_none=True))
 
     name: ClassVar[str] = "geo"
     default_window: ClassVar[int] = 100
     rows_in_windows: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_whole(self.name, "num_workers", self.num_workers, 1, or_none=True)
 
     def bind(self, num_workers: int) -> GeoSGD:
         return replace(self, num_workers=num_workers)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparkdl.rules.rule import Peer, Rule, unbound
-from sparkdl.settings.values import require, require_fraction, require_positive
+from sparkdl.settings.values import POSITIVE_OR_NONE, option, require, require_fraction
 from sparkdl.weights import FloatArray
 
 
@@ -60,16 +60,15 @@ class AEASGD(Rule):
     arXiv:1412.6651, algorithm 1.
     """
 
-    alpha: float | None = None
-    rho: float | None = None
-    learning_rate: float | None = None
+    alpha: float | None = option(None, POSITIVE_OR_NONE)
+    rho: float | None = option(None, POSITIVE_OR_NONE)
+    learning_rate: float | None = option(None, POSITIVE_OR_NONE)
 
     name: ClassVar[str] = "aeasgd"
     default_window: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
-        for option in ("alpha", "rho", "learning_rate"):
-            require_positive(self.name, option, getattr(self, option), or_none=True)
+        super().__post_init__()
         require(
             (self.rho is None) == (self.learning_rate is None), self.name, "rho",
             "rho and learning_rate together, or neither", (self.rho, self.learning_rate),
@@ -129,13 +128,9 @@ class EAMSGD(AEASGD):
     the gradient at ``x`` and applies two learning rates.)
     """
 
-    momentum: float = 0.9
+    momentum: float = option(0.9, require_fraction)
 
     name: ClassVar[str] = "eamsgd"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_fraction(self.name, "momentum", self.momentum)
 
     def local_optimizer(self) -> dict[str, Any]:
         """SGD with this Nesterov momentum; the learning rate stays the user's."""

@@ -17,10 +17,10 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import add_scaled
 from sparkdl.optimizers.flat import State
-from sparkdl.settings.values import bare_options, require_one_of
+from sparkdl.settings.values import Options, one_word_of
 from sparkdl.weights import FloatArray
 
-__all__ = ["Commit", "Peer", "Rule", "State", "learning_rate_of", "require_payload", "unbound"]
+__all__ = ["PAYLOAD", "Commit", "Peer", "Rule", "State", "learning_rate_of", "unbound"]
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,10 @@ class Peer(Protocol):
     def push_pull(self) -> None: ...
 
 
-class Rule:
+class Rule(Options):
     """Base of all rules; what a subclass does not override is as in DOWNPOUR.
 
     Class attributes:
-        name: The word a user writes, e.g. ``rule='dynsgd'``.
         payload: ``'delta'`` (change of the weights over a window) or ``'gradient'`` (each step).
         blocking: The server waits for all workers; ``update`` gets the row-weighted mean of what
             they sent.
@@ -96,7 +95,6 @@ class Rule:
     while training lives in the ``state`` that ``init`` returns.
     """
 
-    name: ClassVar[str] = ""
     payload: Literal["delta", "gradient"] = "delta"
     blocking: ClassVar[bool] = False
     lock_free: ClassVar[bool] = False
@@ -193,14 +191,8 @@ class Rule:
         local[...] = peer.buffer
         base[...] = peer.buffer
 
-    def config(self) -> dict[str, Any]:
-        """The constructor arguments, as values that JSON can hold."""
-        return bare_options(self)
 
-
-def require_payload(rule: str, value: object) -> None:
-    """Raises ConfigError unless ``value`` is ``'delta'`` or ``'gradient'``."""
-    require_one_of(rule, "payload", value, ("delta", "gradient"))
+PAYLOAD = one_word_of("delta", "gradient")
 
 
 def learning_rate_of(rule: str, commit: Commit) -> float:

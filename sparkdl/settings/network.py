@@ -166,7 +166,7 @@ THIS_HOST = RankListening("127.0.0.1")
 """The choice for ranks that are all on this machine."""
 
 
-def require_encryptable(communicator: str) -> None:
+def require_encryptable(communicator: object) -> None:
     """Returns if what goes through a communicator can be encrypted; raises ConfigError."""
     if communicator == "horovod":
         raise ConfigError(

@@ -63,10 +63,7 @@ class Registry(Generic[T]):
         """
         known = self._by_plain_name.get(_plain(cls.name)) if hasattr(cls, "name") else None
         of_kind = inspect.isclass(cls) and issubclass(cls, self._base)
-        anew = known is None or (known.__module__, known.__qualname__) == (
-            cls.__module__, cls.__qualname__,
-        )  # fmt: skip
-        if not of_kind or not anew:
+        if not of_kind or not (known is None or is_same_class(known, cls)):
             raise ConfigError(
                 f"cannot register this {self._kind}",
                 expected=f"a subclass of {self._base.__name__} with a name that no other one has",
@@ -138,6 +135,12 @@ class Registry(Generic[T]):
                 hint=f"the docstring of {make.__name__} describes them",
             ) from error
         return make(**options)
+
+
+def is_same_class(known: object, cls: object) -> bool:
+    """Whether a class that was registered is this one, or this one before its cell ran again."""
+    names = ("__module__", "__qualname__")
+    return all(getattr(known, name, known) == getattr(cls, name, cls) for name in names)
 
 
 def _plain(name: str) -> str:

@@ -13,16 +13,16 @@ import inspect
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from sparkdl.errors import ConfigError, UnknownNameError
 
 T = TypeVar("T")
 S = TypeVar("S", bound="UserSettings")
-_KIND = "kind"
+_KIND, _CHECK = "kind", "check"
 _SHOWN_CHARS = 200
 
 
@@ -49,11 +49,6 @@ def bare_numbers(value: object) -> Any:
     if isinstance(value, Mapping):
         return {name: bare(number) for name, number in value.items()}
     return bare(value)
-
-
-def bare_options(thing: object) -> dict[str, Any]:
-    """The attributes of a rule or a codec, without NumPy's numbers, which JSON cannot hold."""
-    return {name: bare(value) for name, value in vars(thing).items()}
 
 
 def is_number(value: object) -> bool:
@@ -182,9 +177,10 @@ def require_bool(owner: str, option: str, value: object) -> None:
     require(isinstance(bare(value), bool), owner, option, "True or False", value)
 
 
-def require_not_negative(owner: str, option: str, value: Any) -> None:
-    """Raises ConfigError unless ``value`` is a finite number, 0 or above."""
-    require(is_finite_number(value) and value >= 0, owner, option, "a number, 0 or above", value)
+def require_not_negative(owner: str, option: str, value: Any, *, or_none: bool = False) -> None:
+    """Raises ConfigError unless ``value`` is a finite number, 0 or above (or None)."""
+    ok = (is_finite_number(value) and value >= 0) or (or_none and value is None)
+    require(ok, owner, option, "a number, 0 or above" + ", or None" * or_none, value)
 
 
 def require_fraction(owner: str, option: str, value: Any) -> None:
@@ -215,6 +211,49 @@ def require_one_of(owner: str, option: str, value: object, known: tuple[Any, ...
     require(value in known, owner, option, " or ".join(map(repr, known)), value)
 
 
+Check = Callable[[str, str, Any], None]
+"""Refuses a value of an option, given the name of what has it, the option and the value."""
+POSITIVE_OR_NONE: Check = partial(require_positive, or_none=True)
+
+
+def whole_from(least: int, *, or_none: bool = False) -> Check:
+    """Refuses what is no whole number of at least ``least`` (or None)."""
+    return partial(require_whole, least=least, or_none=or_none)
+
+
+def one_word_of(*known: str) -> Check:
+    """Refuses what is none of a few words."""
+    return partial(require_one_of, known=known)
+
+
+def option(default: T, check: Check) -> T:
+    """A field of :class:`Options` with the check of its values; for type checkers its default."""
+    made: T = field(default=default, metadata={_CHECK: check})
+    return made
+
+
+class Options:
+    """Base of rules, codecs and optimizers: frozen dataclasses; making one checks its options.
+
+    Class attributes:
+        name: The word a user writes, e.g. ``rule='dynsgd'``, ``compression='fp16'``.
+
+    Raises:
+        ConfigError: A value that the check of its :func:`option` refuses.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            if _CHECK in each.metadata:
+                each.metadata[_CHECK](self.name, each.name, getattr(self, each.name))
+
+    def config(self) -> dict[str, Any]:
+        """The constructor arguments, as values that JSON can hold."""
+        return {name: bare(value) for name, value in vars(self).items()}
+
+
 @dataclass(frozen=True)
 class ValueKind:
     """The values that a setting takes.
@@ -228,7 +267,7 @@ class ValueKind:
 
     check: Callable[[str, Any], Any]
     parse: Callable[[str], Any] = str
-    choices: tuple[str, ...] = ()
+    choices: Collection[str] = ()
     optional: bool = False
 
 
@@ -305,7 +344,7 @@ def whole(least: int, most: int | None = None) -> ValueKind:
     return ValueKind(partial(require_int, least=least, most=most), int)
 
 
-def one_of(names: tuple[str, ...], hint: Callable[[Any], str] | None = None) -> ValueKind:
+def one_of(names: Collection[str], hint: Callable[[Any], str] | None = None) -> ValueKind:
     """A few names; ``hint`` says what a wrong one may have been meant for."""
 
     def check(name: str, value: object) -> str:

@@ -240,52 +240,6 @@ def predict_udf(
         ModelError: No model that can predict.
         ConfigError: What it shall return cannot be had of the model, or ``pad`` has no effect.
     """
-    task = _task(
-        model, batch_size, output, layer, returns, dtype, handle_invalid, decoder, pad,
-        custom_objects, safe_mode, use_gpu,
-    )  # fmt: skip
-    return _function(task, name)
-
-
-def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[..., Any]:
-    """Makes a model a function of SQL; one of the same name is replaced.
-
-    ::
-
-        sparkdl.register_udf(spark, 'churn', model)
-        spark.sql('SELECT id, churn(features) FROM customers')
-
-    Args:
-        spark: The session whose SQL gets the function.
-        name: Of the function.
-        model: See :func:`sparkdl.predict`.
-        **options: Of :func:`predict_udf`.
-
-    Returns:
-        The function, for DataFrame expressions.
-
-    Raises:
-        ConfigError, ModelError: See :func:`predict_udf`.
-    """
-    require_running(spark)
-    give_rows(spark)
-    if not isinstance(name, str) or not name.isidentifier():
-        raise ConfigError(
-            "a SQL function must have a name that SQL can say",
-            expected="letters, digits and underscores", received=repr(name),
-        )  # fmt: skip
-    made = predict_udf(model, name=name, **options)
-    with this_interpreter(context_of(spark)):
-        spark.udf.register(name, made)
-    return made
-
-
-def _task(
-    model: object, batch_size: int, output: str | None, layer: str | None, returns: str,
-    dtype: str | None, handle_invalid: str,
-    decoder: Decoder | Mapping[str, Decoder] | None, pad: Pad | None,
-    custom_objects: dict[str, Any] | None, safe_mode: bool, use_gpu: UseGpu,
-) -> UdfTask:  # fmt: skip
     batch_size = require_int("batch_size", batch_size, 1)
     check_pad(pad)
     if returns not in RETURNS:
@@ -328,9 +282,43 @@ def _task(
         )
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     (result,) = choice.columns(archive, signature)
-    return UdfTask(
+    task = UdfTask(
         archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoder, pad
     )
+    return _function(task, name)
+
+
+def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[..., Any]:
+    """Makes a model a function of SQL; one of the same name is replaced.
+
+    ::
+
+        sparkdl.register_udf(spark, 'churn', model)
+        spark.sql('SELECT id, churn(features) FROM customers')
+
+    Args:
+        spark: The session whose SQL gets the function.
+        name: Of the function.
+        model: See :func:`sparkdl.predict`.
+        **options: Of :func:`predict_udf`.
+
+    Returns:
+        The function, for DataFrame expressions.
+
+    Raises:
+        ConfigError, ModelError: See :func:`predict_udf`.
+    """
+    require_running(spark)
+    give_rows(spark)
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ConfigError(
+            "a SQL function must have a name that SQL can say",
+            expected="letters, digits and underscores", received=repr(name),
+        )  # fmt: skip
+    made = predict_udf(model, name=name, **options)
+    with this_interpreter(context_of(spark)):
+        spark.udf.register(name, made)
+    return made
 
 
 def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:

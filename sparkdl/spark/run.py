@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from sparkdl.collective.communicator import COMMUNICATORS
-from sparkdl.config import LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
+from sparkdl.collective.communicator import maker_of
+from sparkdl.config import COMMUNICATORS, LIMITS_OF_RUN, Limits, UseGpu, check_use_gpu
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
@@ -158,7 +158,7 @@ def run(
     [0, 1]
     """
     require_name("driver_log_verbosity", driver_log_verbosity, VERBOSITIES)
-    require_name("communicator", communicator, [n for n in COMMUNICATORS if n != "solo"])
+    require_name("communicator", communicator, COMMUNICATORS)
     refuse_changed(require_instance("network", network, Network), "run", NETWORK_OF_RANKS)
     require_instance("feeding", feeding, Feeding)
     refuse_changed(require_instance("limits", limits, Limits), "run", LIMITS_OF_RUN)
@@ -194,7 +194,7 @@ def run(
                 unscheduled=True,
                 own_process=peers is not None or streams,
             ),
-            communicator,
+            maker_of(communicator),
             timeout_s=limits.collective_timeout_s,
             start_timeout_s=limits.start_timeout_s,
             capture=driver_log_verbosity == "all",

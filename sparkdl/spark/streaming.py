@@ -13,6 +13,7 @@ from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.opening import form_of
+from sparkdl.spark.runs.feeding import check_trigger
 from sparkdl.spark.session.running import is_connect
 
 History = dict[str, list[Any]]
@@ -202,12 +203,8 @@ def check_stream(stream: Any, trigger: Any) -> None:
             received="a Spark Connect client: Spark would run the training on its server",
             hint="fit on frames of the rows that have come, or run this on the driver",
         )
-    if trigger is not None and not isinstance(trigger, Mapping):
-        raise ConfigError(
-            "trigger must be arguments of Spark's trigger",
-            expected="{'availableNow': True} or {'processingTime': '10 seconds'}",
-            received=repr(trigger),
-        )
+    if trigger is not None:
+        check_trigger(trigger)
 
 
 @contextlib.contextmanager

@@ -152,12 +152,12 @@ def is_changed(folder: Path) -> bool:
 
 
 def discard(folder: str) -> None:
-    """Makes a folder one without a table: its manifest is deleted, if there is one."""
+    """Deletes a folder's manifest, if there is one: it then has no table."""
     storage.delete(f"{folder}/{MANIFEST}")
 
 
 def delete_table(folder: str) -> None:
-    """Deletes the files of a table, the manifest first; of one that is not whole nothing."""
+    """Deletes the files of a whole table, the manifest first; of a damaged one nothing."""
     with contextlib.suppress(ResourceError):
         paths = TableFiles(folder).paths()
         discard(folder)
@@ -309,7 +309,7 @@ class TableFiles:
 def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
     """Loads the rows that ``rank`` of ``ranks`` owns, however many ranks wrote them.
 
-    Rows since a step of the clock are put over those of the table that the store has.
+    Files with the rows that changed since a step of the clock replace these rows of the store.
 
     Raises:
         ResourceError: The files are not whole.

@@ -33,16 +33,12 @@ class RowIndex:
         self._used = 0
         """Cells that are not empty: live ones and those of ids that left."""
         self._ids = np.zeros(64, np.int64)
-        self._end = 0
+        self.end = 0
+        """The slot after the last that was ever given."""
         self._free = np.empty(0, np.int64)
 
     def __len__(self) -> int:
-        return self._end - len(self._free)
-
-    @property
-    def end(self) -> int:
-        """The slot after the last that was ever given."""
-        return self._end
+        return self.end - len(self._free)
 
     @property
     def nbytes(self) -> int:
@@ -55,8 +51,8 @@ class RowIndex:
     def live(self) -> Slots:
         """The slots of all ids, ascending."""
         if not len(self._free):
-            return np.arange(self._end)
-        alive = np.ones(self._end, bool)
+            return np.arange(self.end)
+        alive = np.ones(self.end, bool)
         alive[self._free] = False
         return np.flatnonzero(alive)
 
@@ -88,14 +84,14 @@ class RowIndex:
         """
         taken = min(len(ids), len(self._free))
         fresh = len(ids) - taken
-        if self._end + fresh > np.iinfo(np.int32).max:
+        if self.end + fresh > np.iinfo(np.int32).max:
             raise MemoryError("one rank keeps at most 2^31 - 1 rows of a table: use more workers")
         kept = len(self._free) - taken
-        slots = np.concatenate([self._free[kept:], np.arange(self._end, self._end + fresh)])
+        slots = np.concatenate([self._free[kept:], np.arange(self.end, self.end + fresh)])
         self._free = self._free[:kept].copy()
-        self._end += fresh
-        if self._end > len(self._ids):
-            rows = grown(len(self._ids), self._end)
+        self.end += fresh
+        if self.end > len(self._ids):
+            rows = grown(len(self._ids), self.end)
             self._ids.resize(rows, refcheck=False)
         self._ids[slots] = ids
         if self._used + len(ids) > _HIGHEST_LOAD * len(self._cells):
@@ -128,8 +124,8 @@ class RowIndex:
         """Moves ids to the slots 0, 1, 2, ...; returns the slots that they had, ascending."""
         before = self.live()
         self._ids = self._ids[before]
-        self._end, self._free = len(before), np.empty(0, np.int64)
-        self._ids.resize(max(64, self._end), refcheck=False)
+        self.end, self._free = len(before), np.empty(0, np.int64)
+        self._ids.resize(max(64, self.end), refcheck=False)
         self._rebuild()
         return before
 

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,11 +32,29 @@ _STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "s
 
 
 @dataclass
-class _TrialRun:
-    """A trial's run: its id, and how many epochs have been logged."""
+class _Run:
+    """A run of MLflow: the search's or a fit's, or a trial's with what has been logged of it."""
 
+    mlflow: Any
+    client: Any
     run_id: str
+    params: dict[str, Any] = field(default_factory=dict)
     epochs: int = 0
+
+    def log_params(self, params: Iterable[tuple[str, object]]) -> None:
+        make = self.mlflow.entities.Param
+        found = [make(name, str(value)[:_MOST_CHARS]) for name, value in params]
+        for first in range(0, len(found), _PARAMS_AT_ONCE):
+            self.client.log_batch(self.run_id, params=found[first : first + _PARAMS_AT_ONCE])
+
+    def log_metrics(self, numbers: Iterable[tuple[str, float]], step: int) -> None:
+        make, now = self.mlflow.entities.Metric, int(time.time() * 1000)
+        metrics = [make(name, value, now, step) for name, value in numbers]
+        self.client.log_batch(self.run_id, metrics=metrics)
+
+    def tag(self, name: str, text: str) -> None:
+        if text:
+            self.client.set_tag(self.run_id, f"sparkdl.{name}", text[:_MOST_CHARS])
 
 
 class SearchRuns:
@@ -45,16 +63,12 @@ class SearchRuns:
     per epoch. A trial that was paused and goes on stays one run.
     """
 
-    def __init__(
-        self, mlflow: Any, client: Any, experiment: str, run_id: str, began: events.SearchBegan
-    ) -> None:
-        self._mlflow, self._client = mlflow, client
-        self._experiment, self._run_id, self._metric = experiment, run_id, began.metric
-        self._trials: dict[int, _TrialRun] = {}
-        self._params: dict[int, dict[str, Any]] = {}
+    def __init__(self, run: _Run, experiment: str, began: events.SearchBegan) -> None:
+        self._run, self._experiment, self._metric = run, experiment, began.metric
+        self._trials: dict[int, _Run] = {}
         asked = {"metric": began.metric, "maximize": began.maximize, **began.parameters}
-        self._log_params(run_id, asked)
-        client.set_tag(run_id, "sparkdl.run_id", began.search_id)
+        run.log_params(asked.items())
+        run.tag("run_id", began.search_id)
 
     def handle(self, event: events.Event) -> None:
         """Logs an event of a trial, or the end of the search."""
@@ -63,59 +77,36 @@ class SearchRuns:
                 self._begin(event)
             case events.TrialEpochEnded():
                 trial = self._trials[event.trial]
-                self._log_metrics(trial.run_id, event.metrics, event.epoch)
+                trial.log_metrics(numbers_of("", event.metrics), event.epoch)
                 trial.epochs = max(trial.epochs, event.epoch + 1)
             case events.TrialEnded():
                 self._end(event)
             case events.SearchEnded() if event.best is not None and event.value is not None:
-                self._log_metrics(self._run_id, {f"best_{self._metric}": event.value}, 0)
-                best = {f"best_{n}": v for n, v in self._params[event.best].items()}
-                self._log_params(self._run_id, {"best_trial": event.best, **best})
+                best = {f"best_{n}": v for n, v in self._trials[event.best].params.items()}
+                self._run.log_metrics(numbers_of("best_", {self._metric: event.value}), 0)
+                self._run.log_params({"best_trial": event.best, **best}.items())
             case _:
                 pass
 
     def _begin(self, event: events.TrialBegan) -> None:
         known = self._trials.get(event.trial)
         if known is not None:
-            self._client.update_run(known.run_id, status="RUNNING")
+            known.client.update_run(known.run_id, status="RUNNING")
             return
-        tags = {"mlflow.parentRunId": self._run_id, "sparkdl.trial": str(event.trial)}
+        tags = {"mlflow.parentRunId": self._run.run_id, "sparkdl.trial": str(event.trial)}
         name = f"trial {event.trial}"
-        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
-        self._trials[event.trial] = _TrialRun(run.info.run_id)
-        self._params[event.trial] = dict(event.params)
-        self._log_params(run.info.run_id, self._params[event.trial])
+        made = self._run.client.create_run(self._experiment, run_name=name, tags=tags)
+        trial = replace(self._run, run_id=made.info.run_id, params=dict(event.params))
+        self._trials[event.trial] = trial
+        trial.log_params(trial.params.items())
 
     def _end(self, event: events.TrialEnded) -> None:
         trial = self._trials[event.trial]
         if event.metrics and event.epochs > trial.epochs:  # of a search that goes on
-            self._log_metrics(trial.run_id, event.metrics, event.epochs - 1)
+            trial.log_metrics(numbers_of("", event.metrics), event.epochs - 1)
             trial.epochs = event.epochs
-        if event.error:
-            self._client.set_tag(trial.run_id, "sparkdl.error", event.error[:_MOST_CHARS])
-        self._client.set_terminated(trial.run_id, _STATUS[event.state])
-
-    def _log_params(self, run_id: str, params: dict[str, Any]) -> None:
-        _log_params(self._mlflow, self._client, run_id, params.items())
-
-    def _log_metrics(self, run_id: str, metrics: events.Metrics, step: int) -> None:
-        _log_metrics(self._mlflow, self._client, run_id, numbers_of("", metrics), step)
-
-
-def _log_params(
-    mlflow: Any, client: Any, run_id: str, params: Iterable[tuple[str, object]]
-) -> None:
-    found = [mlflow.entities.Param(name, str(value)[:_MOST_CHARS]) for name, value in params]
-    for first in range(0, len(found), _PARAMS_AT_ONCE):
-        client.log_batch(run_id, params=found[first : first + _PARAMS_AT_ONCE])
-
-
-def _log_metrics(
-    mlflow: Any, client: Any, run_id: str, numbers: Iterable[tuple[str, float]], step: int
-) -> None:
-    now = int(time.time() * 1000)
-    metrics = [mlflow.entities.Metric(name, value, now, step) for name, value in numbers]
-    client.log_batch(run_id, metrics=metrics)
+        trial.tag("error", event.error)
+        trial.client.set_terminated(trial.run_id, _STATUS[event.state])
 
 
 _PORTS = {"http": 80, "https": 443}
@@ -190,8 +181,7 @@ class MLflow:
         self._log_models, self._registered_name = log_models, registered_model_name
         self._run_name = run_name
         self._mlflow = _require_mlflow()
-        self._client: Any = None
-        self._run_id = ""
+        self._run = _Run(self._mlflow, None, "")
         self._own = self._off = False
         self._last_epoch = 0
         self._model: Callable[[], Any] = lambda: None
@@ -230,7 +220,7 @@ class MLflow:
                 numbers = dict(numbers_of("", event.metrics))
                 if event.rows_per_s is not None:
                     numbers["rows_per_s"] = event.rows_per_s
-                self._log_metrics(numbers, event.epoch)
+                self._run.log_metrics(numbers.items(), event.epoch)
                 self._last_epoch = event.epoch
             case events.TrainingEnded():
                 try:
@@ -240,16 +230,14 @@ class MLflow:
                     self._end("FINISHED")
             case events.SearchBegan():
                 experiment = self._open("search")
-                self._search = SearchRuns(
-                    self._mlflow, self._client, experiment, self._run_id, event
-                )
+                self._search = SearchRuns(self._run, experiment, event)
             case events.TrialBegan() | events.TrialEpochEnded() | events.TrialEnded():
                 if self._search is not None:
                     self._search.handle(event)
             case events.SearchEnded():
                 self._end_search(event)
             case events.TrainingFailed():
-                self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
+                self._run.tag("error", event.error)
                 self._end("FAILED")
             case _:
                 pass
@@ -257,13 +245,13 @@ class MLflow:
     def _open(self, name: str) -> str:
         """Takes the active run, or makes one; returns the id of its experiment."""
         mlflow = self._mlflow
-        self._client = mlflow.MlflowClient()
+        client = mlflow.MlflowClient()
         active = mlflow.active_run()
         self._own = active is None
         if active is None:
             experiment = mlflow.tracking.fluent._get_experiment_id()
-            active = self._client.create_run(experiment, run_name=self._run_name or name or None)
-        self._run_id = active.info.run_id
+            active = client.create_run(experiment, run_name=self._run_name or name or None)
+        self._run = _Run(mlflow, client, active.info.run_id)
         return str(active.info.experiment_id)
 
     def _end_search(self, event: events.SearchEnded) -> None:
@@ -271,26 +259,21 @@ class MLflow:
             return
         try:
             self._search.handle(event)
-            if event.error:
-                self._client.set_tag(self._run_id, "sparkdl.error", event.error[:_MOST_CHARS])
-            elif self._log_models and event.best is not None:
+            self._run.tag("error", event.error)
+            if not event.error and self._log_models and event.best is not None:
                 self._log_model()
         finally:
             self._end("FAILED" if event.error else "FINISHED")
 
     def _begin(self, event: events.TrainingBegan) -> None:
         self._open(event.run.model)
-        self._client.set_tag(self._run_id, "sparkdl.run_id", event.run.run_id)
-        params = flat_parameters(event.run.parameters)
-        _log_params(self._mlflow, self._client, self._run_id, params)
+        self._run.tag("run_id", event.run.run_id)
+        self._run.log_params(flat_parameters(event.run.parameters))
         lines: list[str] = []
         model = self._model()
         if model is not None:
             model.summary(print_fn=lambda line, **_: lines.append(line))
-            self._client.log_text(self._run_id, "\n".join(lines), "model_summary.txt")
-
-    def _log_metrics(self, numbers: dict[str, float], step: int) -> None:
-        _log_metrics(self._mlflow, self._client, self._run_id, numbers.items(), step)
+            self._run.client.log_text(self._run.run_id, "\n".join(lines), "model_summary.txt")
 
     def _log_system(self, event: events.WorkersProgressed) -> None:
         now = time.monotonic()
@@ -301,7 +284,7 @@ class MLflow:
             numbers |= self._system_of(worker, now)
         if numbers:
             self._looks += 1
-            self._log_metrics(numbers, self._looks)
+            self._run.log_metrics(numbers.items(), self._looks)
 
     def _system_of(self, worker: events.WorkerView, now: float) -> dict[str, float]:
         if worker.usage is None:
@@ -340,15 +323,15 @@ class MLflow:
     def _active(self) -> Iterator[None]:
         """The run is the active one of this thread: MLflow logs models into that only."""
         active = self._mlflow.active_run()
-        if active is not None and active.info.run_id == self._run_id:
+        if active is not None and active.info.run_id == self._run.run_id:
             yield
             return
-        with self._mlflow.start_run(run_id=self._run_id, nested=active is not None):
+        with self._mlflow.start_run(run_id=self._run.run_id, nested=active is not None):
             yield
 
     def _end(self, status: str) -> None:
         if self._own:
-            self._client.set_terminated(self._run_id, status)
+            self._run.client.set_terminated(self._run.run_id, status)
 
 
 _standing: list[sinks.SinkMaker] = []

@@ -2,8 +2,8 @@
 
 The task of a rank makes a :class:`PhaseClock` current for its thread; parts that it makes in that
 thread (session, synchronizers, loop) take it with :func:`current_clock` and say when a phase
-begins. So seconds add up to the time that the task took, and nothing is measured twice. Thread-safe
-by leaving other threads out: what runs beside the training takes none of its time.
+begins. So seconds add up to the time that the task took, and nothing is measured twice. Other
+threads do not count: what runs beside the training takes none of its time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ server or the other ranks, the wait for them included. ``wait``: for ranks to jo
 driver at an epoch's end."""
 MOST_SPANS = 50_000
 MOST_OUTRUN = 0.9
-"""Ranks nearer to the speed of one process are as fast, as far as their seconds tell."""
+"""Above this multiple of the speed of one process, seconds do not show who is faster."""
 _FIRST_BUCKET_S = 1e-3
 
 
@@ -60,9 +60,9 @@ class Usage:
 def beside_one_process(usage: Mapping[int, Usage]) -> float:
     """The speed of all ranks together, as a multiple of one process' that does all of their work.
 
-    Of that process only the ranks' exchanges are taken away: to compute, to evaluate and to read
-    take it the sum of what they took the ranks. Below 1 it would be faster than they are. The start
-    and the waits for the driver, which it would have too, are left out.
+    One process exchanges nothing; to compute, to evaluate and to read it takes as long as all ranks
+    took together. A multiple below 1 says that it would be faster. The start and the waits for the
+    driver are left out: one process would have them, too.
 
     Args:
         usage: Rank -> what its time went into, in one stage.
@@ -89,7 +89,7 @@ def too_many_workers(usage: Mapping[int, Usage], least_s: float = 1.0) -> str | 
 
     Args:
         usage: See :func:`beside_one_process`; of ranks that have trained rows.
-        least_s: Seconds of less than which nothing is said.
+        least_s: Least seconds of a rank; of a shorter training nothing is said.
     """
     multiple = beside_one_process(usage)
     if len(usage) < 2 or multiple > MOST_OUTRUN or max(map(_busy_s, usage.values())) < least_s:

@@ -162,6 +162,11 @@ class Message:
     reading: PiecewiseBody | None = None
 
     @property
+    def content(self) -> ByteArray:
+        """The body; empty where there is none."""
+        return np.empty(0, np.uint8) if self.body is None else self.body
+
+    @property
     def body_bytes(self) -> int:
         """Size of the body, whichever form it has."""
         body = self.body if self.reading is None else self.reading

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError
@@ -35,3 +37,34 @@ def test_values_are_allowed_or_refused(
         assert "'momentum'" in caught.value.what
         assert caught.value.expected
         assert caught.value.received == f"momentum={value!r}"
+
+
+@dataclass(frozen=True)
+class Halved(values.Options):
+    """A rule, codec or optimizer whose options are checked where it says so."""
+
+    share: float = values.option(0.5, values.require_share)
+    label: str = "any"
+    name: ClassVar[str] = "halved"
+
+
+def test_an_option_is_checked_by_what_it_is_declared_with() -> None:
+    assert Halved().config() == {"share": 0.5, "label": "any"}
+    assert type(replace(Halved(), share=np.float32(0.25)).config()["share"]) is float
+    told = "'halved' cannot take this value for its option 'share'"
+    for wrong in (2.0, None, "0.5"):
+        with pytest.raises(ConfigError, match=told):
+            Halved(share=wrong)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Quartered(Halved):
+    """A class that changes what an option may be."""
+
+    share: float = values.option(0.25, values.require_fraction)
+
+
+def test_a_subclass_declares_an_option_anew() -> None:
+    assert Quartered(share=0.0).share == 0.0
+    with pytest.raises(ConfigError, match=r"a number in \[0, 1\)"):
+        Quartered(share=1.0)

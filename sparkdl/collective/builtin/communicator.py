@@ -49,7 +49,12 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member
+from sparkdl.collective.communicator import (
+    DEFAULT_TIMEOUT_S,
+    Communicator,
+    Member,
+    refuse_others,
+)
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire import hosts
@@ -486,13 +491,7 @@ class BuiltinConnector:
                 received=f"{len(token)} bytes",
                 hint="secrets.token_bytes(32), made once on the driver",
             )
-        others = sorted({m.communicator for m in members} - {BuiltinCommunicator.name})
-        if others:
-            raise ConfigError(
-                "cannot connect the builtin communicator", expected="all ranks prepared for it",
-                received=f"ranks prepared for {', '.join(map(repr, others))}",
-                hint="pass the same communicator= on all ranks",
-            )  # fmt: skip
+        refuse_others(members, BuiltinCommunicator.name)
         listener, self._listener = self._listener, None
         try:
             return BuiltinCommunicator(

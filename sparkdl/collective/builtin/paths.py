@@ -8,7 +8,7 @@ import hashlib
 import select
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sparkdl.collective.arithmetic import shard_edges
 from sparkdl.collective.builtin.rendezvous import LOCAL, RING, Address, ConnectionKey, Listener
@@ -239,7 +239,27 @@ def connect_paths(
     )
     paths = Paths()
     try:
-        _open(paths, places, world, made, accepted, capacity, watch, group, certificate)
+        if len(places.local) > 1:
+            connections = {**made, **accepted}
+            links = {
+                index: connections[ConnectionKey(LOCAL, world[other])]
+                for index, other in enumerate(places.local)
+                if other != places.rank
+            }
+            paths.shared = SharedMemory(
+                places.local_rank, places.local, links, capacity + _LEADER_BYTES, watch
+            )
+        if places.ring:
+            after, before = places.neighbours
+            to_next = made[ConnectionKey(RING, world[after])]
+            from_previous = accepted[ConnectionKey(RING, world[before])]
+            if certificate is not None:
+                to_next, from_previous = encrypt_neighbours(
+                    to_next, from_previous, places.rank, (after, before), group, certificate, watch
+                )
+            paths.ring = Ring(
+                places.ring.index(places.rank), places.ring, to_next, from_previous, capacity, watch
+            )
     except BaseException:
         paths.close()
         for connection in (*made.values(), *accepted.values()):
@@ -269,38 +289,3 @@ def _plan(
         connect_to[ConnectionKey(RING, world[after])] = (member.host, member.port)
         expect.append(ConnectionKey(RING, world[before]))
     return connect_to, expect
-
-
-def _open(
-    paths: Paths,
-    places: Places,
-    world: Sequence[int],
-    made: Mapping[ConnectionKey, socket.socket],
-    accepted: Mapping[ConnectionKey, socket.socket],
-    capacity: int,
-    watch: Watch,
-    group: bytes,
-    certificate: Certificate | None,
-) -> None:
-    """Opens the shared memory and the ring over their connections."""
-    if len(places.local) > 1:
-        connections = {**made, **accepted}
-        links = {
-            index: connections[ConnectionKey(LOCAL, world[other])]
-            for index, other in enumerate(places.local)
-            if other != places.rank
-        }
-        paths.shared = SharedMemory(
-            places.local_rank, places.local, links, capacity + _LEADER_BYTES, watch
-        )
-    if places.ring:
-        after, before = places.neighbours
-        to_next = made[ConnectionKey(RING, world[after])]
-        from_previous = accepted[ConnectionKey(RING, world[before])]
-        if certificate is not None:
-            to_next, from_previous = encrypt_neighbours(
-                to_next, from_previous, places.rank, (after, before), group, certificate, watch
-            )
-        paths.ring = Ring(
-            places.ring.index(places.rank), places.ring, to_next, from_previous, capacity, watch
-        )

@@ -13,9 +13,9 @@ from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays
-from sparkdl.optimizers.flat import FlatOptimizer, State
+from sparkdl.optimizers.flat import FlatOptimizer, Made, State
 from sparkdl.rules.rule import Rule
-from sparkdl.settings.values import bare_options
+from sparkdl.settings.values import Options
 from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
@@ -26,11 +26,10 @@ WeightsWithin = Callable[[slice], Iterable[tuple[slice, FloatArray]]]
 
 
 @dataclass(frozen=True)
-class ExchangeRule:
+class ExchangeRule(Options):
     """Base of the rules: options, checked when made; picklable.
 
     Class attributes:
-        name: The word a user writes, e.g. ``rule='adasum'``.
         exchanges: ``'gradient'``, ``'weights'`` or ``'optimizer'``: what :meth:`open` gives, a
             :class:`GradientExchange`, :class:`WeightsExchange` or :class:`OptimizerExchange`.
         default_window: Batches between two exchanges if the user says ``frequency='auto'``.
@@ -39,7 +38,6 @@ class ExchangeRule:
         own_window: The rule chooses the window itself: ``frequency`` is left at ``'auto'``.
     """
 
-    name: ClassVar[str] = ""
     exchanges: ClassVar[Literal["gradient", "weights", "optimizer"]] = "gradient"
     default_window: ClassVar[int] = 1
     exact: ClassVar[bool] = False
@@ -76,8 +74,20 @@ class ExchangeRule:
         """The constructor arguments, as plain values."""
         return {
             name: value.keras_config() if isinstance(value, FlatOptimizer) else value
-            for name, value in bare_options(self).items()
+            for name, value in super().config().items()
         }
+
+
+def bound_optimizer(optimizer: Made | None, rule: ExchangeRule) -> Made:
+    """The optimizer of a rule, which :meth:`ExchangeRule.bind` gives it; else ConfigError."""
+    if optimizer is None:
+        raise ConfigError(
+            f"rule {rule.name!r} has no optimizer", received="optimizer=None",
+            expected="bind(num_workers, optimizer) before open(), or "
+            f"{type(rule).__name__}(optimizer=...)",
+            hint="SparkModel.fit binds the rule to the compiled optimizer",
+        )  # fmt: skip
+    return optimizer
 
 
 class Exchange:

@@ -15,7 +15,14 @@ from sparkdl.errors import ConfigError
 from sparkdl.rules.diloco import DiLoCo
 from sparkdl.rules.elastic import pull_together, require_stable
 from sparkdl.rules.rule import Commit, Rule
-from sparkdl.settings.values import require, require_fraction, require_positive, require_whole
+from sparkdl.settings.values import (
+    POSITIVE_OR_NONE,
+    option,
+    require,
+    require_fraction,
+    require_positive,
+    whole_from,
+)
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -43,9 +50,6 @@ class RoundRule(ExchangeRule, Rule):
 
     def open(self, communicator: Communicator, layout: Layout) -> RoundExchange:
         return RoundExchange(communicator, layout, self)
-
-    def config(self) -> dict[str, Any]:
-        return ExchangeRule.config(self)
 
 
 class RoundExchange(OuterExchange):
@@ -115,18 +119,13 @@ class AdaptiveLocalSGD(RoundRule):
         Wang and Joshi, Adaptive communication strategies for local-update SGD, 2019.
     """
 
-    first_window: int = 16
-    warm_up: int = 1
-    limit: int = 16
+    first_window: int = option(16, whole_from(1))
+    warm_up: int = option(1, whole_from(1))
+    limit: int = option(16, whole_from(1))
 
     name: ClassVar[str] = "adaptive_local_sgd"
     default_window: ClassVar[int] = 1
     own_window: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        require_whole(self.name, "first_window", self.first_window, 1)
-        require_whole(self.name, "warm_up", self.warm_up, 1)
-        require_whole(self.name, "limit", self.limit, 1)
 
     def open(self, communicator: Communicator, layout: Layout) -> AdaptiveExchange:
         return AdaptiveExchange(communicator, layout, self)
@@ -207,14 +206,11 @@ class EASGD(ExchangeRule):
         Zhang, Choromanska and LeCun, Deep learning with elastic averaging SGD, 2015; Platoon.
     """
 
-    alpha: float | None = None
+    alpha: float | None = option(None, POSITIVE_OR_NONE)
 
     name: ClassVar[str] = "easgd"
     exchanges = "weights"
     default_window: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        require_positive(self.name, "alpha", self.alpha, or_none=True)
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.alpha is not None:
@@ -283,29 +279,24 @@ class StreamingDiLoCo(ExchangeRule):
         Douillard et al., Streaming DiLoCo with overlapping communication, 2025.
     """
 
-    fragments: int = 4
-    period: int = 5
-    delay: int = 1
-    alpha: float = 0.5
-    learning_rate: float = 0.7
-    momentum: float = 0.9
+    fragments: int = option(4, whole_from(1))
+    period: int = option(5, whole_from(1))
+    delay: int = option(1, whole_from(0))
+    alpha: float = option(0.5, require_fraction)
+    learning_rate: float = option(0.7, require_positive)
+    momentum: float = option(0.9, require_fraction)
 
     name: ClassVar[str] = "streaming_diloco"
     exchanges = "weights"
     default_window: ClassVar[int] = 5
 
     def __post_init__(self) -> None:
-        require_whole(self.name, "fragments", self.fragments, 1)
-        require_whole(self.name, "period", self.period, 1)
-        require_whole(self.name, "delay", self.delay, 0)
+        super().__post_init__()
         turn = self.fragments * self.period
         require(
             self.delay < turn, self.name, "delay",
             f"fewer windows than a turn of all fragments ({turn})", self.delay,
         )  # fmt: skip
-        require_fraction(self.name, "alpha", self.alpha)
-        require_positive(self.name, "learning_rate", self.learning_rate)
-        require_fraction(self.name, "momentum", self.momentum)
 
     def open(self, communicator: Communicator, layout: Layout) -> StreamingExchange:
         return StreamingExchange(communicator, layout, self)

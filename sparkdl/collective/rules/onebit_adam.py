@@ -15,12 +15,13 @@ from sparkdl.collective.rules.exchange_rule import (
     ExchangeRule,
     OptimizerExchange,
     WeightsWithin,
+    bound_optimizer,
     choose_rate,
 )
 from sparkdl.errors import ConfigError
 from sparkdl.optimizers.blocks import BLOCK, blocks, scratch
 from sparkdl.optimizers.flat import FlatAdam, State, optimizer_from_config, without_scaling
-from sparkdl.settings.values import require_not_negative, require_whole
+from sparkdl.settings.values import option, require_not_negative, whole_from
 from sparkdl.weights import FloatArray, Layout
 
 Bytes = npt.NDArray[np.uint8]
@@ -138,8 +139,8 @@ class OneBitAdam(ExchangeRule):
     """
 
     optimizer: FlatAdam | None = None
-    freeze_step: int | None = None
-    floor: float = 0.1
+    freeze_step: int | None = option(None, whole_from(1, or_none=True))
+    floor: float = option(0.1, require_not_negative)
 
     name: ClassVar[str] = "onebit_adam"
     exchanges = "optimizer"
@@ -147,8 +148,7 @@ class OneBitAdam(ExchangeRule):
     def __post_init__(self) -> None:
         if isinstance(self.optimizer, Mapping):
             object.__setattr__(self, "optimizer", _adam_of(self.optimizer))
-        require_whole(self.name, "freeze_step", self.freeze_step, 1, or_none=True)
-        require_not_negative(self.name, "floor", self.floor)
+        super().__post_init__()
 
     def bind(self, num_workers: int, optimizer: Mapping[str, Any] | None = None) -> Self:
         if self.optimizer is not None or optimizer is None:
@@ -156,14 +156,7 @@ class OneBitAdam(ExchangeRule):
         return replace(self, optimizer=_adam_of(without_scaling(optimizer)))
 
     def open(self, communicator: Communicator, layout: Layout) -> OneBitAdamExchange:
-        if self.optimizer is None:
-            raise ConfigError(
-                f"rule {self.name!r} has no optimizer",
-                expected="bind(num_workers, optimizer) before open(), or OneBitAdam(optimizer=...)",
-                received="optimizer=None",
-                hint="SparkModel.fit binds the rule to the compiled optimizer",
-            )
-        return OneBitAdamExchange(communicator, layout, self, self.optimizer)
+        return OneBitAdamExchange(communicator, layout, self, bound_optimizer(self.optimizer, self))
 
 
 def _adam_of(config: Mapping[str, Any]) -> FlatAdam:

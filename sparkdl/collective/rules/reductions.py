@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange
 from sparkdl.errors import ConfigError
-from sparkdl.settings.values import require_whole
+from sparkdl.settings.values import option, whole_from
 from sparkdl.weights import FloatArray, Layout
 
 
@@ -148,14 +148,10 @@ class PowerSGD(ExchangeRule):
         Vogels, Karimireddy and Jaggi, PowerSGD: practical low-rank gradient compression, 2019.
     """
 
-    rank: int = 1
-    seed: int = 0
+    rank: int = option(1, whole_from(1))
+    seed: int = option(0, whole_from(0))
 
     name: ClassVar[str] = "powersgd"
-
-    def __post_init__(self) -> None:
-        require_whole(self.name, "rank", self.rank, 1)
-        require_whole(self.name, "seed", self.seed, 0)
 
     def open(self, communicator: Communicator, layout: Layout) -> PowerSGDExchange:
         return PowerSGDExchange(communicator, layout, self)

@@ -16,9 +16,9 @@ from sparkdl.collective.rules.exchange_rule import (
     ExchangeRule,
     OptimizerExchange,
     WeightsWithin,
+    bound_optimizer,
     choose_rate,
 )
-from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import store_arrays
 from sparkdl.optimizers.blocks import blocks
 from sparkdl.optimizers.flat import (
@@ -103,14 +103,9 @@ class Sliced(ExchangeRule):
         return bound
 
     def open(self, communicator: Communicator, layout: Layout) -> SlicedExchange:
-        if self.optimizer is None:
-            raise ConfigError(
-                f"rule {self.name!r} has no optimizer",
-                expected="bind(num_workers, optimizer) before open(), or Sliced(optimizer=...)",
-                received="optimizer=None",
-                hint="SparkModel.fit binds the rule to the compiled optimizer",
-            )
-        return SlicedExchange(communicator, layout, self.optimizer, self.around)
+        return SlicedExchange(
+            communicator, layout, bound_optimizer(self.optimizer, self), self.around
+        )
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:
         """The attributes of the Keras optimizer that have the state; see the optimizer's."""

@@ -16,10 +16,11 @@ from sparkdl.collective.communicator import Communicator, name_ranks
 from sparkdl.collective.rules.exchange_rule import ExchangeRule, GradientExchange, Part
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.settings.values import (
+    option,
     require_not_negative,
     require_positive,
     require_share,
-    require_whole,
+    whole_from,
 )
 from sparkdl.weights import FloatArray, Layout
 
@@ -52,20 +53,13 @@ class StragglerDrop(ExchangeRule):
         Revisiting distributed synchronous SGD, 2016.
     """
 
-    least: float = 0.5
-    patience: float = 0.5
-    grace_s: float = 0.05
-    backlog: int = 4
-    timeout_s: float = 600.0
+    least: float = option(0.5, require_share)
+    patience: float = option(0.5, require_not_negative)
+    grace_s: float = option(0.05, require_not_negative)
+    backlog: int = option(4, whole_from(1))
+    timeout_s: float = option(600.0, require_positive)
 
     name: ClassVar[str] = "straggler_drop"
-
-    def __post_init__(self) -> None:
-        require_share(self.name, "least", self.least)
-        require_not_negative(self.name, "patience", self.patience)
-        require_not_negative(self.name, "grace_s", self.grace_s)
-        require_whole(self.name, "backlog", self.backlog, 1)
-        require_positive(self.name, "timeout_s", self.timeout_s)
 
     def open(self, communicator: Communicator, layout: Layout) -> StragglerExchange:
         return StragglerExchange(communicator, layout, self)

@@ -22,9 +22,9 @@ import numpy as np
 
 import sparkdl
 from sparkdl.config import CLASS_NAME, MODES
-from sparkdl.errors import ConfigError, ModelError, ResourceError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files import storage
-from sparkdl.files.model_file import HDF5, read_model
+from sparkdl.files.model_file import HDF5, read_model, require_writable
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import TensorSpec, model_signature
 from sparkdl.settings.values import shown
@@ -111,12 +111,7 @@ class _Names(sparkdl.SparkModel):
         if not path.endswith(HDF5):
             super().save(path, overwrite=overwrite)
             return
-        if not overwrite and storage.exists(path):
-            raise ResourceError(
-                f"{path!r} exists", expected="a new path", received="an existing one",
-                hint="save(path, overwrite=True)",
-            )  # fmt: skip
-        storage.check_writable(path)
+        require_writable(path, overwrite=overwrite)
         storage.write_bytes(path, self._hdf5())
 
     def _hdf5(self) -> bytes:

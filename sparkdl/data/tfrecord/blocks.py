@@ -211,11 +211,11 @@ def _fill(stream: BinaryIO, target: Bytes, at: RecordPlace) -> int:
     return done
 
 
-def block_of(records: list[bytes], name: str = "records") -> Block:
+def block_of(records: list[bytes]) -> Block:
     """Records that are in memory, as one block."""
     lengths = np.array([len(record) for record in records], np.int64)
     joined = b"".join(records)
     buffer = np.zeros(len(joined) + PADDING, np.uint8)
     buffer[: len(joined)] = np.frombuffer(joined, np.uint8)
     loops.count_bytes(len(joined))
-    return Block(buffer, np.cumsum(lengths) - lengths, lengths, name)
+    return Block(buffer, np.cumsum(lengths) - lengths, lengths, "records")

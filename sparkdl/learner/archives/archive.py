@@ -453,14 +453,14 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
         beside.give_values(model)
 
 
-def model_bytes(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> bytes:
+def model_bytes(model: keras.Model) -> bytes:
     """A model as the bytes of a ``.keras`` file.
 
     Raises:
         ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model, custom_objects or {})
+        return _save_bytes(model, {})
     except ModelError:
         raise
     except Exception as error:

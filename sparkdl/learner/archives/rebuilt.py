@@ -105,7 +105,8 @@ def _compared(
     model: keras.Model, settings: UnsavedSettings, load: Load, custom_objects: dict[str, Any]
 ) -> _Rebuilt:
     """Loads the model, and compares it with the driver's; see :func:`compared_with_rebuilt`."""
-    for with_values in (True,) if _size_bytes(model) <= LARGE_BYTES else (False, True):
+    sizes = (4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
+    for with_values in (True,) if sum(sizes) <= LARGE_BYTES else (False, True):
         made = load(with_values)
         reordered = settings.put_in_order(made)
         kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
@@ -140,10 +141,6 @@ def _places(kinds: list[str], others: list[str]) -> tuple[int | None, ...]:
     for block in SequenceMatcher(None, others, kinds, False).get_matching_blocks():
         found |= {block.a + i: block.b + i for i in range(block.size)}
     return tuple(found.get(number) for number in range(len(others)))
-
-
-def _size_bytes(model: keras.Model) -> int:
-    return sum(4 * int(np.prod(v.shape)) for v in variables_by_name(model).values())
 
 
 def _lossy(model: keras.Model, copy: keras.Model) -> frozenset[str]:

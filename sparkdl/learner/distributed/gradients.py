@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparkdl.codecs import SUM_DTYPES, Raw
+from sparkdl.collective.arithmetic import require_not_bfloat16
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.failures import carried
@@ -65,12 +66,7 @@ def make_reducer(
     if backend not in reducers:
         raise UnknownNameError("Keras backend", backend, reducers)
     if backend == "tensorflow" and communicator.name == "horovod":
-        if SUM_DTYPES[compression] == "bfloat16":
-            raise ConfigError(
-                "Horovod cannot reduce bfloat16",
-                expected="compression='fp16' or 'none' with Horovod", received="compression='bf16'",
-                hint="communicator='builtin' can",
-            )  # fmt: skip
+        require_not_bfloat16(SUM_DTYPES[compression])
         return _HorovodReducer(communicator, op, compression, sparse_as_dense)
     return reducers[backend](communicator, op, compression, sparse_as_dense)
 

@@ -80,7 +80,7 @@ def DistributedOptimizer(
     made = _made_anew(optimizer, cls)
     distribution = made._distribution = _Distribution(reducer, backward_passes_per_step)
     if optimizer.built:
-        made.build(_trained_by(optimizer))
+        made.build(list(optimizer._trainable_variables))
         with distribution.hidden():
             for variable, value in zip(made.variables, optimizer.variables, strict=True):
                 variable.assign(value)
@@ -342,7 +342,3 @@ def _made_anew(optimizer: keras.Optimizer, cls: Any) -> Any:
         if name.startswith("_exclude_from_weight_decay"):
             setattr(made, name, value)
     return made
-
-
-def _trained_by(optimizer: keras.Optimizer) -> list[Any]:
-    return list(optimizer._trainable_variables)

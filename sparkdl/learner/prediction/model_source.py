@@ -22,7 +22,13 @@ from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_f
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.preprocessing import give_space, space_of
-from sparkdl.learner.signature import Signature, TensorSpec, gives_otherwise, model_signature
+from sparkdl.learner.signature import (
+    Signature,
+    TensorSpec,
+    gives_otherwise,
+    model_signature,
+    unbuilt,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -229,11 +235,7 @@ def _require_built(model: keras.Model) -> None:
             received=f"{type(model).__module__}.{type(model).__qualname__}",
         )
     if not model.built:
-        raise ModelError(
-            f"model {model.name!r} has no variables yet", expected="a built model",
-            received="an unbuilt one",
-            hint="start it with keras.Input(shape), or call it once on an example batch",
-        )  # fmt: skip
+        raise unbuilt(model)
 
 
 def _digest(archive: ModelArchive, model: keras.Model) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 
 from sparkdl.errors import ModelError, UnknownNameError
 from sparkdl.files import storage
+from sparkdl.files.model_file import errors_named
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.predictor import filled
@@ -37,13 +38,8 @@ class SavedModelSource:
     def __init__(self, path: str) -> None:
         files = _read(path.rstrip("/"))
         self._content = _pack(files)
-        try:
+        with errors_named(path):
             self._predictor = SavedModelPredictor(self._content)
-        except ModelError as error:
-            raise ModelError(
-                f"{path!r}: {error.what}", expected=error.expected, received=error.received,
-                hint=error.hint,
-            ) from error  # fmt: skip
         digest = hashlib.sha256()
         for name, content in sorted(files.items()):
             digest.update(f"{name} {len(content)} ".encode())

@@ -6,5 +6,5 @@
   gradients that are joined inside a compiled step. ``torch_parts``: parts of a gradient that leave
   during PyTorch's backward pass.
 - ``denominators``, ``repeated_rows``: by what a loss divides. ``captured_gradients``: those of a
-  ``train_step`` of the user's own, and the loss that it returns.
+  ``train_step`` of the user's own.
 """

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from sparkdl.learner.state.metric_state import ModelMetrics
+from sparkdl.learner.state.metric_state import ModelMetrics, stateless_logged_step
 from sparkdl.learner.state.optimizer_state import ModelOptimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     match_gradients,
     overwriting,
-    stateless_logged_step,
 )
 from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
 from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.learner.callback_writes import changed_pairs
 from sparkdl.learner.checks.compile_parts import layers_can_add_loss
-from sparkdl.learner.signature import has_own, model_signature
+from sparkdl.learner.signature import has_own, model_signature, unbuilt
 from sparkdl.learner.state.carried_state import CarriedState, values_of
 from sparkdl.learner.state.metric_state import ModelMetrics
 from sparkdl.learner.state.model_weights import (
@@ -278,11 +278,7 @@ def require_compiled(model: keras.Model) -> None:
             "sparkdl.predict(model, df) takes a model that was never compiled",
         )
     if not model.built or not model.variables:
-        raise ModelError(
-            f"model {model.name!r} has no variables yet", expected="a built model",
-            received="an unbuilt one",
-            hint="start it with keras.Input(shape), or call it once on an example batch",
-        )  # fmt: skip
+        raise unbuilt(model)
     build_if_empty(model)
     unknown = unknown_variables(model)
     if unknown and not has_own(model, "train_step"):
@@ -306,11 +302,7 @@ def _can_have_loss(model: keras.Model) -> bool:
     own_step = has_own(model, "compute_loss", "train_step")
     if own_step or model._compile_loss is not None or model.losses:
         return True
-    return _is_own(model) or layers_can_add_loss(model)
-
-
-def _is_own(model: keras.Model) -> bool:
-    return not type(model).__module__.startswith("keras.")
+    return not type(model).__module__.startswith("keras.") or layers_can_add_loss(model)
 
 
 def share_in(factors: Any, overwritten: Sequence[keras.Variable]) -> Any:

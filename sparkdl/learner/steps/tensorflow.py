@@ -20,11 +20,11 @@ import tensorflow as tf
 
 from sparkdl.failures import carried
 from sparkdl.learner.signature import takes_strings
+from sparkdl.learner.state.metric_state import logged_step
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
-    logged_step,
     match_gradients,
     overwriting,
 )
@@ -391,9 +391,6 @@ class TensorFlowLearner(KerasLearner):
         for variable, part in zip(self.averaged, parts[len(self.trained) :], strict=True):
             variable.assign(own(part))
 
-    def _trace_metrics(self) -> list[tf.Tensor]:
-        return [tf.identity(v.value) for v in self.model.metrics_variables]
-
     def _apply_sound(
         self, joined: Joined, metrics: list[tf.Tensor], known: tuple[bool, ...]
     ) -> None:
@@ -504,7 +501,8 @@ class TensorFlowLearner(KerasLearner):
                     index: tf.Tensor, stopping: tf.Tensor, broken_at: tf.Tensor, own: tf.Tensor
                 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
                     batch = pack_batch(*map_arrays(lambda t: t[index], (x, y, weights)))
-                    before = self._trace_metrics() if skips else []
+                    kept = self.model.metrics_variables if skips else ()
+                    before = [tf.identity(v.value) for v in kept]
                     factors = None
                     if num_terms:
                         denominators = forward_terms(self.model, batch, sums=self.sums).stacked()

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 
 from sparkdl.learner.signature import has_own
+from sparkdl.learner.state.metric_state import logged_step
 from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
-    logged_step,
     match_gradients,
     overwriting,
 )

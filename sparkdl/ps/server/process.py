@@ -32,6 +32,7 @@ from sparkdl.weights import FloatArray
 from sparkdl.wire.anonymous import anonymous_file
 
 LENGTH = struct.Struct("<Q")
+_START_S = 60.0
 
 
 class ServerProcess(Closing):
@@ -40,7 +41,6 @@ class ServerProcess(Closing):
     Args:
         config: See :class:`ServerConfig`.
         center: Initial weights; copied once, into memory shared with the server.
-        start_timeout_s: For the process to come up.
         wait: Return when the server answers; False leaves that to :meth:`wait_ready`.
 
     Raises:
@@ -52,7 +52,6 @@ class ServerProcess(Closing):
         config: ServerConfig,
         center: FloatArray,
         *,
-        start_timeout_s: float = 60.0,
         wait: bool = True,
     ) -> None:
         if not config.sharded:
@@ -65,7 +64,6 @@ class ServerProcess(Closing):
             if len(parent) > 70:  # a Unix socket's path has room for about 100 bytes
                 parent = next((p for p in ("/tmp", "/dev/shm") if os.access(p, os.W_OK)), parent)
             self._directory = tempfile.mkdtemp(prefix="sparkdl-", dir=parent)
-        self._start_timeout_s = start_timeout_s
         self._answer = b""
         self._answered = threading.Event()
         try:
@@ -166,8 +164,7 @@ class ServerProcess(Closing):
         Raises:
             ResourceError: The process did not start; with its error output.
         """
-        timeout_s = self._start_timeout_s
-        self._answered.wait(timeout_s)
+        self._answered.wait(_START_S)
         if self._answer:
             answer = json.loads(self._answer)
             if "ready" in answer:
@@ -180,7 +177,7 @@ class ServerProcess(Closing):
         self._process.wait()
         self._output.finish(5)
         raise ResourceError(
-            f"{self.config.title} did not start", expected=f"an answer within {timeout_s:g} s",
+            f"{self.config.title} did not start", expected=f"an answer within {_START_S:g} s",
             received=self.errors.strip() or "no output",
         )  # fmt: skip
 

@@ -48,7 +48,7 @@ class ShardClient(Closing):
         compression: Compression | None = None,
         timeouts: Timeouts | None = None,
     ) -> None:
-        self._values, self._rank, self._attempt = values, rank, attempt
+        self._values, self.rank, self.attempt = values, rank, attempt
         self._opener, self._timeouts, self._number = opener, timeouts or Timeouts(), number
         self.limits = limits_of(range_.layout, compression)
         self._connection = self.open_another()
@@ -62,7 +62,7 @@ class ShardClient(Closing):
         """A connection to the shard, beside those that are open; whoever calls this closes it."""
         connection = Connection(
             self._opener, self.limits, self._timeouts, buffered=True,
-            name=f"worker {self._rank} (server {self._number})",
+            name=f"worker {self.rank} (server {self._number})",
         )  # fmt: skip
         with explained(self._opener, self._timeouts):
             connection.open()
@@ -108,7 +108,7 @@ class ShardClient(Closing):
         self._connection.close()
 
     def _signed(self, message: Message) -> Message:
-        message.rank, message.attempt = self._rank, self._attempt
+        message.rank, message.attempt = self.rank, self.attempt
         if self._coder is not None and message.kind is not StoreKind.SNAPSHOT:
             message.flags |= Flag.ENCODED
             message.meta["held"] = self._coder.version
@@ -196,11 +196,8 @@ class ShardedClient(Client):
         return self._rows
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
-        limits = [shard.limits for shard in self._shards]
-        connections = [shard.open_another() for shard in self._shards]
         decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
-        session = self.session
-        return RowLink(connections, limits, tables, session.rank, session.attempt, decided)
+        return RowLink(self._shards, tables, decided)
 
     def close(self) -> None:
         if self._rows is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +25,11 @@ from sparkdl.ps.shards.pushes import (
 )
 from sparkdl.tables.index import by_owner
 from sparkdl.tables.service import IdArray, TableSpec
-from sparkdl.transport.connection import Connection
-from sparkdl.transport.frames import Flag, FrameLimits, Message
+from sparkdl.transport.frames import Flag, Message
 from sparkdl.weights import FloatArray
+
+if TYPE_CHECKING:
+    from sparkdl.ps.shards.client import ShardClient
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,26 @@ class RowLink(Closing):
     """A worker's connections to the rows on all shards; one thread uses it at a time.
 
     Args:
-        connections: To each shard, in order, used for nothing else; closed with this object.
+        shards: Clients of all shards, in order; each opens a connection for rows alone.
         decided: The coordinator's last decision, as requests carry it; None where rows have no
             rounds.
     """
 
     def __init__(
         self,
-        connections: Sequence[Connection],
-        limits: Sequence[FrameLimits],
+        shards: Sequence[ShardClient],
         tables: Sequence[TableSpec],
-        rank: int,
-        attempt: int,
         decided: Callable[[], list[Any]] | None = None,
     ) -> None:
-        self._connections, self._limits = connections, limits
+        self._connections = [shard.open_another() for shard in shards]
+        self._limits = [shard.limits for shard in shards]
         stores = {spec.name: spec.store() for spec in tables}
         self._dims = {name: store.dim for name, store in stores.items()}
         self._counted = {name for name, s in stores.items() if s.entry is not None or s.tracks}
         self._decided = decided
-        self._rank, self._attempt = rank, attempt
+        self._rank, self._attempt = shards[0].rank, shards[0].attempt
         self._sequence = 0
-        self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix="sparkdl-rows")
+        self._threads = ThreadPoolExecutor(len(shards), thread_name_prefix="sparkdl-rows")
 
     @property
     def num_shards(self) -> int:
@@ -98,8 +98,7 @@ class RowLink(Closing):
                 sent = ids[part].view(np.uint8)
                 message = Message(StoreKind.ROWS_PULL, total=sent.size, meta=dict(meta))
                 reply = self._request(shard, message, sent)
-                body = np.empty(0, np.uint8) if reply.body is None else reply.body
-                rows[part] = body.view(np.float32).reshape(len(part), -1)
+                rows[part] = reply.content.view(np.float32).reshape(len(part), -1)
                 if clocks[shard] == NO_CLOCK:
                     clocks[shard] = int(reply.meta["clock"])
 
@@ -139,9 +138,8 @@ class RowLink(Closing):
                 )  # fmt: skip
                 reply = self._request(shard, message, body)
                 again[shard] |= Flag.DUPLICATE in reply.flags
-                came = np.empty(0, np.uint8) if reply.body is None else reply.body
-                told_back = reply.meta.get("parts")
-                found = unpack_reply(told_back, came, [p for _, p in pieces], self._dims)
+                told_back, sent = reply.meta.get("parts"), [p for _, p in pieces]
+                found = unpack_reply(told_back, reply.content, sent, self._dims)
                 for (number, _), answer in zip(pieces, found, strict=True):
                     back[shard][number].append(answer)
 

@@ -247,12 +247,7 @@ class ShardService(BufferedService):
 
     def _take_snapshot(self, connection: int, message: Message) -> Message:
         """Keeps the weights of a position beside those of the last that was decided."""
-        if not self._center.on_workers:
-            raise ProtocolError(
-                "SNAPSHOT is for rules that wait and take gradients",
-                expected="a rule whose workers hold the weights",
-                received=f"rule {self._rule.name!r}",
-            )
+        self._center.require_on_workers()
         decided = Decision.in_meta(message.meta, DECISION).position
         values = self._replies.values(message).copy()
         kept = {decided: self._snapshots[decided]} if decided in self._snapshots else {}

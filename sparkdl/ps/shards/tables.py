@@ -193,7 +193,7 @@ class TableService:
 
     def _pull(self, message: Message) -> Message:
         name = self._table(message.meta.get("table"))
-        body = np.empty(0, np.uint8) if message.body is None else message.body
+        body = message.content
         if body.size % 8:
             raise ProtocolError(
                 "a pull of rows is malformed", expected="ids of 8 bytes",
@@ -208,8 +208,7 @@ class TableService:
         return Message(Kind.CHUNK, total=rows.nbytes, meta={"clock": clock}, body=body)
 
     def _push(self, message: Message) -> Message:
-        body = np.empty(0, np.uint8) if message.body is None else message.body
-        parts = unpack_push(message.meta.get("parts"), body, self._dims)
+        parts = unpack_push(message.meta.get("parts"), message.content, self._dims)
         adds, position = message.meta.get("changes") is True, (message.epoch, message.batch)
         with self._lock:
             worker, former = self._identify(message), self._former.get(message.rank, _Brought())
@@ -276,8 +275,7 @@ class TableService:
 
     def _stage(self, message: Message) -> Message:
         """Puts a part of a round aside until a decision names it."""
-        body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
-        parts = unpack_push(message.meta.get("parts"), body, self._dims)
+        parts = unpack_push(message.meta.get("parts"), message.content.copy(), self._dims)
         piece = message.meta.get("piece")
         number = count = 0
         if isinstance(piece, list) and len(piece) == 2 and all(type(n) is int for n in piece):

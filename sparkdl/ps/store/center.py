@@ -6,6 +6,7 @@ import numpy as np
 
 from sparkdl.codecs import Compression, Sections
 from sparkdl.coordinator.group import Worker
+from sparkdl.errors import ProtocolError
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
 from sparkdl.training.slices import Slices, join_slices, pack
@@ -52,6 +53,16 @@ class Center:
         if compression is not None and self.on_workers:
             self._sections = compression.replies
             self._compressor = self._sections.codec.compressor(layout.trained_size, seed=0)
+
+    def require_on_workers(self) -> None:
+        """Refuses a snapshot where this server itself holds the weights."""
+        if not self.on_workers:
+            raise ProtocolError(
+                "SNAPSHOT is for rules that wait and take gradients",
+                expected="a rule whose workers hold the weights",
+                received=f"rule {self.rule.name!r}",
+                hint="with other rules the server itself holds the weights",
+            )
 
     def apply(self, values: FloatArray, commit: Commit) -> None:
         """One asynchronous commit. The caller holds the lock, unless the rule needs none."""

@@ -22,9 +22,7 @@ from sparkdl.weights import FloatArray, Layout
 class ParameterStore(Store, abc.ABC):
     """Weights that all workers share, changed by a rule; a store of a coordinator.
 
-    A commit is applied from its connection's buffer. A reply reads the center itself; only if a
-    commit changes the center meanwhile is the unread rest copied, into that same buffer. So replies
-    are consistent, and memory stays at center + rule state + one buffer each.
+    How commits are read and pulls are answered without copies: :class:`CenterReplies`.
 
     Args:
         center: Initial weights; taken over, not copied.
@@ -100,11 +98,7 @@ class ParameterStore(Store, abc.ABC):
         """Takes a commit."""
 
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
-        raise ProtocolError(
-            "SNAPSHOT is for rules that wait and take gradients",
-            expected="a rule whose workers hold the weights", received=f"rule {self._rule.name!r}",
-            hint="with other rules the server itself holds the weights",
-        )  # fmt: skip
+        self._center.require_on_workers()
 
     def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
         """Answers a pull, of the driver where ``worker`` is None."""

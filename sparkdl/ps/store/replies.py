@@ -188,9 +188,8 @@ class CenterReplies:
                 "an encoded commit in a run without compression", expected="float32 values",
                 received="a codec's payload",
             )  # fmt: skip
-        body = np.empty(0, np.uint8) if message.body is None else message.body.copy()
         raw = self._buffer(connection)[: self._limits.dense_bytes]
-        self._compression.commits.decode(body, self._limits.dense(raw))
+        self._compression.commits.decode(message.content.copy(), self._limits.dense(raw))
         return replace(message, body=raw)
 
     def values(self, message: Message) -> FloatArray:

@@ -241,8 +241,7 @@ class RoundStore(ParameterStore):
         self._group.answer(connection, reply, worker)
 
     def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
-        if not self._center.on_workers:
-            super()._take_snapshot(connection, message, worker)
+        self._center.require_on_workers()
         if message.flags & Flag.WAIT:  # whether to send them
             self._group.defer(connection, "snapshot", message)
             return

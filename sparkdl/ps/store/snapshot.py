@@ -307,7 +307,7 @@ class SlicedCommits:
         Raises:
             ProtocolError: They do not fit the model, or what another rank has sent.
         """
-        head, slices = unpack(np.empty(0, np.uint8) if message.body is None else message.body)
+        head, slices = unpack(message.content)
         places = [s.place for s in slices]
         expected = next((tuple(s.place for s in p.slices) for p in others), tuple(places))
         fits = all(self._widths.get(s.place) == s.rows.shape[1] for s in slices)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sparkdl.config import LoopSettings, UseGpu
 from sparkdl.data import Batches, DataSpec, Partition, read_partition
-from sparkdl.data.partition import label_mean, off_center
+from sparkdl.data.rows import label_mean, off_center
 from sparkdl.errors import Cause, WorkerError
 from sparkdl.failures import Failure, RanksLost
 from sparkdl.launch.devices import DeviceRequest, start_framework
@@ -268,8 +268,8 @@ class TrainedRank:
         usage: What its time went into.
         spans: Its phases one after another, where the driver wants them.
         counted: The part of its changes that counted, a mean over its exchanges.
-        label_mean: See :func:`sparkdl.data.partition.label_mean`; empty with class weights.
-        off_center: See :func:`sparkdl.data.partition.off_center`.
+        label_mean: See :func:`sparkdl.data.rows.label_mean`; empty with class weights.
+        off_center: See :func:`sparkdl.data.rows.off_center`.
     """
 
     rank: int

@@ -90,7 +90,7 @@ class HadoopFileSystem(RenamingFileSystem):
         writes; this process may have changed its own since.
         """
         with jvm_called():
-            whole = self._whole(path)
+            whole = self._qualified(path).toUri()  # with its scheme, from the root
             return str(whole.getPath()) if whole.getScheme() == "file" else None
 
     def files_in(self, folder: str) -> list[FileEntry]:
@@ -140,10 +140,6 @@ class HadoopFileSystem(RenamingFileSystem):
             over = self._gateway.new_array(rename, 1)
             over[0] = rename.OVERWRITE
             context.rename(old, new, over)
-
-    def _whole(self, path: str) -> Any:
-        """The URI of a path, with its scheme and from the root."""
-        return self._qualified(path).toUri()
 
     def _qualified(self, path: str) -> Any:
         """The JVM's path with a scheme and, where the file system has one, an authority."""

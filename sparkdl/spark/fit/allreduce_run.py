@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from sparkdl.collective.choice import AllReduceExchange
-from sparkdl.collective.communicator import ConnectorOptions
+from sparkdl.collective.communicator import ConnectorOptions, Maker, maker_of
 from sparkdl.collective.rules import ExchangeRule, Mean
 from sparkdl.collective.strategy import AllReduceStrategy, BarrierStrategy
 from sparkdl.config import FitConfig
@@ -104,10 +104,10 @@ def _is_plain_mean(exchange: AllReduceExchange) -> bool:
     return type(exchange.rule) is Mean and exchange.window == 1
 
 
-def _communicator(config: FitConfig) -> str:
+def _communicator(config: FitConfig) -> str | Maker:
     """Horovod's operations are TensorFlow's: other backends do not import it for nothing."""
     if config.communicator != "auto":
-        return config.communicator
+        return maker_of(config.communicator)
     refuses = config.on_nan == "skip"  # which the built-in communicator alone can
     return "auto" if running_backend() == "tensorflow" and not refuses else "builtin"
 

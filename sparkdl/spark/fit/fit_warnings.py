@@ -1,11 +1,19 @@
-"""Warnings of ``fit``: workers that take turns, and those that were in each other's way."""
+"""Warnings of ``fit``: workers that take turns, were in each other's way, or learned nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
+from sparkdl.learner.signature import loss_name
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.training.phases import Usage
+
+if TYPE_CHECKING:
+    import keras
 
 MUCH_DAMPED = 0.7
 """Below this part of changes that count, more than two asynchronous workers learn worse than one
@@ -68,7 +76,7 @@ def warn_of_damping(
         counted: The part of their changes that counted; see :mod:`sparkdl.rules.damping`.
         num_workers: Workers that trained at the same time.
         steps: Steps of each worker, in all epochs.
-        off_center: See :func:`sparkdl.data.partition.off_center`; of the input where it is
+        off_center: See :func:`sparkdl.data.rows.off_center`; of the input where it is
             highest; 0 where the model centers.
         furthest: The name of that input.
     """
@@ -126,8 +134,7 @@ def warn_of_no_learning(losses: Sequence[float], guessing: float | None, num_wor
 
     Args:
         losses: The mean loss of each epoch, all workers together.
-        guessing: See :func:`sparkdl.learner.checks.compiling.guessing_loss`; None if it is not
-            known.
+        guessing: See :func:`guessing_loss`; None if it is not known.
         num_workers: Workers that trained at the same time.
 
     Returns:
@@ -144,3 +151,56 @@ def warn_of_no_learning(losses: Sequence[float], guessing: float | None, num_wor
             "fewer workers, or mode='synchronous'"
         )
     return learned_nothing
+
+
+_ONE_CLASS = ("sparsecategoricalcrossentropy", "categoricalcrossentropy")
+
+
+def guessing_loss(model: keras.Model, label_mean: Sequence[float]) -> float | None:
+    """The cross-entropy of answering every row with the mean label: the labels' entropy, in nats.
+
+    Args:
+        model: A compiled ``keras.Model`` with one output.
+        label_mean: See :func:`sparkdl.data.rows.label_mean`.
+
+    Returns:
+        The loss; None if the model's loss is no cross-entropy of Keras, the mean is empty, or all
+        labels are the same, so that there is nothing to learn.
+    """
+    mean = np.asarray(label_mean, np.float64)
+    if not mean.size or not bool(((mean >= 0) & (mean <= 1)).all()):
+        return None
+    loss = model.loss
+    if isinstance(loss, (dict, list, tuple)):
+        loss, *others = loss.values() if isinstance(loss, dict) else loss
+        if others:
+            return None
+    name, _ = loss_name(loss)
+    if name in _ONE_CLASS and np.isclose(mean.sum(), 1, atol=1e-3):
+        entropy = _surprise(mean).sum()
+    elif name == "binarycrossentropy":
+        entropy = (_surprise(mean) + _surprise(1 - mean)).mean()
+    else:
+        return None
+    return float(entropy) if entropy > 0 else None
+
+
+def _surprise(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    return -p * np.log(np.where(p > 0, p, 1.0))
+
+
+_LAYERS = ("Normalization", "BatchNormalization", "LayerNormalization", "GroupNormalization")
+
+
+def normalizes(model: keras.Model) -> bool:
+    """Whether a layer subtracts a mean or adds an offset, wherever in the model.
+
+    Args:
+        model: A built ``keras.Model``.
+    """
+    for layer in model._flatten_layers(include_self=False):
+        if type(layer).__name__ in _LAYERS:
+            return True
+        if type(layer).__name__ == "Rescaling" and getattr(layer, "offset", 0.0) != 0.0:
+            return True
+    return False

@@ -23,7 +23,6 @@ from sparkdl.learner.callback_sink import (
     require_directions,
     warn_of_waiting_in_vain,
 )
-from sparkdl.learner.checks.compiling import guessing_loss, normalizes
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
@@ -45,6 +44,8 @@ from sparkdl.spark.fit.arguments import FitArguments, verbosity
 from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.fit_warnings import (
     described,
+    guessing_loss,
+    normalizes,
     warn_of_damping,
     warn_of_mixed_validation,
     warn_of_no_learning,

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
+from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.failures import RankFailure
@@ -133,6 +133,30 @@ def on_executors(
     shards_of(config, count)  # refuses what cannot be before a job starts
     settings = Settings(count, start_timeout_s=timeout_s)
     listen = ListenOptions("socket", 0, config.bind_address, config.advertised_address, web=False)
+
+    def endpoints(host: CoordinatorHost, ranks: SparkRanks) -> tuple[Endpoint, ...]:
+        """The servers' endpoints, as soon as all have told theirs."""
+        certificate = config.certificate
+        fingerprint = "" if certificate is None else certificate.fingerprint
+        deadline = time.monotonic() + timeout_s
+        found: dict[int, Endpoint] = {}
+        while len(found) < count:
+            if ranks.wait(_LOOK_S):
+                raise _ended(ranks)
+            for rank in range(count):
+                kept = b"" if rank in found else bytes(host.driver.kept(rank))
+                if kept:
+                    found[rank] = endpoint_of(kept, config.token, fingerprint)
+            if cancelled.is_set() or time.monotonic() > deadline:
+                missing = [str(rank) for rank in range(count) if rank not in found]
+                raise ResourceError(
+                    "the parameter servers did not start on the executors",
+                    expected=f"{count} task slots within {timeout_s:g} s, beside the workers'",
+                    received=f"nothing from servers {', '.join(missing)}",
+                    hint="fewer workers or servers, more executors, or servers='driver'",
+                )
+        return tuple(found[rank] for rank in range(count))
+
     with CoordinatorHost(settings, listen, config.certificate) as host:
         task = ShardTask(config, center, rank_listening(spark, network), host.endpoint, tables)
         launcher = SparkLauncher(
@@ -141,44 +165,11 @@ def on_executors(
         )  # fmt: skip
         with launcher.launch(task) as ranks:
             try:
-                yield ServersOnExecutors(
-                    ranks, _endpoints(host.driver, ranks, config, count, timeout_s, cancelled)
-                )
+                yield ServersOnExecutors(ranks, endpoints(host, ranks))
             finally:
                 with contextlib.suppress(SparkDLError):
                     host.driver.control(stop=True)
                     ranks.wait(_STOP_S)
-
-
-def _endpoints(
-    driver: DriverClient,
-    ranks: SparkRanks,
-    config: ServerConfig,
-    count: int,
-    timeout_s: float,
-    cancelled: threading.Event,
-) -> tuple[Endpoint, ...]:
-    """The servers' endpoints, as soon as all have told theirs."""
-    certificate = config.certificate
-    fingerprint = "" if certificate is None else certificate.fingerprint
-    deadline = time.monotonic() + timeout_s
-    found: dict[int, Endpoint] = {}
-    while len(found) < count:
-        if ranks.wait(_LOOK_S):
-            raise _ended(ranks)
-        for rank in range(count):
-            kept = b"" if rank in found else bytes(driver.kept(rank))
-            if kept:
-                found[rank] = endpoint_of(kept, config.token, fingerprint)
-        if cancelled.is_set() or time.monotonic() > deadline:
-            missing = [str(rank) for rank in range(count) if rank not in found]
-            raise ResourceError(
-                "the parameter servers did not start on the executors",
-                expected=f"{count} task slots for them within {timeout_s:g} s, beside the workers'",
-                received=f"nothing from servers {', '.join(missing)}",
-                hint="fewer workers or servers, more executors, or servers='driver'",
-            )
-    return tuple(found[rank] for rank in range(count))
 
 
 def _ended(ranks: SparkRanks) -> SparkDLError:

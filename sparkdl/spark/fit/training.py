@@ -54,9 +54,9 @@ class StageSummary:
         counted: The part of the workers' changes that counted, a mean over exchanges and workers.
             Below 1 where changes are added up and were too much together: then the learning rate is
             high for this number of workers that do not wait.
-        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.partition.label_mean`.
+        label_mean: The mean of all workers' labels, see :func:`sparkdl.data.rows.label_mean`.
         off_center: How far each input is from having mean 0, from 0 to 1: see
-            :func:`sparkdl.data.partition.off_center`.
+            :func:`sparkdl.data.rows.off_center`.
         servers: The servers that held the weights together, in order; empty for one server.
     """
 
@@ -192,9 +192,35 @@ def train_stage(
         TransportError: The server died.
         StageLost: Workers of a barrier stage were lost.
     """
-    run_on = functools.partial(
-        _run_on, driver_model, run, task, monitor, barrier, on_epoch, profile
-    )
+
+    def run_on(rows: SharedRows | None, frame: object) -> StageSummary:
+        launcher = SparkLauncher(
+            frame, task.num_workers, barrier=barrier,
+            description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
+            profile=profile, rows=rows,
+        )  # fmt: skip
+        with interrupts.keeping(), interrupts.CleanStack() as stack:
+            ranks = stack.begin(launcher.launch(task))
+            try:
+                if monitor.epochs_done > task.settings.first_epoch:  # whose callbacks have run
+                    run.command(Command(release=monitor.epochs_done - 1))
+                stopped = _watch(ranks, run, monitor, on_epoch)
+                results = _results(ranks, run, barrier)
+                _raise_failures(results, run, barrier)
+                trained = TrainedRank.all_of(results)
+                _keep(driver_model, run, trained, monitor, stopped, on_epoch)
+                spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
+                monitor.end_workers(run.progress(monitor.epochs_done), spans)
+                return _summary(trained, task, run)
+            except BaseException as error:
+                if was_interrupted(error) and not task.strategy.independent:
+                    _keep_so_far(driver_model, ranks, run, monitor)
+                raise
+            finally:
+                with contextlib.suppress(Exception):
+                    if ranks.running:
+                        run.command(Command(stop=True))
+
     if spread is None:
         return run_on(source.shared, source.frame)
     frame, rows = spread()
@@ -204,46 +230,6 @@ def train_stage(
         in_order = not task.settings.shuffle
         again = dealt(source.frame, task.num_workers, in_order=in_order, group=source.group_column)
         return run_on(None, again)  # it was not cached
-
-
-def _run_on(
-    driver_model: TrainedModel,
-    run: Run,
-    task: TrainTask,
-    monitor: FitMonitor,
-    barrier: bool,
-    on_epoch: Callable[[int], None] | None,
-    profile: ResourceProfile | None,
-    rows: SharedRows | None,
-    frame: object,
-) -> StageSummary:
-    """The stage of :func:`train_stage` on the partitions of a frame."""
-    launcher = SparkLauncher(
-        frame, task.num_workers, barrier=barrier,
-        description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
-        profile=profile, rows=rows,
-    )  # fmt: skip
-    with interrupts.keeping(), interrupts.CleanStack() as stack:
-        ranks = stack.begin(launcher.launch(task))
-        try:
-            if monitor.epochs_done > task.settings.first_epoch:  # the callbacks of these have run
-                run.command(Command(release=monitor.epochs_done - 1))
-            stopped = _watch(ranks, run, monitor, on_epoch)
-            results = _results(ranks, run, barrier)
-            _raise_failures(results, run, barrier)
-            trained = TrainedRank.all_of(results)
-            _keep(driver_model, run, trained, monitor, stopped, on_epoch)
-            spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
-            monitor.end_workers(run.progress(monitor.epochs_done), spans)
-            return _summary(trained, task, run)
-        except BaseException as error:
-            if was_interrupted(error) and not task.strategy.independent:
-                _keep_so_far(driver_model, ranks, run, monitor)
-            raise
-        finally:
-            with contextlib.suppress(Exception):
-                if ranks.running:
-                    run.command(Command(stop=True))
 
 
 def was_interrupted(error: BaseException) -> bool:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import Column
 
 from sparkdl.data import DataSpec, to_arrow_table
-from sparkdl.data.arrays import as_numbers
+from sparkdl.data.arrays import as_numbers, rows_of
 from sparkdl.data.conform import matches
 from sparkdl.data.plain_arrow import plain
 from sparkdl.errors import ConfigError, DataError, SparkDLError, fold
@@ -332,13 +332,7 @@ def arrays_as_frame(
         "sample_weight": None if weight is None else place(weight, "sample_weight"),
         "group": None if group is None else place(group, "group"),
     }
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        raise DataError(
-            "arrays of unequal length",
-            expected="as many labels and sample weights as rows of features",
-            received=", ".join(f"{name}: {count} rows" for name, count in lengths.items()),
-        )
+    rows_of(columns)
     try:
         given = pa.table({name: _arrow(values) for name, values in columns.items()})
         table = pa.table([plain(column) for column in given.columns], names=given.column_names)

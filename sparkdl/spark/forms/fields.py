@@ -23,6 +23,20 @@ def expression_error(column: Column, argument: str) -> DataError:
     )  # fmt: skip
 
 
+def require_booleans(schema: T.StructType, name: str, argument: str, expected: str) -> None:
+    """Refuses what is no column of booleans; ``expected`` says what it is for."""
+    field = next((f for f in schema.fields if f.name == name), None)
+    if field is None or not isinstance(field.dataType, T.BooleanType):
+        raise DataError(
+            f"{argument} names no column of booleans: {name!r}",
+            expected=f"{expected}, true in the rows to validate on",
+            received="no such column among " + ", ".join(map(repr, schema.names))
+            if field is None
+            else f"a column of type {field.dataType.simpleString()}",
+            hint="F.col(...).cast('boolean')",
+        )
+
+
 def field_of(schema: T.StructType, name: str, argument: str) -> T.StructField:
     """The column of that name, if there is exactly one."""
     if isinstance(name, Column):

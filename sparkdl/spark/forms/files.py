@@ -59,9 +59,9 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
 """The ends of the names of files of each kind."""
 
 _FILES_PER_WORKER = 4
-"""With fewer files than that, row groups are dealt."""
+"""With fewer files for each worker, row groups are dealt instead."""
 _FILES_LOOKED_AT = 100
-"""Files of this machine whose ends are looked at for what Spark's reader fails on."""
+"""At most this many files of this machine are searched for what Spark's reader fails on."""
 _MISSING = "PATH_NOT_FOUND"
 """Spark's name for the condition."""
 
@@ -71,7 +71,7 @@ class FileSet:
     """Files of one kind that hold the rows of a fit.
 
     Args:
-        schema: Of the columns that records hold, as Arrow types.
+        schema: Names and Arrow types of the columns.
         exact: See :class:`sparkdl.data.plain_arrow.FileColumns`.
     """
 
@@ -96,8 +96,8 @@ class FileInput:
 
     Args:
         schema: See :class:`FileSet`.
-        split: Share of the rows to train on that is validated on.
-        seed: Of the choice of these.
+        split: Share of the training rows that is used for validation instead.
+        seed: Seed of the choice of these rows.
         exact: See :class:`FileSet`.
     """
 
@@ -285,7 +285,7 @@ class FileFrame:
     Args:
         frame: All columns that Spark has types for.
         task: What reads the files where Spark's own reader cannot.
-        lacking: The errors of the other columns, where they are used.
+        lacking: Each of the other columns -> the error for its use.
     """
 
     frame: Any
@@ -357,7 +357,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
 
 def _is_beyond_spark(path: str) -> bool:
     """Whether a Parquet file has what Spark's reader fails on (half floats, Brotli), or reads in
-    another order (permuted tensors). Of another machine's files the first one tells."""
+    another order (permuted tensors). Of files elsewhere only the first one is searched."""
     try:
         files = [file.path for file in files_for_workers(path)]
         looked = files[:_FILES_LOOKED_AT] if is_local(files[0]) else files[:1]

@@ -63,7 +63,6 @@ def make_spec(
     label: InputColumns | None,
     sample_weight: str | Mapping[str, str] | None = None,
     decoder: Decoder | Mapping[str, Decoder] | None = None,
-    role_column: str | None = None,
     pad: Pad | None = None,
 ) -> DataSpec:
     """Matches columns with a model's inputs and outputs.
@@ -79,7 +78,6 @@ def make_spec(
         decoder: Makes an array from a binary or struct value, or (a layer of Keras) of a column of
             texts; one for all inputs, or by name of an input or output, or by ``'features'`` and
             ``'label'``, where there is one.
-        role_column: See :class:`sparkdl.data.columns.DataSpec`.
         pad: Pads arrays of different length; an input called ``'<input>_mask'`` takes their mask.
 
     Raises:
@@ -168,7 +166,7 @@ def make_spec(
             else ones
             for name in label_specs
         }
-    return DataSpec(feature_specs, label_specs, weights, role_column)
+    return DataSpec(feature_specs, label_specs, weights)
 
 
 def _rows(schema: T.StructType, features: InputColumns) -> InputColumns:

@@ -19,7 +19,7 @@ from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.arrays import ArraysForm, no_group
-from sparkdl.spark.forms.fields import expression_error
+from sparkdl.spark.forms.fields import expression_error, require_booleans
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
@@ -170,7 +170,6 @@ def _validated_by_column(
 ) -> Source:
     """Marks the rows in which a boolean column is true ; one pass over the rows."""
     from pyspark.sql import functions as F
-    from pyspark.sql import types as T
 
     data = form.numbered()
     if data is None or split:
@@ -179,16 +178,8 @@ def _validated_by_column(
             expected="a DataFrame, and validation_split=0",
             received=f"validation_split={split}" if split else type(form.data).__name__,
         )
-    field = next((f for f in data.schema.fields if f.name == name), None)
-    if field is None or not isinstance(field.dataType, T.BooleanType):
-        raise DataError(
-            f"validation_data names no column of booleans: {name!r}",
-            expected="rows like data, or a boolean column of data, true in those to validate on",
-            received="no such column among " + ", ".join(map(repr, data.schema.names))
-            if field is None
-            else f"a column of type {field.dataType.simpleString()}",
-            hint="F.col(...).cast('boolean')",
-        )
+    expected = "rows like data, or a boolean column of data"
+    require_booleans(data.schema, name, "validation_data", expected)
     source = form.open(signature, columns)
     held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
+from sparkdl.launch.results import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 
@@ -135,10 +136,7 @@ def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.R
     """
     size = 0
     for number, batch in enumerate(whole_batches(batches)):
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, batch.schema) as writer:
-            writer.write_batch(batch)
-        content = sink.getvalue().to_pybytes()
+        content = batch_to_bytes(batch)
         size += len(content)
         fits = size <= limit_bytes
         yield _row(number, len(content) if fits else limit_bytes + 1, content if fits else b"")

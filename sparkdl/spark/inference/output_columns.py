@@ -40,6 +40,18 @@ _HELD_BY = {
 _VECTOR: pa.DataType = arrow_type_of(VectorUDT())
 
 
+def require_new(names: Sequence[str], taken: Sequence[str], what: str, hint: str) -> None:
+    """Refuses a column that the data have, or that stands twice among the new ones."""
+    seen = {name.lower() for name in taken}
+    for name in names:
+        if name.lower() in seen:
+            raise DataError(
+                f"the data already have a column {name!r}", expected=f"a new name for {what}",
+                received=str([*taken, *names]), hint=hint,
+            )  # fmt: skip
+        seen.add(name.lower())
+
+
 @dataclass(frozen=True)
 class OutputColumn:
     """A column of predictions.

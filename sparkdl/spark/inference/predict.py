@@ -37,7 +37,7 @@ from sparkdl.spark.inference.forward import (
     warn_of_shared_gpus,
 )
 from sparkdl.spark.inference.function import as_rows, column_function
-from sparkdl.spark.inference.output_columns import Form, OutputColumn, with_nulls
+from sparkdl.spark.inference.output_columns import Form, OutputColumn, require_new, with_nulls
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.running import (
     context_of,
@@ -396,7 +396,9 @@ def predict_columns(
     spec = make_spec(
         schema, archive.signature, inputs.features, None, None, inputs.decoder, pad=inputs.pad
     )
-    _require_new([column.name for column in outputs], frame.columns)
+    names = [column.name for column in outputs]
+    hint = "predict(..., output_column='another name')"
+    require_new(names, frame.columns, "each column of predictions", hint)
     names = [*frame.columns, *(column.name for column in outputs)]
     # Spark takes no dot nor backtick in some places, nor one name twice.
     wire = frame.toDF(*wire_names(len(frame.columns)))
@@ -454,16 +456,3 @@ def _is_known_to_arrow(kind: T.DataType) -> bool:
     if isinstance(kind, T.ArrayType):
         return _is_known_to_arrow(kind.elementType)
     return kind.typeName() not in ("interval", "yearmonthinterval")
-
-
-def _require_new(names: Sequence[str], taken: Sequence[str]) -> None:
-    """Refuses a column that the data have, or that stands twice among the new ones."""
-    seen = {name.lower() for name in taken}
-    for name in names:
-        if name.lower() in seen:
-            raise DataError(
-                f"the data already have a column {name!r}",
-                expected="a new name for each column of predictions",
-                received=str([*taken, *names]), hint="predict(..., output_column='another name')",
-            )  # fmt: skip
-        seen.add(name.lower())

@@ -28,13 +28,18 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.ml.stage import LOGITS_PARAM, ParamSpec, columns, has_params
+from sparkdl.spark.ml.stage import (
+    LOGITS_PARAM,
+    ParamSpec,
+    check_thresholds,
+    columns,
+    has_params,
+)
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import (
     TrainingStage,
     check_labels,
     check_number,
-    check_thresholds,
     only_output,
     scores_of,
 )

@@ -33,6 +33,7 @@ from sparkdl.settings.values import (
     whole,
 )
 from sparkdl.spark.fit.arguments import FitArguments
+from sparkdl.spark.inference.output_columns import require_new
 
 Self = TypeVar("Self", bound="Stage")
 Cls = TypeVar("Cls", bound=type)
@@ -131,6 +132,11 @@ class Stage(Params):
                 else f"{param.typeConverter.__name__.removeprefix('to').lower()}: {param.doc}",
                 received=f"{type(value).__name__} {shown(value)}",
             ) from error
+
+    def require_new(self, names: list[str], schema: Any) -> None:
+        """Refuses names of new columns that the data have, or that stand twice."""
+        what = f"a column of {type(self).__name__}"
+        require_new(names, schema.names, what, "another name, or '' to leave the column out")
 
     @classmethod
     def _is_ours(cls, name: str) -> bool:
@@ -288,6 +294,24 @@ def class_weights(value: object) -> dict[int, float]:
     if not all(0 <= weight < math.inf for weight in weights.values()):
         raise TypeError(f"{expected}, no weight below 0")
     return weights
+
+
+def check_thresholds(thresholds: list[float] | None, num_classes: int) -> tuple[float, ...]:
+    """Spark's rules for ``thresholds``; an empty tuple for none.
+
+    Raises:
+        ConfigError: Another number of them than classes, a negative one, or two that are 0.
+    """
+    if thresholds is None:
+        return ()
+    wrong = len(thresholds) != num_classes or min(thresholds) < 0
+    if wrong or sum(t == 0 for t in thresholds) > 1:
+        raise ConfigError(
+            "thresholds do not fit the classes",
+            expected=f"{num_classes} numbers >= 0, one per class, at most one of them 0",
+            received=str(thresholds),
+        )
+    return tuple(thresholds)
 
 
 _RULE = partial(plain, (str, dict), "a name, or a dict {'name': ..., option: value}")

@@ -268,17 +268,9 @@ class FittedStage(ColumnsStage, SavedStage):
             schema, predictor.signature, self.features, None, None, self.trained.decoder,
             pad=self.getOrDefault("pad"),
         )  # fmt: skip
-        fields = []
-        taken = {field.name.lower() for field in schema.fields}
-        for output in self._columns():
-            if output.name.lower() in taken:
-                raise DataError(
-                    f"the data already have a column {output.name!r}",
-                    expected=f"a new name for a column of {type(self).__name__}",
-                    received=str(schema.names), hint="another name, or '' to leave the column out",
-                )  # fmt: skip
-            taken.add(output.name.lower())
-            fields.append(output.typed(predictor, spec.features).field(predictor))
+        outputs = self._columns()
+        self.require_new([output.name for output in outputs], schema)
+        fields = [output.typed(predictor, spec.features).field(predictor) for output in outputs]
         return T.StructType([*schema.fields, *fields])
 
     def _transform(self, dataset: Any) -> Any:

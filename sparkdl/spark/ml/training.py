@@ -9,7 +9,6 @@ from typing import Any, ClassVar, TypeVar
 
 from pyspark.ml.base import _FitMultipleIterator
 from pyspark.ml.param import Param
-from pyspark.sql import types as T
 
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, DataError, ModelError, NoParamError, ParamTypeError
@@ -19,6 +18,7 @@ from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.signature import Shape, Signature
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import declared, require_instance, require_objects
+from sparkdl.spark.forms.fields import require_booleans
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_source
 from sparkdl.spark.ml.parts import Parts, archive_of
 from sparkdl.spark.ml.stage import (
@@ -111,24 +111,6 @@ def check_labels(schema: Any, label: Any, num_classes: int) -> None:
             received=f"{len(values)}: {', '.join(map(str, values[:8]))}",
             hint="a last layer with as many units as classes",
         )
-
-
-def check_thresholds(thresholds: list[float] | None, num_classes: int) -> tuple[float, ...]:
-    """Spark's rules for ``thresholds``; an empty tuple for none.
-
-    Raises:
-        ConfigError: Another number of them than classes, a negative one, or two that are 0.
-    """
-    if thresholds is None:
-        return ()
-    wrong = len(thresholds) != num_classes or min(thresholds) < 0
-    if wrong or sum(t == 0 for t in thresholds) > 1:
-        raise ConfigError(
-            "thresholds do not fit the classes",
-            expected=f"{num_classes} numbers >= 0, one per class, at most one of them 0",
-            received=str(thresholds),
-        )
-    return tuple(thresholds)
 
 
 E = TypeVar("E", bound="TrainingStage")
@@ -333,16 +315,7 @@ class TrainingStage(ColumnsStage, SavedStage):
             name = self.getOrDefault("validationIndicatorCol")
         if not name:
             return None
-        field = next((f for f in schema.fields if f.name == name), None)
-        if field is None or not isinstance(field.dataType, T.BooleanType):
-            raise DataError(
-                f"validationIndicatorCol names no column of booleans: {name!r}",
-                expected="a boolean column, true in the rows to validate on",
-                received="no such column among " + ", ".join(map(repr, schema.names))
-                if field is None
-                else f"a column of type {field.dataType.simpleString()}",
-                hint="F.col(...).cast('boolean')",
-            )
+        require_booleans(schema, name, "validationIndicatorCol", "a boolean column")
         if self.getOrDefault("validationSplit"):
             raise ConfigError(
                 "validationIndicatorCol and validationSplit both choose the rows to validate on",

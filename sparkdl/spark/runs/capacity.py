@@ -262,17 +262,20 @@ def check_barrier(
     """
     master = str(spark.conf.get("spark.master", "") or "")
     if _is_dynamic(spark) and not (master == "local" or master.startswith("local[")):
-        raise ResourceError(
-            "a barrier stage cannot run under dynamic allocation",
-            expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
-            received="spark.dynamicAllocation.enabled=true",
-            hint="switch it off for this application; SparkModel's modes with a server run with it",
-        )
+        raise _dynamic("spark.dynamicAllocation.enabled=true")
     slots = wait_for_slots(spark, num_workers, timeout_s, profile)
     if slots is None:
         slots = _local_slots(master, task_cpus(spark, profile))
     if slots is not None and slots < num_workers:
         raise _too_few_slots(num_workers, f"{slots} slots")
+
+
+def _dynamic(received: str) -> ResourceError:
+    return ResourceError(
+        "a barrier stage cannot run under dynamic allocation",
+        expected="spark.dynamicAllocation.enabled=false (SPARK-24942)", received=received,
+        hint="switch it off for this application; SparkModel's modes with a server run with it",
+    )  # fmt: skip
 
 
 class PartitionsError(ResourceError):
@@ -285,11 +288,7 @@ def barrier_refusal(error: BaseException, num_workers: int) -> ResourceError | N
     if refused == "slots":
         return _too_few_slots(num_workers, "fewer slots")
     if refused == "dynamic allocation":
-        return ResourceError(
-            "a barrier stage cannot run under dynamic allocation",
-            expected="spark.dynamicAllocation.enabled=false (SPARK-24942)",
-            received="Spark refused the stage",
-        )
+        return _dynamic("Spark refused the stage")
     if refused == "partitions":
         return PartitionsError(
             "a barrier stage cannot read the partitions of this DataFrame as they are",

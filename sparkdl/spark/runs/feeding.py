@@ -31,7 +31,7 @@ from sparkdl.spark.session.frames import is_vector_column
 from sparkdl.spark.session.running import is_connect
 
 
-def _check_trigger(trigger: object) -> Mapping[str, Any]:
+def check_trigger(trigger: object) -> Mapping[str, Any]:
     """Returns arguments of Spark's trigger; raises ConfigError."""
     if isinstance(trigger, Mapping) and trigger:
         return trigger
@@ -50,8 +50,8 @@ class Feeding(UserSettings):
         seed: Seed of the order that ``shuffle`` makes.
         uneven: What happens where ranks have different numbers of rows. ``'drop'``: each epoch has
             as many as the rank with fewest, so all take equal steps; ``'pad'``: as many as the rank
-            with most, others begin again; ``'join'``: as many batches as the rank with most, those
-            beyond a rank's own rows are arrays of no rows (``len`` 0), with which its function
+            with most, others begin again; ``'join'``: as many batches as the rank with most; a rank
+            whose rows are used up gets arrays of no rows (``len`` 0), with which its function
             takes part in what the ranks do together; ``'keep'``: each its own, for functions in
             which the ranks do not wait for each other. A stream's micro-batches are treated as
             epochs, without ``'join'``. None: ``'drop'``, and ``'keep'`` for a stream, of which no
@@ -71,7 +71,7 @@ class Feeding(UserSettings):
     seed: int = setting(0, whole(0))
     uneven: Uneven | None = setting(None, or_none(one_of(get_args(Uneven))))
     checkpoint_dir: str | None = setting(None, or_none(PATH))
-    trigger: Mapping[str, Any] | None = setting(None, or_none(checked(_check_trigger)))
+    trigger: Mapping[str, Any] | None = setting(None, or_none(checked(check_trigger)))
 
 
 def fed_frame(
@@ -83,7 +83,7 @@ def fed_frame(
         data: What the user gave.
         spark: The session; None: the active one.
         streams: Whether the rows may have no end.
-        deals: Whether the rows are dealt, by the numbers of those that the driver has.
+        deals: Whether the rows are dealt to ranks; rows of the driver then have numbers.
 
     Raises:
         ConfigError: It is no DataFrame.
@@ -121,10 +121,10 @@ def feed_settings(
     limits: Limits,
     uneven: Uneven,
 ) -> FeedSettings | None:
-    """The arguments of ``run`` about its data, checked, still without columns; None without data.
+    """The checked settings of a feed, whose columns are not known yet; None without data.
 
     Raises:
-        ConfigError: One that cannot be used, or has no effect as there are no data.
+        ConfigError: An argument that cannot be used, or that has no effect without data.
     """
     if epochs is not None:
         epochs = require_int("epochs", epochs, 1)
@@ -176,7 +176,7 @@ def stream_settings(settings: FeedSettings, fed: int | None = None) -> StreamSet
 
 
 def check_streaming(data: object, feeding: Feeding) -> None:
-    """Refuses arguments about a stream that cannot be used, or where there is none.
+    """Refuses a stream that cannot feed functions, and arguments about one where there is none.
 
     Raises:
         ConfigError: No stream, or a Spark Connect session.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -15,6 +15,7 @@ from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
 from sparkdl.data.shards import FolderTypes
 from sparkdl.errors import ResourceError
+from sparkdl.launch.results import batch_to_bytes
 from sparkdl.spark.session.running import context_of, this_interpreter
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def frame_of_table(spark: SparkSession, table: pa.Table) -> Any:
     parts = max(1, -(-size_of(table) // _ROW_BYTES))
     step = max(1, -(-table.num_rows // parts))
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
-    rows = [(bytearray(_packed(batch)),) for batch in batches]
+    rows = [(bytearray(batch_to_bytes(batch)),) for batch in batches]
     packed = spark.createDataFrame(rows, "content binary")
     with this_interpreter(context_of(spark)):
         return packed.mapInArrow(_unpack, schema)
@@ -254,20 +255,15 @@ def table_of_frame(frame: DataFrame) -> pa.Table:
     return pa.Table.from_batches(batches).cast(wanted)  # tasks know no column without nulls
 
 
-def _packed(batch: pa.RecordBatch) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return cast(bytes, sink.getvalue().to_pybytes())
-
-
 def _unpacked(content: bytes | bytearray) -> Iterator[pa.RecordBatch]:
     yield from pa.ipc.open_stream(pa.py_buffer(content))
 
 
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
-        yield pa.RecordBatch.from_pydict({"content": pa.array([_packed(batch)], pa.binary())})
+        yield pa.RecordBatch.from_pydict(
+            {"content": pa.array([batch_to_bytes(batch)], pa.binary())}
+        )
 
 
 def _unpack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -118,7 +118,8 @@ class _Files:
 
     def write(self, folder: str, batch: pa.RecordBatch) -> None:
         """Appends rows to the folder's file."""
-        step = max(1, min(batch.num_rows, _rows_at_once(batch)))
+        fit = int(_BLOCK_BYTES * batch.num_rows // max(1, size_of(batch)))
+        step = max(1, min(batch.num_rows, fit))
         limit = self._options.rows_per_file
         start = 0
         while start < batch.num_rows:
@@ -166,10 +167,6 @@ class _Deflated:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-
-def _rows_at_once(batch: pa.RecordBatch) -> int:
-    return int(_BLOCK_BYTES * batch.num_rows // max(1, size_of(batch))) or 1
 
 
 def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -289,9 +289,7 @@ class AdaptiveAsha(_Brackets):
         mode: str = "standard",
     ) -> None:  # fmt: skip
         require_one_of("AdaptiveAsha", "mode", mode, _MODES)
-        require_whole("AdaptiveAsha", "max_trials", max_trials, 1)
-        require_whole("AdaptiveAsha", "max_epochs", max_epochs, 1)
-        require(divisor > 1, "AdaptiveAsha", "divisor", "a number above 1", divisor)
+        _check("AdaptiveAsha", max_trials, max_epochs, divisor, max_rungs)
         longest = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
         shortest = {"aggressive": longest, "standard": (longest - 1) // 2 + 1, "conservative": 1}
         rungs = list(range(longest, shortest[mode] - 1, -1))[:max_trials]

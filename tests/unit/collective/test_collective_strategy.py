@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import threading
+from typing import ClassVar
 
+import cloudpickle
 import numpy as np
 import pytest
 from plain_learner import PlainLearner
 
+from sparkdl.collective import communicator
+from sparkdl.collective.builtin import BuiltinConnector
+from sparkdl.collective.communicator import maker_of, register
 from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
+from sparkdl.config import COMMUNICATORS, FitConfig
 from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
+from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.training.learning import BatchStack
 from sparkdl.training.reports import Report
 from sparkdl.training.run_state import RunState
@@ -110,3 +118,34 @@ def test_a_run_without_a_coordinator_keeps_its_reports(name: str) -> None:
     assert (kept.rows, kept.batches_done, kept.ended) == (2, 1, True)
     assert kept.metrics.tolist() == [2.0, 1.0]
     assert not kept.val_metrics.size
+
+
+class Counted(BuiltinConnector):
+    """A connector of a user's own, which counts the ranks that it connects."""
+
+    name: ClassVar[str] = "counted"
+
+
+def test_a_communicator_of_ones_own_has_a_name_and_travels_as_its_class() -> None:
+    assert register(Counted) is register(Counted)
+    try:
+        config = FitConfig(mode="allreduce", communicator="counted")
+        maker = maker_of(config.communicator)
+        sent = cloudpickle.dumps(AllReduceStrategy(b"t" * 16, LAYOUT, maker))
+    finally:
+        COMMUNICATORS.remove("counted")  # as on an executor, where nobody has registered it
+        del communicator._MAKERS["counted"]
+    with contextlib.closing(pickle.loads(sent).connector(0)) as connector:
+        assert type(connector) is Counted
+    with pytest.raises(UnknownNameError, match="counted"):
+        FitConfig(mode="allreduce", communicator="counted")
+    assert maker_of("builtin") == "builtin"
+
+
+@pytest.mark.parametrize("name", ["builtin", None])
+def test_a_communicator_has_a_name_that_no_other_one_has(name: str | None) -> None:
+    with pytest.raises(ConfigError, match="a name that no other one has"):
+        register(type("Second", (Counted,), {"name": name}))
+    with pytest.raises(ConfigError, match="prepare, connect and close"):
+        register(type("Nothing", (), {"name": "nothing"}))
+    assert sorted(COMMUNICATORS) == ["auto", "builtin", "horovod"]

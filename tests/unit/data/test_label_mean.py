@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import ColumnSpec, DataSpec, rows_from_numpy
-from sparkdl.data.partition import MOST_LOOKED_AT, label_mean
+from sparkdl.data.rows import MOST_LOOKED_AT, label_mean
 
 X = {"x": np.zeros((8, 2), np.float32)}
 CLASSES = np.array([0, 0, 0, 0, 1, 1, 2, 2])

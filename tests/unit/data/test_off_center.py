@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import ColumnSpec, DataSpec, rows_from_numpy
-from sparkdl.data.partition import off_center
+from sparkdl.data.rows import off_center
 
 UNIFORM = np.random.default_rng(0).random((2000, 50)).astype(np.float32)
 

@@ -7,7 +7,9 @@ from typing import Any
 import keras
 import pytest
 
-from sparkdl.learner.checks.compiling import normalizes
+from sparkdl.spark.fit.fit_warnings import normalizes
+
+pytestmark = pytest.mark.keras
 
 
 def model(*layers: Any) -> Any:

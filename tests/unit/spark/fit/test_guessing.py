@@ -8,7 +8,9 @@ import keras
 import numpy as np
 import pytest
 
-from sparkdl.learner.checks.compiling import guessing_loss
+from sparkdl.spark.fit.fit_warnings import guessing_loss
+
+pytestmark = pytest.mark.keras
 
 
 def model(loss: Any, outputs: int = 1) -> Any:
