@@ -283,7 +283,6 @@ def _folded_frames(found: re.Match[str]) -> str:
 
 
 def _told(error: BaseException) -> Failure | None:
-    """The failure that an exception was made of, in this process."""
     if isinstance(error, RankFailure):
         return error.failure
     return error.__cause__.failure if isinstance(error.__cause__, ChildTraceback) else None

@@ -53,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tell(given: Namespace, error: Exception, text: str, parts: dict[str, str]) -> None:
-    """An error for people, and with ``--json`` for programs."""
     if given.json:
         print(json.dumps({"error": {"type": type(error).__name__, **parts}}))
     print(f"sparkdl: {text}", file=sys.stderr)

@@ -160,7 +160,6 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
             raise self._not_finite
 
     def skip(self, learner: SharedLearner, gather: Gather | None = None) -> None:
-        """Takes part, without a batch, in one step of the other ranks; see :meth:`train`."""
         self._gather = gather
         with self._explained():
             learner.skip_reducing(self)
@@ -249,7 +248,6 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         return trained
 
     def _gather_slices(self) -> None:
-        """Replaces this rank's slices by those of all ranks."""
         if self._sliced and self._sent_rows and not self.skips:
             none = self.buffer[:0]
             if not self._check.notes(none, 0, self._scaled, self._step, self.slices):

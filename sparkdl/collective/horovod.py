@@ -245,7 +245,6 @@ class HorovodCommunicator(Communicator):
         return self._builtin._missing()
 
     def explain(self, error: BaseException) -> BaseException:
-        """The error that names the missing ranks, if Horovod raised ``error``; else ``error``."""
         known = super().explain(error)
         if known is not error or "horovod" not in f"{type(error).__name__}: {error}".lower():
             return known

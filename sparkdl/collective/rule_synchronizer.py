@@ -376,7 +376,6 @@ class RuleSynchronizer(StepSynchronizer):
         self._steps.take_changes(changes)
 
     def end_run(self, learner: SharedLearner) -> bool:
-        """Exchanges what is left of a window; the learner then has the run's model."""
         self._steps.hide_center(learner)
         with self._named(0):
             if self._since_exchange:

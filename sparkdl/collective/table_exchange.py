@@ -122,7 +122,6 @@ class TableExchange:
         self._foretells = True  # as long as what is told is what is asked for
 
     def pull(self, table: str, ids: IdArray, *, training: bool) -> tuple[FloatArray, int]:
-        """See :class:`sparkdl.tables.service.RowService`; all other ranks pull, too, or serve."""
         told = self._ahead[0] if training and self._ahead else None
         as_told = told is not None and told.table == table and np.array_equal(told.ids, ids)
         pull = told if told is not None and as_told else self._call(table, ids)
@@ -229,7 +228,6 @@ class TableExchange:
         self, doing: int, table: str = "", number: int = 0,
         parts: Sequence[Sequence[IdArray]] | None = None,
     ) -> list[_Told]:  # fmt: skip
-        """Tells all ranks what this one does, and each its own of ``parts``."""
         place = self._names.index(table) if table else 0
         messages = []
         for own in parts or [[]] * self._communicator.size:
@@ -247,7 +245,6 @@ class TableExchange:
         return _Pull(table, ids, *by_owner(ids, ranks), [_NO_IDS] * ranks)
 
     def _rows_ahead(self) -> list[IdArray]:
-        """The bits of the rows that each rank has told that it asks for next."""
         if not self._ahead:
             return [_NO_IDS] * self._communicator.size
         asked = self._ahead[0].asked
@@ -409,7 +406,6 @@ class TableExchange:
 
 
 def _as_integers(numbers: Array) -> IdArray:
-    """The bits of a flat array as integers, filled up by zeros."""
     missing = np.zeros(-numbers.nbytes % 8 // numbers.itemsize, numbers.dtype)
     return (np.append(numbers, missing) if missing.size else numbers).view(np.int64)
 
@@ -564,5 +560,4 @@ class TableSteps(StepSynchronizer):
         self._dense.take_changes(learner, changes)
 
     def close(self) -> None:
-        """Ends the tables' communicator."""
         self._communicator.close()

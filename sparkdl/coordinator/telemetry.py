@@ -434,7 +434,6 @@ class LogLines:
         return ranks, lines
 
     def _pop(self) -> tuple[int, str]:
-        """Forgets the oldest line."""
         rank, line = self._lines.popleft()
         self._chars -= len(line)
         return rank, line

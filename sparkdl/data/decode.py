@@ -418,7 +418,6 @@ def _decode_values_of_any_length(array: object, spec: ColumnSpec, place: ValuePl
 
 
 def _decoded(array: Any, spec: ColumnSpec, place: ValuePlace) -> Iterator[Array]:
-    """The arrays that the decoder makes of the values."""
     decoder = spec.decoder
     if decoder is None:  # ColumnSpec refuses this; mypy cannot know
         raise place.error("no decoder", expected="a decoder", received="None")

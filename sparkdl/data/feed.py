@@ -396,23 +396,19 @@ class Feed(RowFeed):
         self._terminated = False
 
     def should_stop(self) -> bool:
-        """Whether there are no more rows."""
         ended = self._epochs is not None and self.epoch >= self._epochs
         return self._terminated or ended
 
     def terminate(self) -> None:
-        """Gives no more rows; what is left is dropped."""
         self._terminated = True
         with contextlib.suppress(ValueError):  # another thread of the framework's asks just now
             self._source.close()
 
     def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """The next rows as an Arrow table; None if there are no more. See :meth:`next_batch`."""
         parts = self._take(batch_size)
         return None if not parts else pa.Table.from_batches([part.arrow() for part in parts])
 
     def next_batch(self, batch_size: int) -> Columns:
-        """See :meth:`RowFeed.next_batch`."""
         parts = self._take(batch_size)
         if len(parts) == 1:
             return parts[0].arrays()

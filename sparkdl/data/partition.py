@@ -75,7 +75,6 @@ class Partition(Closing):
         self.validation.check_finite()
 
     def close(self) -> None:
-        """Frees memory and files; may be called twice."""
         self.train.close()
         self.validation.close()
 

@@ -96,7 +96,6 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
 
 
 def _clear(found: list[ProbedFolder]) -> None:
-    """Deletes the markers."""
     for probe in found:
         if probe.marker is not None:
             with contextlib.suppress(OSError):
@@ -355,7 +354,6 @@ class _Examination:
             stage.cancel(2.0)
 
     def _driver_host(self) -> str:
-        """The address of the driver that executors are told."""
         host = self.setting("spark.driver.host") or "127.0.0.1"
         return self.config.network.server_address or host
 
@@ -447,7 +445,6 @@ class _Examination:
 
 
 def _executors_of(answers: list[Answer]) -> Executors:
-    """The answers of the executors of a Connect session, as tasks."""
     answered = tuple(
         Executor(f"rank {a.rank}@{a.host}", str(a.facts["python"]), a.facts)
         for a in answers

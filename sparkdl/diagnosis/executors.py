@@ -158,7 +158,6 @@ def _count_executors(context: Any) -> int:
 
 
 def _shipped_folders(context: Any) -> list[str]:
-    """The folders on executors for the files of ``--py-files`` and ``addPyFile``."""
     root = "."
     if str(context.master).startswith("local") and not str(context.master).startswith("local-"):
         root = str(context._jvm.org.apache.spark.SparkFiles.getRootDirectory())

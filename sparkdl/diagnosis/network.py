@@ -279,7 +279,6 @@ class Attempt:
         return Link(self._target, f"TimeoutError: {text}")
 
     def _left(self) -> float:
-        """Seconds until the deadline."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError

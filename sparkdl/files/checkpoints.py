@@ -212,7 +212,6 @@ class Checkpoints:
             storage.delete(f"{self.folder}/{name}")
 
     def _read(self, name: str) -> Checkpoint:
-        """One checkpoint."""
         path = f"{self.folder}/{name}"
         try:
             content = storage.read_bytes(path)
@@ -293,7 +292,6 @@ def _name_of(epochs: int) -> str:
 
 
 def _epoch_of(name: object) -> int:
-    """The epoch in a checkpoint's name."""
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None:
         raise ValueError(f"{name!r} is no name of a checkpoint like 'epoch-00003.keras'")

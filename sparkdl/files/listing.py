@@ -141,7 +141,6 @@ def table_at(path: str) -> FoundTable | None:
 
 
 def _tops(path: str) -> Iterator[tuple[FilePlace, Any]]:
-    """The files and folders that a path or pattern names, each in its file system."""
     for one in _without_braces(path):
         wild = _SPECIAL.search(one)
         if wild is None:

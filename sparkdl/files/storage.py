@@ -153,7 +153,6 @@ def delete_partial(folder: str, older_than_s: float) -> None:
 
 
 def _resolve(path: str) -> tuple[FileSystem, str]:
-    """The file system of a path or URI, and the path inside it."""
     text = os.fspath(path)
     match = SCHEME.match(text)
     scheme = None if match is None else match[1].lower()

@@ -307,7 +307,6 @@ class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
         return self._set(modelName=value)  # type: ignore[no-any-return]
 
     def _source(self, *, features: bool) -> ModelSource:
-        """The model, opened once for each name."""
         name = self.getModelName()
         if self._opened is None or self._opened[0] != name:
             model = self._model if self._model is not None else make_model(name, features=features)
@@ -466,7 +465,6 @@ class DeepImagePredictor(_DeepImage):
         return predicted.withColumn(column, top)
 
     def _names(self) -> list[tuple[str, str]]:
-        """Identifier and description of each class."""
         if self._labels is not None:
             return [(str(number), str(name)) for number, name in enumerate(self._labels)]
         if not self.getModelName():

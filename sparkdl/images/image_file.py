@@ -238,7 +238,6 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
         return fitted
 
     def _compiled(self) -> Any:
-        """A model of this fit's own, with an optimizer of its own."""
         if self._model is not None:
             content, path = model_bytes(self._model), "model.keras"
         else:

@@ -378,7 +378,6 @@ def inlined(model: keras.Model) -> Any:
 
 
 def _model_of(model: keras.Model, made: dict[int, Any]) -> Any:
-    """A model of the same inputs and outputs, trained by the same optimizer."""
     graph = graph_of(model)
     outputs = keras.tree.map_structure(lambda tensor: made[id(tensor)], graph._outputs_struct)
     copy = keras.Model(graph._inputs_struct, outputs, name=model.name)

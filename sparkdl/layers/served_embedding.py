@@ -219,7 +219,6 @@ class ServedEmbedding(TableLayer):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class, and what all layers with a table have."""
         return {
             **super().get_config(),
             "dim": self.dim,

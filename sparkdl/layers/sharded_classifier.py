@@ -268,7 +268,6 @@ class ShardedClassifier(TableLayer):
             )
 
     def get_config(self) -> dict[str, Any]:
-        """The arguments of the class, and what all layers with a table have."""
         return {
             **super().get_config(),
             "num_classes": self.num_classes,

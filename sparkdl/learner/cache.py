@@ -155,7 +155,6 @@ def cached_predictor(wanted: PredictorArchive) -> Iterator[Predictor]:
 
 
 def _opened(wanted: PredictorArchive) -> _KeptPredictor:
-    """A new predictor."""
     key, digest = wanted.archive.key, wanted.digest
     if wanted.form == "saved_model":
         from sparkdl.learner.prediction.saved_model import SavedModelPredictor

@@ -236,7 +236,6 @@ def _as_given(arrays: Mapping[str, Any]) -> Any:
 
 
 def _named(made: object, names: tuple[str, ...]) -> Arrays | None:
-    """Arrays of NumPy by name."""
     if made is None:
         return None
     if isinstance(made, Mapping):  # what is no input is left out, as in Keras

@@ -106,7 +106,6 @@ class SparseVectors:
         return found._without_zeros()
 
     def _rows_with(self, entries: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Whether each row has one of some entries."""
         rows = np.repeat(np.arange(len(self)), self.lengths)
         return np.bincount(rows[entries], minlength=len(self)) > 0
 

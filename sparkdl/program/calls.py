@@ -263,7 +263,6 @@ class CallClient:
             _take_back(call)
 
     def _connect(self) -> None:
-        """Connects for the calls that are queued, for as long as there are any."""
         while True:
             with self._lock:
                 self._queued = [call for call in self._queued if not call.future.done()]
@@ -321,7 +320,6 @@ class CallClient:
                 connection.close()
 
     def _fail_queued(self, error: BaseException, when: float = math.inf) -> None:
-        """Ends the queued calls that wait for the node until ``when`` at the latest."""
         with self._lock:
             failed = [call for call in self._queued if call.reach_until <= when]
             self._queued = [call for call in self._queued if call.reach_until > when]

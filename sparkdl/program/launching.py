@@ -127,7 +127,6 @@ few cores."""
 
 
 def _packed(placed: Placed) -> bytes:
-    """A node as bytes."""
     try:
         return payload.dump(placed)
     except Exception as error:

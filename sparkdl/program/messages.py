@@ -88,7 +88,6 @@ class EncryptedStream:
                 return
 
     def _take(self) -> None:
-        """Waits for bytes of the other end."""
         received = self._socket.recv(_CHUNK_BYTES)
         if not received:
             raise EOFError("the connection ended")

@@ -307,7 +307,6 @@ class _SessionMeeting:
 
 
 def _result(rank: int, returned: object) -> Result:
-    """The result of a node, for the launching process."""
     try:
         return Result(rank, RETURNED, "", cloudpickle.dumps(returned))
     except Exception as error:  # only who asks for it shall fail

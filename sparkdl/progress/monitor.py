@@ -348,7 +348,6 @@ class FitMonitor:
         return found
 
     def _speed_of(self, now: float, ended: list[EpochProgress]) -> float | None:
-        """Rows per second of the epochs that ended together, by the driver's clock."""
         if not ended:
             return None
         return self._epoch_speed.end(now, sum(epoch.rows for epoch in ended))
@@ -443,5 +442,4 @@ class FitMonitor:
 
 
 def _no_value(value: events.MetricValue) -> events.MetricValue:
-    """NaN for each number of a metric's value."""
     return [_no_value(v) for v in value] if isinstance(value, list) else float("nan")

@@ -104,7 +104,6 @@ class RoundSynchronizer(Way):
         self._unstored = (progress.epoch, progress.batch)
 
     def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
-        """Takes the changes, also into this worker's copy of the statistics."""
         super().take_changes(learner, changes)
         self.take_statistics(learner)
 
@@ -135,7 +134,6 @@ class RoundSynchronizer(Way):
         return self._client.snapshot_wanted(epoch, every_step=self._had_every_step)
 
     def end_run(self, learner: SharedLearner) -> None:
-        """Leaves the weights with the server, unless it has them."""
         if self._unstored is not None:
             self.snapshot(learner, *self._unstored)
 

@@ -308,7 +308,6 @@ class WindowSynchronizer(Way):
 
     @property
     def counted(self) -> float:
-        """The part of this worker's changes that counted, a mean over its exchanges."""
         return 1.0 if self._damping is None else self._damping.counted
 
     def _begin_again(self, learner: SharedLearner, progress: Progress) -> Progress:
@@ -381,7 +380,6 @@ class ServerGradientSynchronizer(Way):
         self._check = check or FiniteCheck("ignore", layout.trained_size)
 
     def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
-        """Takes the server's weights."""
         self._take(learner, self._client.pull())
         return False
 

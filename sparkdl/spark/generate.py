@@ -150,7 +150,6 @@ def _require_causal_model(task: Any) -> int | None:
 
 
 def _stop_tokens(task: Any, given: Any) -> tuple[int, ...] | None:
-    """The tokens that end a text, as ``task.generate`` takes them."""
     if given == "auto":
         tokenizer = task.preprocessor.tokenizer
         names = ("end_token_id", "end_token2_id")
@@ -166,7 +165,6 @@ def _stop_tokens(task: Any, given: Any) -> tuple[int, ...] | None:
 
 
 def _seed_of(sampler: Any, seed: int | None, column: str | None) -> int:
-    """The seed of a call."""
     if seed is not None:
         seed = require_int("seed", seed, 0)
     if not draws_by_row(sampler):

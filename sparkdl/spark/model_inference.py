@@ -351,7 +351,6 @@ class ModelInference(ModelSettings):
             )
 
     def _file_settings(self) -> dict[str, Any]:
-        """The settings in a model file, beside the model."""
         columns = {"features": self._columns.features, "label": self._columns.label}
         return {**self._config.to_file(), COLUMNS: columns}
 

@@ -322,7 +322,6 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
 
 
 def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
-    """Spark's function around a task."""
     from pyspark.sql import SparkSession
 
     session = SparkSession.getActiveSession()

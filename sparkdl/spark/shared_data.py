@@ -76,7 +76,6 @@ class SharedData(Form):
         self._closed = False
 
     def settled(self) -> Any:
-        """The data as ``fit`` takes them, to be read anew."""
         return self._form.settled()
 
     def open(self, signature: Signature, columns: Columns) -> Source:
@@ -143,7 +142,6 @@ def _unnamed(signature: Signature) -> Signature:
 
 
 def _named(source: Source, signature: Signature) -> Source:
-    """The same rows under the names of another model's inputs and outputs."""
     spec = source.spec
     if len(signature.inputs) != 1 or len(signature.outputs) != 1:  # asked for by name
         return source

@@ -423,7 +423,6 @@ def _through(
 
 
 def _own_places(classes: Ids, labels: Ids) -> tuple[Slots, Slots]:
-    """The rows whose own class is among ``classes``, and its place there."""
     order = np.argsort(classes)
     places = np.searchsorted(classes, labels, sorter=order)
     there = order.take(places, mode="clip")

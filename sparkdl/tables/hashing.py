@@ -59,7 +59,6 @@ def ids_of_texts(texts: Sequence[str] | npt.NDArray[np.str_]) -> Ids:
 
 
 def _xxhash64(rows: npt.NDArray[np.uint8]) -> Hashes:
-    """XXH64, version 0.8, of each row of bytes, all of one length."""
     count, length = rows.shape
     seed: Hashes = np.full(count, SPARK_SEED, np.uint64)
     h: Hashes

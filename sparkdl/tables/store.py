@@ -499,7 +499,6 @@ class RowStore:
         return absent[enters]
 
     def _create(self, ids: Ids) -> Slots:
-        """New rows with their start values."""
         slots = self._index.insert(ids)
         self._make_room()
         self._values[slots] = self.start.rows(ids)

@@ -174,7 +174,6 @@ class NotebookCurves(_Picture):
 
     @property
     def _grid(self) -> tuple[int, int]:
-        """Rows and columns of curves."""
         shown = min(len(self._names), _MOST_CURVES)
         columns = max(1, min(shown, _ABREAST))
         return -(-shown // columns), columns

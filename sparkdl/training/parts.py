@@ -97,7 +97,6 @@ def leaving(parts: Sequence[slice], slots: Sequence[Slot]) -> list[Leaving]:
 
 
 def _common(part: slice, slot: Slot) -> range:
-    """The elements of the buffer that belong to both."""
     return range(max(part.start, slot.offset), min(part.stop, slot.offset + slot.size))
 
 

@@ -183,7 +183,6 @@ class StreamServer:
             dispatcher.close(number)
 
     def _open(self, connection: socket.socket) -> int:
-        """The connection's number."""
         return self._dispatcher.open()
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:

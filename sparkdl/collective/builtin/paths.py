@@ -161,7 +161,6 @@ def encrypt_neighbours(
 
 
 def _pair(group: bytes, connecting: int, listening: int) -> str:
-    """The name of a connection between two ranks of a communicator."""
     return f"{group.hex()}:{connecting}-{listening}"
 
 

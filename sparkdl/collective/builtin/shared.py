@@ -471,7 +471,6 @@ class SharedMemory:
                 self._tell(TAKEN, base + k + 1)
 
     def _typed(self, dtype: np.dtype[np.generic]) -> list[list[list[Array]]]:
-        """``[writer][slot][portion]`` pieces as arrays of ``dtype``."""
         if dtype not in self._pieces:
             count = self._piece // dtype.itemsize
             first = _PAGE + 2 * self._record
@@ -494,7 +493,6 @@ class SharedMemory:
 
 
 def _spans(edges: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Portions of one span each."""
     return [[pair] for pair in itertools.pairwise(edges)]
 
 

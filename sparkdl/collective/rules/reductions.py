@@ -205,7 +205,6 @@ class PowerSGDExchange(GradientExchange):
         return True
 
     def _mean(self, arrays: list[FloatArray], rows: int) -> list[FloatArray]:
-        """The ranks' means of several arrays, sent as one."""
         if not arrays:
             return []
         joined = np.concatenate([a.reshape(-1) for a in arrays])

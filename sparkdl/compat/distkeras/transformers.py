@@ -241,14 +241,12 @@ def check_columns(what: object, frame: DataFrame, argument: str, *names: str) ->
 
 
 def _array(frame: DataFrame, name: str) -> Any:
-    """A column of vectors or arrays as arrays of doubles."""
     if isinstance(frame.schema[name].dataType, VectorUDT):
         return vector_to_array(column(name))
     return column(name).cast("array<double>")
 
 
 def _parts(values: object, length: int) -> Any:
-    """An array as an array of its parts of a length."""
     begins = F.sequence(F.lit(1), F.size(values) - length + 1, F.lit(length))
     return F.transform(begins, lambda begin: F.slice(values, begin, F.lit(length)))
 

@@ -115,7 +115,6 @@ class _Names(sparkdl.SparkModel):
         storage.write_bytes(path, self._hdf5())
 
     def _hdf5(self) -> bytes:
-        """The model and its settings as the content of an HDF5 file."""
         import h5py
 
         config = self.get_config()
@@ -258,7 +257,6 @@ def _settings_in(content: bytes, path: str) -> dict[str, Any]:
 def _given(
     name: str, arguments: tuple[Any, ...], options: dict[str, Any], newer: tuple[str, ...] = _NEWER
 ) -> dict[str, Any]:
-    """Elephas' arguments by name, with the mode that they mean."""
     is_older = bool(_ONLY_OLDER & set(options))
     if arguments:
         is_older = isinstance(arguments[0], str) and arguments[0] in MODES
@@ -280,7 +278,6 @@ def _given(
 
 
 def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Enums as their names."""
     return {k: getattr(v, "value", v) if k in ("mode", "frequency") else v
             for k, v in arguments.items()}  # fmt: skip
 

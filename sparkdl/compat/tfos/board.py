@@ -106,7 +106,6 @@ def board_of(request: BoardRequest) -> Iterator[None]:
 
 
 def _url_of(process: subprocess.Popen[str]) -> str:
-    """The URL that the process prints when it serves."""
     output, printed = process.stdout, list[str]()
     assert output is not None
 

@@ -131,7 +131,6 @@ class _Example(Protocol):
 
 
 def _with_doubles(schema: StructType) -> StructType:
-    """The same columns with ``double`` for ``float``."""
     from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructField, StructType
 
     def widened(kind: DataType) -> DataType:

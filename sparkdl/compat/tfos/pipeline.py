@@ -100,7 +100,6 @@ def _mixin(
     name: str, title: str, doc: str, convert: Callable[[Any], Any], default: object,
     optional: bool = False,
 ) -> Any:  # fmt: skip
-    """A class with one Param, whose getter and setter are named by ``title``."""
     spec = ParamSpec(name, doc, convert, default, optional, title)
     return has_params(spec)(type(f"Has{title}", (_Mixed,), {"__doc__": f"``{name}``: {doc}."}))
 

@@ -198,7 +198,6 @@ def _missing(rest: Bytes) -> int:
 
 
 def _fill(stream: BinaryIO, target: Bytes, at: RecordPlace) -> int:
-    """Reads until ``target`` is full or the file ends."""
     view, done = memoryview(target.data), 0
     try:
         while done < len(view):

@@ -64,7 +64,6 @@ def _four_bytes(numbers: npt.NDArray[np.uint32]) -> Bytes:
 
 
 def _put(out: Bytes, starts: Positions, rows: Bytes) -> None:
-    """Writes the same number of bytes for each row."""
     width = rows.shape[1]
     if width and len(starts):
         np.ndarray((len(out) - width + 1, width), np.uint8, out, 0, (1, 1))[starts] = rows
@@ -157,7 +156,6 @@ class _Repeated(_Part):
 
 
 def _message(tag: int, part: _Part) -> _Part:
-    """A part as the field of a message that holds it."""
     return _Chain(_Fixed(bytes([tag]), len(part.sizes)), _Varints(part.sizes), part)
 
 
@@ -246,7 +244,6 @@ def _unnested(column: pa.Array) -> tuple[Positions, pa.Array]:
 
 
 def _spans_of(column: pa.Array) -> tuple[Bytes, Positions, Positions]:
-    """The places of the bytes of each text."""
     if column.null_count:
         raise _null_inside("")
     large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)

@@ -82,8 +82,6 @@ def _add_byte(context: Context, crc: Type, byte: Type) -> Any:
 
 @intrinsic
 def _copy(context: Context, source: Type, start: Type, target: Type, to: Type, length: Type) -> Any:
-    """Copies bytes from one array to another."""
-
     def generate(context: Any, builder: IRBuilder, signature: Signature, arguments: Values) -> Any:
         first = context.make_array(signature.args[0])(context, builder, arguments[0])
         second = context.make_array(signature.args[2])(context, builder, arguments[2])

@@ -172,7 +172,6 @@ def send_rows(
 
 
 def _packed(batches: Iterable[pa.RecordBatch]) -> Iterable[tuple[int, ByteArray]]:
-    """The rows as Arrow streams of some megabytes each, and how many are in each."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:

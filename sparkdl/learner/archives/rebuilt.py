@@ -239,7 +239,6 @@ def _batch_for(model: keras.Model) -> Any:
 
 
 def _outputs(model: keras.Model, values: Any, batch: object) -> list[np.ndarray]:
-    """The outputs of a model for a batch, with the values that another one has."""
     pairs = zip(model.variables, values.variables, strict=True)
     with keras.StatelessScope(state_mapping=[(v, its.value) for v, its in pairs]):
         made = model(keras.tree.map_structure(keras.ops.convert_to_tensor, batch), training=False)

@@ -221,7 +221,6 @@ def check_metrics_add_up(
 
 
 def _metrics(model: keras.Model) -> Iterator[tuple[Any, int]]:
-    """Every metric of the model, and the number of the output that it looks at."""
     for metric in model.metrics:
         per_output = getattr(metric, "_flat_metrics", None)
         if per_output is None:

@@ -224,7 +224,8 @@ class _TorchReducer(_CommunicatorReducer):
 
         joined = [as_dense(g) for g in gradients]
         with torch.no_grad():
-            for dtype, positions in _by_dtype(joined, _torch_name).items():
+            names = _by_dtype(joined, lambda tensor: str(tensor.dtype).rpartition(".")[2])
+            for dtype, positions in names.items():
                 wire = getattr(torch, self._wire_dtype(dtype))
                 flat = torch.cat([joined[i].reshape(-1).to(wire) for i in positions]).cpu()
                 if wire is torch.bfloat16:
@@ -238,7 +239,3 @@ class _TorchReducer(_CommunicatorReducer):
                 for i, part in zip(positions, reduced.split(sizes), strict=True):
                     joined[i] = part.reshape(joined[i].shape).to(joined[i])
         return joined
-
-
-def _torch_name(tensor: Any) -> str:
-    return str(tensor.dtype).rpartition(".")[2]

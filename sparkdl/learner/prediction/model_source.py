@@ -331,7 +331,6 @@ def forward_model(
 
 
 def _tensor_of(graph: Any, name: str) -> Any:
-    """The one tensor that a layer of a functional model gives."""
     every = [node for nodes in graph._nodes_by_depth.values() for node in nodes]
     nodes = [node for node in every if node.operation.name == name]
     if not nodes:

@@ -64,7 +64,6 @@ def _unknown_name(model: keras.Model) -> ModelError | None:
 
 
 def _names(model: keras.Model) -> Iterator[tuple[str, Any, str]]:
-    """Kind, module and name of what was given to ``compile`` by its name."""
     settings = compile_settings(model)
     losses, metrics = keras.src.losses, keras.src.metrics
     for argument, kind, module in (

@@ -96,7 +96,6 @@ class TorchLearner(KerasLearner):
         return torch.empty(self.layout.size, dtype=torch.float32, pin_memory=True)
 
     def _split(self, flat: FloatArray) -> list[torch.Tensor]:
-        """The parts of a flat buffer as views, on the model's device."""
         self.layout.check(flat)
         slots = self.layout.slots
         if self._device.type == "cuda":

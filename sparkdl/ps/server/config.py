@@ -139,7 +139,6 @@ class ShardConfig(ServerConfig):
         return f"parameter server {self.number} of {self.count}"
 
     def service(self, center: FloatArray) -> Service:
-        """The shard; ``center`` is taken over, not copied."""
         from sparkdl.ps.shards import service, tables  # a server of all weights starts without
 
         range_, rows = Range(self.place, self.layout), None

@@ -127,7 +127,6 @@ class RowsAhead(Closing):
 
 
 def _in_sorted(ids: IdArray, ordered: IdArray) -> npt.NDArray[np.bool_]:
-    """Which ids are among others that are in order."""
     if not len(ordered):
         return np.zeros(len(ids), bool)
     found: npt.NDArray[np.bool_] = ordered.take(np.searchsorted(ordered, ids), mode="clip") == ids

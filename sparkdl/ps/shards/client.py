@@ -210,7 +210,6 @@ class ShardedClient(Client):
         super().close()
 
     def pull(self, *, last: bool = False) -> FloatArray:
-        """Fills ``buffer`` with the center; see :meth:`Client.pull`."""
         message = Message(StoreKind.PULL, flags=Flag.WAIT if last else Flag.NONE)
         self._note(self.session.request(message, deferred=last))
         self._on_all(lambda shard: shard.ask(self._decided(StoreKind.PULL)))
@@ -224,7 +223,6 @@ class ShardedClient(Client):
         self._commit(progress, 0, kind=StoreKind.PUSH)
 
     def push_pull(self, progress: Progress) -> FloatArray:
-        """Commits what ``buffer`` holds, and fills it; see :meth:`Client.push_pull`."""
         if self._rule.blocking:
             self._send_aside(progress)
             self._end_round(self._commit(progress, 0))

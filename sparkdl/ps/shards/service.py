@@ -264,7 +264,6 @@ class ShardService(BufferedService):
         return self._snapshots[position]
 
     def _write(self, connection: int, message: Message) -> Message:
-        """Takes what the driver's callbacks wrote to the weights."""
         whole = self._changes.put(replace(message, rank=-1, attempt=0))
         if whole is not None:
             changes = VariableChanges.from_bytes(whole.tobytes())

@@ -347,7 +347,6 @@ class TableService:
             self.pushed += len(ids)
 
     def _identify(self, message: Message) -> Worker:
-        """The rank that sent a push, over all its attempts."""
         rank = message.rank
         worker = self._workers.setdefault(rank, Worker(rank, epoch=-1))
         worker.refuse_superseded(message)

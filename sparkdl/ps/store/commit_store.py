@@ -101,7 +101,6 @@ class CommitStore(ParameterStore):
                 self._answer_pull(connection, wait.message)
 
     def expire(self) -> None:
-        """Ends the waits at gates that passed their limit; each error names the slowest ranks."""
         self._first_pulls.expire()
         group, limit_s = self._group, self._group.settings.round_timeout_s
         for connection, wait in group.waiting("gate"):

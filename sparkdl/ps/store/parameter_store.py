@@ -41,7 +41,6 @@ class ParameterStore(Store, abc.ABC):
         self._center = Center(layout, center, rule, compression)
 
     def attach(self, group: Group) -> None:
-        """Takes the run's group."""
         super().attach(group)
         self._replies = CenterReplies(self._center, self.limits, self._compression, group.buffer)
 
@@ -65,11 +64,9 @@ class ParameterStore(Store, abc.ABC):
         return {"rule": self._rule.name, "payload": self._rule.payload}
 
     def leave(self, worker: Worker) -> None:
-        """Forgets what is kept for a worker that is dead or done."""
         self._replies.forget(worker.rank)
 
     def disconnect(self, connection: int) -> None:
-        """Nobody reads this connection's reply any more."""
         self._replies.disconnect(connection)
 
     def decoded(self, connection: int, message: Message) -> Message:
@@ -77,7 +74,6 @@ class ParameterStore(Store, abc.ABC):
         return self._replies.decoded(connection, message)
 
     def receive(self, connection: int, message: Message) -> Work | None:
-        """Answers or defers a request."""
         if message.kind in COMMITS:
             return self._commit(connection, message, self._group.identify(connection, message))
         if message.kind is StoreKind.SNAPSHOT:
@@ -88,7 +84,6 @@ class ParameterStore(Store, abc.ABC):
         return None
 
     def write(self, changes: VariableChanges) -> None:
-        """Sets what the driver's callbacks wrote to the weights."""
         if changes.offsets and self.limits.dense_bytes:
             self._replies.preserve()
             changes.write_into(self._center.weights)

@@ -158,7 +158,6 @@ class RoundStore(ParameterStore):
             self._round.payloads.pop(worker.rank, None)
 
     def missing(self) -> list[int]:
-        """Ranks that the present round waits for."""
         here = {w.message.rank for _, w in self._group.waiting("sums")} | {*self._round.payloads}
         return [w.rank for w in self._of_a_round() if w.rank not in here]
 
@@ -263,7 +262,6 @@ class RoundStore(ParameterStore):
         self._carried.settle()
 
     def expire(self) -> None:
-        """Ends the waits in rounds that passed their limit; each error names who was missing."""
         self._snapshot.expire()
         self._carried.expire()
         group, limits = self._group, self._group.settings

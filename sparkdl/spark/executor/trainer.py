@@ -163,7 +163,6 @@ class TrainTask:
     def _read(
         self, batches: Generator[pa.RecordBatch], begun: threading.Event
     ) -> tuple[Partition, float]:
-        """The partition, and the seconds that it took."""
         began = time.perf_counter()
         settings = self.settings
 
@@ -319,5 +318,4 @@ class TrainedRank:
 
 
 def _arrays(report: dict[str, list[float]]) -> dict[str, MetricState]:
-    """The metric states of a report that was JSON, as arrays again."""
     return {name: np.array(report[name], np.float64) for name in ("metrics", "val_metrics")}

@@ -75,9 +75,11 @@ def start_all_reduce(
         **rank_listening(spark, network).options(),
         "certificate": certificate,
     }
+    # The mean at every step is faster without a rule: inside the compiled step.
+    is_plain = type(exchange.rule) is Mean and exchange.window == 1
     gradients = AllReduceStrategy(
         secrets.token_bytes(32), layout, _communicator(config), options, exchange.wire,
-        None if _is_plain_mean(exchange) else rule, exchange.window, rule_state, config.on_nan,
+        None if is_plain else rule, exchange.window, rule_state, config.on_nan,
         tables,
     )  # fmt: skip
     run: Future[Run] = Future()
@@ -97,11 +99,6 @@ def start_all_reduce(
         strategy = BarrierStrategy(gradients, host.endpoint)
         run.set_result(AllReduceRun(host, strategy, num_workers))
         yield run
-
-
-def _is_plain_mean(exchange: AllReduceExchange) -> bool:
-    """The mean at every step is faster without a rule: inside the compiled step."""
-    return type(exchange.rule) is Mean and exchange.window == 1
 
 
 def _communicator(config: FitConfig) -> str | Maker:

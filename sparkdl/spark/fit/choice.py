@@ -125,7 +125,6 @@ def is_default_rule(
 
 
 def _name_of(rule: object) -> str:
-    """The name that a rule goes by, whatever form it was given in."""
     if isinstance(rule, Mapping):
         rule = rule.get("name", rule.get("class_name", ""))
     if isinstance(rule, str):

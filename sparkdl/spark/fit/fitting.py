@@ -306,7 +306,6 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
 
 
 def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> StageSummary:
-    """One stage, from the driver's model to the driver's model."""
     trained, source = plan.trained, plan.source
     trained.slots, trained.has_optimizer = _slots_of(plan), False
     rule_state = trained.state_for_rule()
@@ -380,7 +379,6 @@ def _slots_of(plan: FitPlan) -> DriverSlots | None:
 
 
 def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) -> None:
-    """Gives the driver's model back the state that a stage began with."""
     if trained.slots is None:
         restore_state(trained.model, archive)
         trained.rule_state = rule_state

@@ -150,7 +150,6 @@ class ServerRun(CoordinatedRun):
 
     @property
     def _driver(self) -> DriverClient:
-        """The driver's connection. The first use waits until the server is up."""
         self._check()
         if self._connected is None:
             self._server.wait_ready()
@@ -225,7 +224,6 @@ class ServerRun(CoordinatedRun):
         return self._saved
 
     def servers(self) -> tuple[ServerUsage, ...]:
-        """The work of several servers so far."""
         _ = self._driver
         return () if self._center is None else self._center.usage()
 

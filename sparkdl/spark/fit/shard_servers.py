@@ -173,7 +173,6 @@ def on_executors(
 
 
 def _ended(ranks: SparkRanks) -> SparkDLError:
-    """Why the stage of servers has ended."""
     received = "tasks that returned"
     try:
         ranks.results()

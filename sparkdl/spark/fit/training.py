@@ -279,7 +279,6 @@ def _keep(
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
-    """The ranks' results, for the user."""
     rows = sum(t.rows for t in trained.values())
     if rows == 0:
         raise DataError(

@@ -222,7 +222,6 @@ def _match(
 
 
 def _names(columns: ColumnNames, argument: str) -> tuple[str, ...]:
-    """One or several column names as a tuple."""
     if isinstance(columns, str):
         return (columns,)
     if isinstance(columns, Column):
@@ -400,7 +399,6 @@ def one_number_error(what: str, output: str, signature: Signature) -> DataError:
 def _several_labels(
     schema: T.StructType, columns: tuple[str, ...], signature: Signature, output: str
 ) -> ColumnSpec:
-    """Numeric columns as the values of one output."""
     fields = [field_of(schema, name, "label") for name in columns]
     for field in fields:
         if not is_number(field.dataType):

@@ -190,7 +190,6 @@ def _validated_by_column(
 
 
 def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
-    """Marks the rows to validate on."""
     from pyspark.sql import functions as F
 
     origin, apart = source.origin, source.apart

@@ -131,7 +131,6 @@ def stack_inputs(rows: list[Any], signature: Signature, first_row: int) -> dict[
 
 
 def _fits(x: Any, specs: Mapping[str, ColumnSpec]) -> bool:
-    """Whether ``x`` has the sizes that the inputs want."""
     if isinstance(x, Mapping):
         return set(x) == set(specs)
     parts = x if len(specs) > 1 else [x]

@@ -78,7 +78,6 @@ class HeldOutRows(SharedRows):
     def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
     ) -> Iterator[pa.RecordBatch]:
-        """On the executor: ``batches``, and then the rank's part of these rows."""
         yield from batches
         for batch in batches_of(self.content):
             first, end = (batch.num_rows * r // num_ranks for r in (rank, rank + 1))

@@ -131,7 +131,6 @@ def _fits_files(schema: pa.Schema) -> bool:
 
 
 def _frame_of_file(spark: Any, table: pa.Table, size: int) -> Any:
-    """The table as a Parquet file of this machine, and a frame that reads it."""
     folder = TemporaryFolder()
     of_call = _folders.get()
     if of_call is None:

@@ -207,7 +207,6 @@ class ForwardPass(Closing):
         return {**inputs.x, **lengths}, inputs.num_rows, valid
 
     def _forward(self, x: Arrays, num_rows: int) -> Iterator[Arrays]:
-        """The model's outputs by name, one or several forward passes at a time."""
         start = 0
         if num_rows and self._waiting:
             if _row_shapes(x) != _row_shapes(self._waiting[0]):  # free dimensions
@@ -228,13 +227,11 @@ class ForwardPass(Closing):
             self._waiting.append({name: array[start:].copy() for name, array in x.items()})
 
     def _pass_of_waiting(self) -> Arrays:
-        """The model's outputs for the rows that have waited."""
         x = {name: _joined([part[name] for part in self._waiting]) for name in self._waiting[0]}
         self._waiting.clear()
         return self._predict(self._model(), x)
 
     def _predict(self, predictor: Predictor, x: Arrays) -> Arrays:
-        """The model's outputs, beside the lengths of the rows that they are of."""
         lengths = {name: array for name, array in x.items() if name.startswith(LENGTHS)}
         inputs = {name: array for name, array in x.items() if name not in lengths}
         return {**predictor.predict(inputs, self.batch_size), **lengths}

@@ -105,7 +105,6 @@ class UdfTask(ForwardTask):
         return FunctionInputs(specs)
 
     def _spec(self, schema: pa.Schema) -> DataSpec:
-        """How to read the arguments."""
         fields = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
         names, inputs = schema.names, self.inputs
         single = len(inputs.specs) == 1

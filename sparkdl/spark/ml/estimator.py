@@ -256,7 +256,6 @@ class KerasClassificationModel(FittedStage, ProbabilisticClassificationModel):
         return self._meaning()[2]
 
     def _meaning(self) -> tuple[str, ClassScores, int]:
-        """The output, what its numbers mean, and how many classes there are."""
         predictor = self.trained.predictor
         name = only_output(predictor.signature, type(self).__name__)
         shape = predictor.signature.outputs[name].shape

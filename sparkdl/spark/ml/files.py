@@ -445,7 +445,6 @@ class SavedStage(MLReadable, MLWritable):
 
 
 def _tables_of(folder: str | None, path: str) -> str:
-    """The place of a stage's tables."""
     return f"{(folder or path).rstrip('/')}/tables"
 
 
@@ -492,7 +491,6 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
 
 
 def _checked(metadata: Mapping[str, Json], stage: Any, path: str) -> Mapping[str, Json]:
-    """The fields that sparkdl added to the metadata."""
     cls = type(stage)
     name = f"{cls.__module__}.{cls.__name__}"
     section = metadata.get(_SECTION)

@@ -254,7 +254,6 @@ class FittedStage(ColumnsStage, SavedStage):
         raise NotImplementedError
 
     def _scorer(self) -> PredictorArchive:
-        """The model that executors score with."""
         return self.trained.predictor
 
     def transformSchema(self, schema: Any) -> Any:

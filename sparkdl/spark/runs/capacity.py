@@ -345,7 +345,6 @@ def _local_slots(master: str, cpus: float) -> int | None:
 
 
 def _is_dynamic(spark: SparkSession) -> bool:
-    """Whether executors come and go with the jobs."""
     dynamic = spark.conf.get("spark.dynamicAllocation.enabled", "false")
     return str(dynamic).lower() == "true"
 

@@ -136,7 +136,6 @@ def _run_ranks(
     on_driver: int = 0,
     watcher: StageWatcher | None = None,
 ) -> Returned:
-    """Runs the stage to its end."""
     tasks = count - on_driver
     if rows is not None and on_driver and rows.isEmpty():  # ranks on the driver would wait
         task, rows = _without_rows(task), None

@@ -167,7 +167,6 @@ class BatchFeeder:
             raise
 
     def _meet(self) -> None:
-        """Waits until all ranks listen."""
         store, deadline = self._store, time.monotonic() + self._to.start_timeout_s
         while not (self._driver and store.wait_for(self._all_listen, _LOOK_S)):
             self._check()

@@ -282,7 +282,6 @@ class Dashboard(Closing):
         self._server.close()
 
     def close(self) -> None:
-        """The same as :meth:`stop`."""
         self.stop()
 
     def __repr__(self) -> str:
