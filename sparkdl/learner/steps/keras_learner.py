@@ -163,11 +163,11 @@ class KerasLearner(ABC):
         share = np.float32(mine[0] / of_all[0])
         return np.append(factors(self.counted, np.delete(mine, 1), np.delete(of_all, 1)), share)
 
+    @abstractmethod
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        """:meth:`gradients`, and nothing is compiled for it."""
-        self.gradients(stack, out, factors)
+        """:meth:`gradients` that are only looked at: nothing is compiled, and no step counted."""
 
     def apply_joined(self, reducer: Reducer) -> None:
         """Takes the step with the gradient that ``reducer`` has joined."""

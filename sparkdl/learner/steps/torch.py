@@ -201,6 +201,12 @@ class TorchLearner(KerasLearner):
     def gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None = None
     ) -> None:
+        self.draws.begin_step()  # of one who takes the step by itself
+        self.eager_gradients(stack, out, factors)
+
+    def eager_gradients(
+        self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
+    ) -> None:
         terms = Terms.with_factors(factors, sums=self.sums)
         self._concat(self._computed(stack, terms, share_in(factors, self.overwritten), out), out)
 

@@ -157,7 +157,8 @@ class FitArguments(UserSettings):
                 "sample_weight={'output': 'column'}",
             )
         ((_, label),) = spec.labels.items()
-        classes = label.num_classes or _last_dimension(label.shape)
+        one_hot = label.shape[-1] if label.shape and label.shape[-1] != 1 else None
+        classes = label.num_classes or one_hot
         beyond = [c for c in self.class_weight if classes is not None and c >= classes]
         if beyond:
             raise ConfigError(
@@ -176,11 +177,6 @@ class FitArguments(UserSettings):
         """The epoch to stop at, for a fit that begins with ``first_epoch``."""
         goes_on = self.resume or self.initial_epoch
         return self.epochs if goes_on else first_epoch + self.epochs
-
-
-def _last_dimension(shape: tuple[int | None, ...]) -> int | None:
-    """How many classes a one-hot label of this shape has; None where it is a number."""
-    return shape[-1] if shape and shape[-1] != 1 else None
 
 
 def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:

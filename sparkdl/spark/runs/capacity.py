@@ -211,7 +211,7 @@ def slots_to_come(
     asked = settings.get(name)
     if asked is None:
         return None if dynamic else _settled_slots(spark, slots, profile)
-    started = _executors(spark)
+    started = len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
     each = (
         slots // started if started else int(int(settings.get("spark.executor.cores", "1")) / cpus)
     )
@@ -307,11 +307,6 @@ def _too_few_slots(num_workers: int, received: str) -> ResourceError:
         "and GPUs where tasks ask for them)",
         received=received, hint="fewer workers (num_workers, np), or more or larger executors",
     )  # fmt: skip
-
-
-def _executors(spark: SparkSession) -> int:
-    """Executors that have started; those of a local master are none."""
-    return len(spark.sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1
 
 
 def _wait_for_executors(spark: SparkSession) -> None:

@@ -1138,8 +1138,8 @@ def test_dropout_differs_from_step_to_step():
     assert (changed[0] != changed[1]).any()
 
 
-@pytest.mark.parametrize("joined", [True, False])
-def test_a_rank_that_enters_amid_an_epoch_draws_what_the_lost_one_would_have(joined):
+@pytest.mark.parametrize("way", ["joined", "gradients", "train"])
+def test_a_rank_that_enters_amid_an_epoch_draws_what_the_lost_one_would_have(way):
     """Before, on PyTorch: a Dropout without a seed began again with the first step's numbers."""
     x, y = classes(32)
     model = dense_model("adam")
@@ -1153,10 +1153,13 @@ def test_a_rank_that_enters_amid_an_epoch_draws_what_the_lost_one_would_have(joi
         if state is not None:
             state.load_into(learner)
         learner.draws.mark(7, 2, first)
-        exchange = Exchange(learner.layout)
+        exchange, flat = Exchange(learner.layout), np.empty(learner.layout.size, np.float32)
         for stack in list(stacks(x, y, 8, 1))[first:last]:
-            if joined:
+            if way == "joined":
                 learner.train_reducing(stack, exchange)
+            elif way == "gradients":  # as rules that take the step themselves
+                learner.gradients(stack, flat)
+                learner.apply_gradients(flat)
             else:
                 learner.train(stack)
         return learner
