@@ -45,7 +45,7 @@ from sparkdl.spark.session.versions import (
     folder_types_of,
     spark_fields_of,
 )
-from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.options import TFRecordOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -344,7 +344,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         else:
             files_for_workers(path)
             types = folder_types_of(spark)
-            schema = inferred_schema(Options((path_for_workers(path),), folder_types=types))
+            schema = inferred_schema(TFRecordOptions((path_for_workers(path),), folder_types=types))
     except NoFileSystemError as not_here:  # nor will Python find it where Spark runs the source
         try:
             return FileFrame(read_whole_files(spark, path))

@@ -22,7 +22,7 @@ from sparkdl.spark.session.versions import (
     require_spark,
     whole_batches,
 )
-from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.options import TFRecordOptions
 from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader, inferred_schema
 from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
@@ -37,7 +37,7 @@ def read_in_stage(
     spark: SparkSession, options: Mapping[str, str], schema: StructType | str | None
 ) -> Any:
     """The files as a DataFrame; this process looks for the files, and infers the schema."""
-    known = Options.of(options)
+    known = TFRecordOptions.of(options)
     if schema is None:
         kinds = inferred_schema(known)
     elif isinstance(schema, str):
@@ -62,7 +62,7 @@ def _reading(reader: TFRecordReader, groups: list[FileGroup]) -> Stage:
 
 def write_in_stage(frame: DataFrame, options: Mapping[str, str], *, overwrite: bool) -> None:
     """Writes a DataFrame; the files of all tasks show when the last has ended."""
-    writer = TFRecordWriter(Options.of(options), frame.schema, overwrite)
+    writer = TFRecordWriter(TFRecordOptions.of(options), frame.schema, overwrite)
     try:
         with this_interpreter(context_of(frame.sparkSession)):
             rows = frame.mapInArrow(_writing(writer), "folder string, files string").collect()

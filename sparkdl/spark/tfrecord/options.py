@@ -38,7 +38,7 @@ _KNOWN = (
 
 
 @dataclass(frozen=True)
-class Options:
+class TFRecordOptions:
     """The user's words in ``.option(...)``; the names are without case.
 
     Args:
@@ -72,7 +72,7 @@ class Options:
     folder_types: FolderTypes = field(default_factory=FolderTypes)
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Options:
+    def of(cls, options: Mapping[str, str]) -> TFRecordOptions:
         """The options as Spark hands them over.
 
         Raises:

@@ -18,7 +18,7 @@ from sparkdl.files.listing import FoundFile, find_files, fits
 from sparkdl.files.streams import open_input
 from sparkdl.spark.session.running import context_of, this_interpreter
 from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of, spark_type_of
-from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.options import TFRecordOptions
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FileGroup:
     files: tuple[FoundFile, ...]
 
 
-def files_of(options: Options) -> list[FoundFile]:
+def files_of(options: TFRecordOptions) -> list[FoundFile]:
     """All files to read.
 
     Raises:
@@ -55,7 +55,7 @@ def files_of(options: Options) -> list[FoundFile]:
 _FILES_LOOKED_AT = 16
 
 
-def inferred_schema(options: Options) -> T.StructType:
+def inferred_schema(options: TFRecordOptions) -> T.StructType:
     """The schema of the first records of some files, and of the folders' columns.
 
     Up to 16 files, spread over all, share the ``inferRows`` records that are looked at.
@@ -97,7 +97,7 @@ def with_folders(
 class TFRecordReader:
     """Reads the files, some in each task, as Arrow batches of the schema."""
 
-    def __init__(self, options: Options, schema: T.StructType) -> None:
+    def __init__(self, options: TFRecordOptions, schema: T.StructType) -> None:
         self._options, self._schema = options, schema
 
     def groups(self) -> list[FileGroup]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sparkdl.spark.tfrecord.options import Options
+    from sparkdl.spark.tfrecord.options import TFRecordOptions
     from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader
     from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
@@ -44,11 +44,11 @@ class DefaultSource(DataSource):
 
         return SourceWriter(TFRecordWriter(self._options(), schema, overwrite))
 
-    def _options(self) -> Options:
-        from sparkdl.spark.tfrecord.options import Options
+    def _options(self) -> TFRecordOptions:
+        from sparkdl.spark.tfrecord.options import TFRecordOptions
 
         given: Any = self.options
-        return Options.of(dict(given))
+        return TFRecordOptions.of(dict(given))
 
 
 class SourcePartition(InputPartition):

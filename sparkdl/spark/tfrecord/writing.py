@@ -24,7 +24,7 @@ from sparkdl.files import streams
 from sparkdl.files.listing import escaped
 from sparkdl.files.streams import create_output
 from sparkdl.spark.session.versions import arrow_schema_of
-from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.options import TFRecordOptions
 
 _BLOCK_BYTES = 4 << 20
 
@@ -43,7 +43,7 @@ class TFRecordWriter:
     A task that failed, or was started twice, leaves nothing that is seen.
     """
 
-    def __init__(self, options: Options, schema: T.StructType, overwrite: bool) -> None:
+    def __init__(self, options: TFRecordOptions, schema: T.StructType, overwrite: bool) -> None:
         self._options, self._overwrite = options, overwrite
         if len(options.paths) != 1:
             raise ConfigError(
@@ -111,7 +111,7 @@ class TFRecordWriter:
 class _Files:
     """The files that a task writes, one or several in each folder."""
 
-    def __init__(self, top: str, attempt: str, options: Options, stack: ExitStack) -> None:
+    def __init__(self, top: str, attempt: str, options: TFRecordOptions, stack: ExitStack) -> None:
         self._top, self._attempt, self._options, self._stack = top, attempt, options, stack
         self._open: dict[str, tuple[BinaryIO, int]] = {}
         self.names: list[str] = []

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import DataError
-from sparkdl.spark.tfrecord.options import Options
+from sparkdl.spark.tfrecord.options import TFRecordOptions
 from sparkdl.spark.tfrecord.reading import read_whole_files
 from sparkdl.spark.tfrecord.writing import _Files
 
@@ -63,6 +63,6 @@ def test_lists_of_no_rows_are_written_as_no_file() -> None:
     nothing = pa.array([], pa.float32())
     lists = pa.Array.from_buffers(pa.list_(pa.float32()), 0, [None, None], children=[nothing])
     with ExitStack() as stack:
-        files = _Files("nowhere", "1", Options(("nowhere",)), stack)
+        files = _Files("nowhere", "1", TFRecordOptions(("nowhere",)), stack)
         files.write("", pa.RecordBatch.from_arrays([lists], ["v"]))
         assert files.names == []
