@@ -26,6 +26,8 @@ def test_layers_are_plain_keras(backend: str) -> None:
         # The cases are tiny: compiling well takes longer than it saves.
         "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
         "OMP_NUM_THREADS": "1",
+        # Ranks are threads here: one that waits inside a compiled call holds a thread of XLA's.
+        "NPROC": "8",
     }
     # Without the list of warnings, behind which the end of the output would not show a failure.
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--disable-warnings"]
