@@ -353,7 +353,11 @@ def test_slots_of_executors_that_are_still_starting_count(
     monkeypatch.setattr(capacity, "count_slots", lambda spark, profile=None: 2)
     spark = session(master, **settings)
     spark.conf = SimpleNamespace(get=lambda name, default=None: settings.get("dynamic", default))
-    monkeypatch.setattr(capacity, "_executors", lambda spark: int(settings["started"]))
+    infos = [None] * (1 + int(settings.get("started", "0")))  # of the driver, too
+    tracker = SimpleNamespace(getExecutorInfos=lambda: infos)
+    spark.sparkContext._jsc = SimpleNamespace(
+        sc=lambda: SimpleNamespace(statusTracker=lambda: tracker)
+    )
     assert capacity.slots_to_come(spark, 64) == come
     assert capacity.slots_to_come(spark, 2) == 2
 
