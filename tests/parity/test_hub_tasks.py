@@ -134,8 +134,8 @@ def test_a_task_trains_as_in_keras(name: str, mode: str, count: int, workers: Wo
 
 
 def test_a_task_learns_with_workers_that_do_not_wait(workers: Workers) -> None:
-    """Plain Keras is at .27 after 4 epochs, and at .003 after 12. Two workers that add up their
-    steps at a time of their own take the same rate less evenly: it may go up again on the way."""
+    """Plain Keras is at .27 after 4 epochs, and at .003 after 12. The steps of two
+    workers add up, each a little late, so the loss may rise again on the way."""
     rows = rows_of("classifier", 64)
     session = LocalSession(workers, [32, 32], [])
     spark_model = LocalSparkModel.of(session)(

@@ -583,8 +583,8 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
 def _model_file(content: bytes = b"", suffix: str = ".keras") -> Iterator[str]:
     """Within, a model's file, and this thread alone makes models.
 
-    What Keras leaves out of a file of each kind of object it keeps per thread under one name and
-    asks for under another, and so makes a layer for each that it saves or loads.
+    Keras keeps the names that a file leaves out under one key and looks for them under another.
+    Unless they are put under the second key it makes a layer anew for each that it saves or loads.
     """
     from keras.src.backend.common import global_state
     from keras.src.saving import saving_lib
