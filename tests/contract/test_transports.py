@@ -18,9 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
-import psutil
 import pytest
 from in_threads import STEP, in_thread
+from processes import runs
 
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.kinds import CoordinatorKind
@@ -460,7 +460,7 @@ def test_nothing_is_left_behind(remote: str) -> None:
         with server.client() as client:
             client.join()
             client.pull()
-    assert not psutil.pid_exists(pid)
+    assert not runs(pid)
     if address.uds:
         assert not os.path.exists(os.path.dirname(address.uds))
     assert not [name for name in os.listdir("/dev/shm") if "sparkdl" in name]

@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from processes import runs
 
 import sparkdl
 from sparkdl.errors import ConfigError, UnknownNameError, WorkerError
@@ -123,16 +123,9 @@ def test_a_killed_server_or_evaluator_is_one_error_and_nothing_is_left(
     assert time.monotonic() - begun < 120
     pids = [int(path.read_text()) for path in tmp_path.iterdir()]
     deadline = time.monotonic() + 15
-    while any(_runs(pid) for pid in pids):
+    while any(runs(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank has outlived the run"
         time.sleep(0.1)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_the_chief_of_a_parameter_server_strategy_sends_work(spark: Any) -> None:

@@ -15,6 +15,7 @@ import keras
 import psutil
 import pytest
 from faulty import AtEpoch, Raises, python_workers
+from processes import command_of
 from spark_models import make_mlp
 
 from sparkdl import SparkModel
@@ -24,7 +25,7 @@ from sparkdl.progress.events import EpochEnded
 
 def _server() -> psutil.Process:
     for process in psutil.Process().children(recursive=True):
-        if "sparkdl.ps.server" in " ".join(process.cmdline()):
+        if "sparkdl.ps.server" in command_of(process):
             return process
     raise AssertionError("no server runs")
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import tensorflow  # noqa: F401  here, because importing it sets environment variables
 from needed import needs_spark
+from processes import runs
 from scripted import run_script
 
 import sparkdl
@@ -77,7 +78,7 @@ def test_below_minus_one_runs_in_local_processes(capsys: pytest.CaptureFixture[s
     for rank in range(2):
         assert f"[rank {rank}] printed {rank}" in out
         assert f"[rank {rank}] logged {rank}" in out
-    assert not psutil.pid_exists(pid)
+    assert not runs(pid)
 
 
 def test_a_local_rank_that_raises_or_dies(capsys: pytest.CaptureFixture[str]):

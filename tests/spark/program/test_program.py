@@ -17,6 +17,7 @@ import numpy as np
 import program_cases
 import psutil
 import pytest
+from processes import ends
 from scripted import run_script
 
 from sparkdl.errors import ConfigError, ResourceError, WaitTimeoutError, WorkerError
@@ -95,16 +96,6 @@ def await_file(path: Path) -> int:
     return int(path.read_text())
 
 
-def is_gone(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process has ended, or will soon."""
-    deadline = time.monotonic() + within_s
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
 def test_a_node_that_does_not_end_is_killed(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +107,7 @@ def test_a_node_that_does_not_end_is_killed(
     begun = time.monotonic()
     launched.stop()
     assert time.monotonic() - begun < 15
-    assert is_gone(pid)
+    assert ends(pid, within_s=10)
 
 
 def test_the_node_that_was_killed_is_named_and_nothing_is_left(spark: Any, tmp_path: Path) -> None:
@@ -128,7 +119,7 @@ def test_the_node_that_was_killed_is_named_and_nothing_is_left(spark: Any, tmp_p
     with pytest.raises(WorkerError, match="node victim/0 failed: Spark gave the barrier stage up"):
         launched.wait(60)
     assert time.monotonic() - begun < 15
-    assert is_gone(pid)
+    assert ends(pid, within_s=10)
     assert jobs(spark) == 0
 
 
@@ -173,7 +164,7 @@ def test_a_kill_that_no_restart_mends_is_one_error_and_nothing_is_left(
     with pytest.raises(WorkerError, match="node victim/0 failed: Spark gave the barrier stage up"):
         launched.wait(60)
     assert time.monotonic() - begun < 15
-    assert all(is_gone(pid) for pid in pids + tasks)
+    assert all(ends(pid, within_s=10) for pid in pids + tasks)
     assert jobs(spark) == 0
 
 
@@ -195,7 +186,7 @@ def test_a_killed_replay_or_cacher_node_is_named_and_nothing_is_left(
     with pytest.raises(WorkerError, match=f"node {role}/0 failed: Spark gave the barrier stage up"):
         launched.wait(60)
     assert time.monotonic() - begun < 15
-    assert is_gone(pid)
+    assert ends(pid, within_s=10)
     assert jobs(spark) == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -81,8 +82,9 @@ def main() -> None:
 
     def kill_jvm(spark: Any) -> None:
         for process in psutil.Process().children():
-            if "SparkSubmit" in " ".join(process.cmdline()):
-                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "SparkSubmit" in " ".join(process.cmdline()):
+                    os.kill(process.pid, signal.SIGKILL)
 
     expect_words_of_a_call_that_comes_later()
     expect(ResourceError, "the Spark session has been stopped", lambda spark: spark.stop())

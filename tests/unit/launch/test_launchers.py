@@ -14,6 +14,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from launch_tasks import WorkTask
+from processes import ends, runs
 
 from sparkdl.errors import ResourceError, TransportError, WaitTimeoutError
 from sparkdl.failures import (
@@ -184,14 +185,11 @@ time.sleep(60)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     time.sleep(1.0)
-    assert psutil.pid_exists(pid)
+    assert runs(pid)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    deadline = time.monotonic() + 30
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert ends(pid, within_s=30)
 
 
 def test_failures_are_described_carried_and_ranked() -> None:
