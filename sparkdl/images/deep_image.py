@@ -29,7 +29,7 @@ from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.session.frames import require_frame
+from sparkdl.spark.session.frames import column_named, require_frame
 
 S = TypeVar("S", bound="SavedImageStage")
 
@@ -478,7 +478,7 @@ class DeepImagePredictor(_DeepImage):
 
 def as_vector(frame: Any, column: str) -> Any:
     """The frame with a column of numbers or (nested) arrays as ML vectors."""
-    kind, values = frame.schema[column].dataType, F.col(_quoted(column))
+    kind, values = frame.schema[column].dataType, column_named(column)
     if not isinstance(kind, T.ArrayType):
         values = F.array(values)
         kind = T.ArrayType(kind)
@@ -492,7 +492,7 @@ def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:
     ids = F.array(*[F.lit(identifier) for identifier, _ in names])
     texts = F.array(*[F.lit(text) for _, text in names])
     every = F.transform(
-        F.col(_quoted(column)),
+        column_named(column),
         lambda p, i: F.struct(
             p.alias("probability"), F.get(ids, i).alias("class"), F.get(texts, i).alias("text")
         ),
@@ -504,7 +504,3 @@ def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:
             found["probability"].alias("probability"),
         ),
     )  # fmt: skip
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

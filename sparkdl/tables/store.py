@@ -136,7 +136,9 @@ class RowStore:
         }
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, object]) -> RowStore:
+    def from_settings(
+        cls, settings: Mapping[str, object], on_nan: Literal["raise", "ignore"] = "raise"
+    ) -> RowStore:
         """An empty store with these :attr:`settings`.
 
         Raises:
@@ -146,7 +148,7 @@ class RowStore:
         try:
             if isinstance(options.get("eviction"), Mapping):
                 options["eviction"] = Eviction(**options["eviction"])  # type: ignore[arg-type]
-            return cls(**options)  # type: ignore[arg-type]
+            return cls(**options, on_nan=on_nan)  # type: ignore[arg-type]
         except (TypeError, KeyError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

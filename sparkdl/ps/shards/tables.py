@@ -142,7 +142,7 @@ class TableService:
     ) -> None:
         self._number, self._count, self._folder = number, count, folder
         self._rates = {spec.name: spec.learning_rate for spec in specs}
-        self.stores = {spec.name: spec.store(count) for spec in specs}
+        self.stores = {spec.name: spec.store(count, ignores_nan=ignores_nan) for spec in specs}
         """Table name -> the rows that this shard holds."""
         self._locks = {name: threading.Lock() for name in self.stores}
         self._dims = {name: store.dim for name, store in self.stores.items()}
@@ -156,7 +156,6 @@ class TableService:
         self.pulled = self.pushed = 0
         self._known_pushes = self._stale_steps = self._most_stale = 0
         for name, store in self.stores.items():
-            store.on_nan = "ignore" if ignores_nan else "raise"
             if reference:
                 TableReference.from_bytes(reference).load(name, store, number, count)
 

@@ -26,7 +26,7 @@ from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
-from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.frames import column_named, is_frame, is_rdd
 from sparkdl.spark.session.running import require_running
 
 
@@ -181,7 +181,7 @@ def _validated_by_column(
     expected = "rows like data, or a boolean column of data"
     require_booleans(data.schema, name, "validation_data", expected)
     source = form.open(signature, columns)
-    held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
+    held_out = column_named(name).cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     places = places_in(data)
     frame = data.select(*places, *chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))

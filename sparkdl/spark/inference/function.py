@@ -28,7 +28,7 @@ from sparkdl.errors import DataError
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import TensorSpec
-from sparkdl.spark.executor.stage import input_of, run_task
+from sparkdl.spark.executor.stage import input_of, run_task, stage_function
 from sparkdl.spark.forms.matching import Decoder, InputColumns, make_spec
 from sparkdl.spark.forms.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.forms.wire import wire_names
@@ -360,6 +360,64 @@ def column_function(
             made(F.lit(None))
     function: Callable[..., Any] = made
     return function
+
+
+_RESULTS = "results"
+
+
+def append_results(
+    frame: Any, schema: T.StructType, task: ColumnTask, struct: T.StructType, read: Sequence[str],
+    appending: Task, name: str, *, left_out: bool = False,
+) -> Any:  # fmt: skip
+    """The frame with what a task makes of each row in columns after the others; nothing runs yet.
+
+    Args:
+        frame: The rows, with columns under wire names.
+        schema: Its schema, with the columns' own names.
+        task: Makes a ``struct`` for each row, of the columns ``read``: only these travel to Python.
+        appending: The same for Spark before 4.1, where all columns travel there and back.
+        name: Name of the function, in plans of Spark.
+        left_out: Rows for which the task makes null are left out.
+
+    Raises:
+        DataError: A column that cannot travel.
+    """
+    if has_arrow_functions():
+        function = column_function(task, frame.sparkSession, name, once=True)
+        columns = [frame.columns[schema.names.index(column)] for column in read]
+        made = as_rows(frame).select("*", function(*map(F.col, columns)).alias(_RESULTS))
+        made = made.filter(F.col(_RESULTS).isNotNull()) if left_out else made
+        return made.select(*frame.columns, *(F.col(f"{_RESULTS}.{one}") for one in struct.names))
+    for column in schema:
+        if not _is_known_to_arrow(column.dataType):
+            raise DataError(
+                f"column {column.name!r} cannot pass predict or transform on this Spark",
+                expected="Spark 4.1 or newer, or columns that Arrow knows",
+                received=column.dataType.simpleString(),
+                hint="cast it to a string, or give its fields names of their own",
+            )
+    context = context_of(frame.sparkSession)
+    warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
+    every = [*schema.fields, *struct.fields]
+    returned = [
+        T.StructField(name, field.dataType, field.nullable, field.metadata)
+        for name, field in zip(wire_names(len(every)), every, strict=True)
+    ]
+    function = stage_function(ship(appending, context, frame.sparkSession), 0)
+    with this_interpreter(context):
+        return frame.mapInArrow(function, T.StructType(returned))
+
+
+def _is_known_to_arrow(kind: T.DataType) -> bool:
+    """Whether older Sparks give such a column to tasks."""
+    if isinstance(kind, T.StructType):
+        own = len(set(kind.names)) == len(kind)
+        return own and all(_is_known_to_arrow(field.dataType) for field in kind)
+    if isinstance(kind, T.MapType):
+        return _is_known_to_arrow(kind.keyType) and _is_known_to_arrow(kind.valueType)
+    if isinstance(kind, T.ArrayType):
+        return _is_known_to_arrow(kind.elementType)
+    return kind.typeName() not in ("interval", "yearmonthinterval")
 
 
 def run_arguments(
