@@ -9,7 +9,6 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import Session, Welcome
-from sparkdl.errors import WorkerError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
@@ -315,12 +314,8 @@ class ShardedClient(Client):
         """Does something with all shards at the same time; raises the first error."""
         jobs = [self._threads.submit(do, shard) for shard in self._shards]
         wait(jobs)
-        try:
-            for job in jobs:
-                job.result()
-        except WorkerError:  # the rule's own code failed there: no other try would mend that
-            self.session.aborted = True
-            raise
+        for job in jobs:
+            job.result()
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]
