@@ -15,9 +15,9 @@ from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
-from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
+from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
+from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.service import IdArray, RowService, TableSpec
-from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray

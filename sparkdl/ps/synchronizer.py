@@ -17,8 +17,8 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
-from sparkdl.ps.shards.ahead import Wanted
 from sparkdl.ps.shards.client import ShardedClient
+from sparkdl.ps.shards.prefetch import Wanted
 from sparkdl.ps.shards.rows import RowsOfWorker
 from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.rules.damping import Damping

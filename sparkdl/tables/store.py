@@ -12,12 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.tables.entry import Counts, EntryFilter, Eviction, Mask, WaitingIds, make_entry_filter
+from sparkdl.tables.admission import (
+    Counts,
+    EntryFilter,
+    Eviction,
+    Mask,
+    WaitingIds,
+    make_entry_filter,
+)
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown, in_order
+from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
-from sparkdl.tables.starts import RowStart
 from sparkdl.training.finite import is_finite
 from sparkdl.weights import FloatArray
 

@@ -12,8 +12,8 @@ from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
-from sparkdl.ps.shards.ahead import RowsAhead
-from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
+from sparkdl.ps.shards.prefetch import RowsAhead
+from sparkdl.ps.shards.ranges import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule

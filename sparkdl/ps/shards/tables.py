@@ -14,8 +14,8 @@ from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, RowsAheadError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import NO_CLOCK, Mask, PushReply, RowPush, pack_reply, unpack_push
+from sparkdl.tables.admission import Counts
 from sparkdl.tables.checkpoints import TableReference
-from sparkdl.tables.entry import Counts
 from sparkdl.tables.files import write_part
 from sparkdl.tables.hashing import Hashes, Ids
 from sparkdl.tables.index import Slots

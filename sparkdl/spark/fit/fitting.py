@@ -42,6 +42,7 @@ from sparkdl.spark.executor.trainer import TrainTask
 from sparkdl.spark.fit.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.fit.arguments import FitArguments, verbosity
 from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.fit_sinks import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.fit_warnings import (
     described,
     guessing_loss,
@@ -60,7 +61,6 @@ from sparkdl.spark.fit.plan import (
 )
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
-from sparkdl.spark.fit.telling import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
 from sparkdl.spark.fit.training import (
     StageLost,

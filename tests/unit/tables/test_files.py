@@ -15,9 +15,9 @@ import pytest
 from sparkdl.errors import ConfigError, DataError, ProtocolError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.tables.admission import CountFilter
 from sparkdl.tables.beside import reference_in
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
-from sparkdl.tables.entry import CountFilter
 from sparkdl.tables.files import (
     MANIFEST,
     TableFiles,
