@@ -21,13 +21,13 @@ from sparkdl.coordinator.telemetry import (
     report_message,
 )
 from sparkdl.failures import Failure
+from sparkdl.files.run_state import Blob
 from sparkdl.process.closing import Closing
 from sparkdl.process.host_load import LoadMeter
 from sparkdl.process.log_lines import current_box
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import current_clock
 from sparkdl.training.reports import EpochReport
-from sparkdl.training.run_state import Blob
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message

@@ -19,8 +19,7 @@ from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore
-from sparkdl.training.finite import is_finite
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, is_finite
 
 COMBINERS = ("sum", "mean", "sqrtn")
 

@@ -25,8 +25,7 @@ from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown, in_order
 from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
-from sparkdl.training.finite import is_finite
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, is_finite
 
 BLOCK_ROWS = 1 << 14
 """Rows that are copied in one go when a table is written."""
