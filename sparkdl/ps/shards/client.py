@@ -196,7 +196,8 @@ class ShardedClient(Client):
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
         decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
-        return RowLink(self._shards, tables, decided)
+        opened, limits = [s.open_another() for s in self._shards], [s.limits for s in self._shards]
+        return RowLink(opened, limits, self.session.rank, self.session.attempt, tables, decided)
 
     def close(self) -> None:
         if self._rows is not None:
