@@ -40,6 +40,8 @@ class ImageStage(Stage, SavedStage):
     FUNCTIONS: ClassVar[tuple[str, ...]] = ()
     """Parts that only a reader loads which is told to trust the file."""
     _model: Any = None
+    _opened: tuple[str, ModelSource] | None = None
+    """The path or name, and the model that is read already."""
 
     def __init__(self, **arguments: object) -> None:
         super().__init__(**arguments)
@@ -84,6 +86,7 @@ class ImageStage(Stage, SavedStage):
 def _setter(attribute: str) -> Callable[[Any, Any], Any]:
     def set_to(self: Any, value: object) -> Any:
         setattr(self, attribute, value)
+        self._opened = None
         return self
 
     return set_to
@@ -278,7 +281,6 @@ class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
 
     FUNCTIONS = ("preprocess",)
     _preprocess: Any = None
-    _opened: tuple[str, ModelSource] | None = None
 
     def _check(self) -> None:
         if self._model is None and not self.getModelName():

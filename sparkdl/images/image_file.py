@@ -18,7 +18,7 @@ from sparkdl.files.model_file import read_keras_file
 from sparkdl.images.deep_image import ImageReader, ImageStage, as_vector, is_json, require_pillow
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
-from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_name
 from sparkdl.spark.forms.sources import Columns
@@ -99,7 +99,6 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
     """
 
     __module__ = "sparkdl"
-    _opened: tuple[str, ModelSource] | None = None
 
     def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
