@@ -91,8 +91,7 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
     """A primitive Arrow array without nulls as a flat NumPy array of its own dtype.
 
     Args:
-        array: See :meth:`ValuePlace.check_nulls`, as for the other arguments.
-        per_row: See there.
+        array, per_row: As for :meth:`ValuePlace.check_nulls`.
     """
     place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):

@@ -389,13 +389,12 @@ class DeepImagePredictor(_DeepImage):
         inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
         outputCol: A vector of probabilities; with ``decodePredictions`` an array of structs
             ``(class, description, probability)``.
-        modelName: See :class:`DeepImageFeaturizer`.
+        modelName, preprocess: As for :class:`DeepImageFeaturizer`.
         decodePredictions: The names of ImageNet's classes, for a model with its 1000 classes;
             Keras downloads the names, unless ``labels`` are given.
         topK: The number of most probable classes that are returned.
         model: A Keras model, or the path of one.
         labels: Names of the classes of ``model``, in their order.
-        preprocess: See :class:`DeepImageFeaturizer`.
 
     Raises:
         ConfigError: No model is named.

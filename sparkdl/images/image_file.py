@@ -127,16 +127,12 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     """Trains a model on files of images; ``fit`` gives a :class:`KerasImageFileTransformer`.
 
     Args:
-        inputCol: See :class:`KerasImageFileTransformer`, as for ``outputCol``, ``imageLoader`` and
-            ``outputMode``.
-        outputCol: See there.
+        inputCol, outputCol, imageLoader, outputMode: As for :class:`KerasImageFileTransformer`.
         labelCol: A column of labels; integer classes do where the loss wants one-hot vectors.
         modelFile: A saved Keras model, where training begins; the file stays as it is.
-        imageLoader: See there.
         kerasOptimizer: A name, or an optimizer.
         kerasLoss: A name, or a loss.
         kerasFitParams: Arguments of :meth:`sparkdl.SparkModel.fit`: ``{'epochs': 5}``.
-        outputMode: See there.
         model: A Keras model instead of ``modelFile``; it stays as it is.
         sparkModelParams: Arguments of :class:`sparkdl.SparkModel`: ``{'mode': 'allreduce'}``.
             No file holds those that say where the driver and the workers listen (``port``,

@@ -83,11 +83,10 @@ def predict(
         handle_invalid: Rows that no model can take, with a null in a feature column (or in an
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.
-        decoder: See :class:`sparkdl.SparkModel`.
+        decoder, use_gpu: As for :class:`sparkdl.SparkModel`.
         pad: See there; for the columns of a DataFrame or a path.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a file (``Lambda`` layers).
-        use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
         For a DataFrame or a path a DataFrame of Spark: the same rows in the same order with all
@@ -219,7 +218,7 @@ def predict_udf(
     Before Spark 4.1 the function is one of pandas', for which NaN is a null.
 
     Args:
-        model: See :func:`sparkdl.predict`.
+        model, safe_mode: As for :func:`sparkdl.predict`.
         batch_size: Rows per forward pass.
         output: Which output; not needed where the model has one.
         layer: A layer whose output is returned instead.
@@ -228,10 +227,8 @@ def predict_udf(
         dtype: See :func:`sparkdl.predict`; classes are integers.
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
-        decoder, pad: See :class:`sparkdl.SparkModel`.
+        decoder, pad, use_gpu: As for :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function that the model uses.
-        safe_mode: See :func:`sparkdl.predict`.
-        use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
         A user-defined function of Spark: number, array of numbers, or nested arrays.

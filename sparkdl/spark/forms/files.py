@@ -95,10 +95,9 @@ class FileInput:
     """The files that the workers of a fit read.
 
     Args:
-        schema: See :class:`FileSet`.
+        schema, exact: As for :class:`FileSet`.
         split: Share of the training rows that is used for validation instead.
         seed: Seed of the choice of these rows.
-        exact: See :class:`FileSet`.
     """
 
     kind: FileKind

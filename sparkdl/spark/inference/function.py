@@ -60,9 +60,8 @@ class UdfTask(ForwardTask):
 
     Args:
         batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
+        use_gpu, decoder, pad: As for :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.
-        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
