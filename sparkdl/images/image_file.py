@@ -146,7 +146,7 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     PARTS = ("imageLoader", "model", "sparkModelParams")
     _sparkModelParams: dict[str, Any] | None = None
     _objects: dict[str, Any] | None = None
-    """What is no JSON among the Params, in a copy that goes into a file."""
+    """Values of Params that JSON cannot hold, in a copy that goes into a file."""
 
     def _check(self) -> None:
         super()._check()

@@ -214,7 +214,7 @@ class SparkRanks:
 
 
 def run_on_partitions(frame: DataFrame, task: Task, what: str) -> list[Result]:
-    """What a task returns for each partition of a frame, when all have ended.
+    """The results of a task for each partition of a frame, when all have ended.
 
     Args:
         task: A :class:`sparkdl.launch.task.ReturningTask`.
