@@ -16,6 +16,7 @@ from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
+from sparkdl.tables.hashing import signed
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
@@ -142,7 +143,8 @@ class ServedEmbedding(TableLayer):
             rows: Rows of shape ``(n, dim)``.
 
         Raises:
-            DataError: The shapes are others, an id is there twice, or a number is not finite.
+            DataError: The shapes are others, an id is there twice or too large for int64, or a
+                number is not finite.
             ModelError: The rows lie in files that a fit has written.
         """
         given, values = np.asarray(ids), np.asarray(rows, np.float32)
@@ -161,7 +163,7 @@ class ServedEmbedding(TableLayer):
                 expected=f"spark_model.tables[{self.table!r}].load(ids, rows)",
                 received="layer.load(ids, rows)",
             )
-        self._service.put(self, given.astype(np.int64), values)
+        self._service.put(self, signed(given), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
         return self._start.rows(ids)

@@ -454,7 +454,7 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
     try:
         column = unwrapped(column)
         return column if column.type == wanted.type else column.cast(wanted.type)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise no_type(wanted.name, f"{str(error)[:200]}, in {path}", value=True) from error
 
 

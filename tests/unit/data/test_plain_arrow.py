@@ -41,6 +41,22 @@ COLUMNS: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
         pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
         pa.list_(pa.string()), [["a"], ["b"]],
     ),
+    "dictionary in a struct": (
+        pa.StructArray.from_arrays(
+            [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array([1, 2, 3], pa.uint8())],
+            ["k", "n"], mask=pa.array([False, True, False]),
+        ),
+        pa.struct([("k", pa.string()), ("n", pa.int16())]), [
+            {"k": "a", "n": 1}, None, {"k": "a", "n": 3}
+        ],
+    ),
+    "runs in structs in a list": (
+        pa.ListArray.from_arrays(
+            [0, 2, 3],
+            pa.StructArray.from_arrays([pc.run_end_encode(pa.array([5, 5, 7]))], ["r"]),
+        ),
+        pa.list_(pa.struct([("r", pa.int64())])), [[{"r": 5}, {"r": 5}], [{"r": 7}]],
+    ),
     "tensor": (
         tensors(None), pa.list_(pa.float32()), [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]],
     ),
@@ -49,6 +65,9 @@ COLUMNS: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     ),
 }  # fmt: skip
 if VIEWS:
+    DICTIONARY_OF_VIEWS = pa.DictionaryArray.from_arrays(
+        [0, 1, 0], pa.array(["a", "b"], pa.string_view())
+    )
     COLUMNS |= {
         "view of views": (
             pa.array([[[1.0], [2.0, 3.0]], None], pa.list_view(pa.list_view(pa.float32()))),
@@ -56,8 +75,11 @@ if VIEWS:
         ),
         "text view": (pa.array(["a", "b"], pa.string_view()), pa.string(), ["a", "b"]),
         "dictionary of views": (
-            pa.DictionaryArray.from_arrays([0, 1, 0], pa.array(["a", "b"], pa.string_view())),
-            pa.string(), ["a", "b", "a"],
+            DICTIONARY_OF_VIEWS, pa.string(), ["a", "b", "a"],
+        ),
+        "dictionary of views in a struct": (
+            pa.StructArray.from_arrays([DICTIONARY_OF_VIEWS], ["k"]),
+            pa.struct([("k", pa.string())]), [{"k": "a"}, {"k": "b"}, {"k": "a"}],
         ),
         "list view": (
             pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_view(pa.float32())),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.errors import DataError, ResourceError
+from sparkdl.files import storage
 from sparkdl.files.listing import find_files, fits, table_at
 from sparkdl.files.streams import place_of
 
@@ -173,3 +174,15 @@ def test_a_uri_means_its_letters_as_to_spark(query: str) -> None:
     assert place_of(f"gs://anonymous@bucket/{query}").outer("bucket/f") == (
         f"gs://anonymous@bucket/f{query}"
     )
+
+
+@pytest.mark.parametrize("begin", ["file:", "file://", "file://localhost"])
+def test_a_uri_of_this_machine_means_its_letters_too(tmp_path: Path, begin: str) -> None:
+    """Beside ``a%20b`` another folder may be called as it is decoded."""
+    made(tmp_path, "a b/x", "a%20b/y", "t=10%3A00/z")
+    for folder, name in (("a b", "x"), ("a%20b", "y"), ("t=10%3A00", "z")):
+        (file,) = find_files(f"{begin}{tmp_path}/{folder}")
+        assert file.path == f"{tmp_path}/{folder}/{name}"
+        assert (
+            storage.read_bytes(f"{begin}{tmp_path}/{folder}/{name}") == f"{folder}/{name}".encode()
+        )

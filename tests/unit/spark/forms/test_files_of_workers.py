@@ -16,12 +16,13 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import feather
 
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition
+from sparkdl.data.plain_arrow import FileColumns
 from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import arrow_files as file_forms
-from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
+from sparkdl.spark.forms.files import FileInput, FileSet, _as_spark, kind_of_path
 from sparkdl.spark.forms.wire import ONES
 
 SPEC = DataSpec(
@@ -246,3 +247,13 @@ def test_the_kind_of_files_is_not_told_by_a_folder_above_them(tmp_path: Path) ->
     for folder, kind in (("hive", "parquet"), ("arrow", "arrow"), ("other", "arrow")):
         for path in (top / folder, top / folder / "*", top / folder / "[^x]*"):
             assert kind_of_path(str(path)) == kind
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_duration_keeps_its_length_whatever_its_unit(tmp_path: Path, unit: str) -> None:
+    """Spark has microseconds."""
+    found = pa.array([1], pa.duration("s")).cast(pa.duration(unit))
+    feather.write_feather(pa.table({"t": found}), f"{tmp_path}/a.arrow")
+    (batch,) = file_forms.read_arrow(f"{tmp_path}/a.arrow", None, FileColumns(["t"]))
+    passed = _as_spark("a.arrow", batch.column("t"), pa.field("t", pa.duration("us")))
+    assert passed.cast(pa.int64()).to_pylist() == [1_000_000]
