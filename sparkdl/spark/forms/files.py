@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_footer,
     parquet_pieces,
     read_arrow,
+    read_numbered,
 )
 from sparkdl.spark.forms.wire import ONES, no_type
 from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
@@ -152,29 +154,28 @@ class FileInput:
     def _read(
         self, shards: Sequence[FileShard], spec: DataSpec, readers: int | None
     ) -> Generator[tuple[FileShard, pa.RecordBatch]]:
-        files = [partial(self._open, shard, spec) for shard in shards]
         if self.kind != "arrow" or not all(is_local(shard.file.path) for shard in shards):
-            yield from read_files(files, readers)
+            yield from read_files([partial(self._open, shard, spec) for shard in shards], readers)
             return
-        for open_file in files:  # what is mapped is there already
-            for read in open_file():
-                yield from read()
+        for (file, _), parts in groupby(shards, lambda shard: (shard.file, shard.role)):
+            first, *others = parts  # a file that is mapped is opened once for all of them
+            of = {number: part for part in (first, *others) for number in part.row_groups or ()}
+            for number, batch in read_numbered(file.path, [*of] or None, self._columns(file, spec)):
+                yield of.get(number, first), batch
+
+    def _columns(self, file: FoundFile, spec: DataSpec) -> FileColumns:
+        others = {spec.role_column, ONES, *file.partition_values}
+        return FileColumns([n for n in spec.columns if n not in others], self.schema, self.exact)
 
     def _open(self, shard: FileShard, spec: DataSpec) -> Pieces[tuple[FileShard, pa.RecordBatch]]:
-        folders = shard.file.partition_values
-        wanted = [
-            name
-            for name in spec.columns
-            if name not in (spec.role_column, ONES) and name not in folders
-        ]
-        columns = FileColumns(wanted, self.schema, self.exact)
+        columns = self._columns(shard.file, spec)
         pieces: Pieces[pa.RecordBatch]
         if self.kind == "arrow":
             pieces = arrow_pieces(shard.file.path, shard.row_groups, columns)
         elif self.kind == "parquet":
             pieces = [piece.read for piece in parquet_pieces(shard, columns)]
         else:
-            pieces = [partial(_records, shard, self.schema, wanted)]
+            pieces = [partial(_records, shard, self.schema, columns.names)]
         return [partial(_of_shard, shard, read) for read in pieces]
 
 
@@ -185,7 +186,9 @@ def _of_shard(
         yield shard, batch
 
 
-def _records(shard: FileShard, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _records(
+    shard: FileShard, schema: pa.Schema, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     schema = pa.schema([schema.field(name) for name in columns])
     with open_input(shard.file.path) as stream:
         for block in file_blocks(stream, shard.file.path):
