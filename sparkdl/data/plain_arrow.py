@@ -115,8 +115,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
-    if types.is_decimal(kind) and kind.precision <= _WIDEST_DECIMAL:
-        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_decimal(kind):  # Spark's have from 0 to all of their digits behind the point
+        scale = max(kind.scale, 0)
+        digits = max(kind.precision - min(kind.scale, 0), scale)
+        return (
+            pa.decimal128(digits, scale) if digits <= _WIDEST_DECIMAL else pa.decimal256(76, scale)
+        )
     return kind
 
 

@@ -128,10 +128,8 @@ def table_at(path: str) -> FoundTable | None:
             while "=" in name or name == "data":  # Iceberg's folder of files
                 for info in place.system.get_file_info([f"{folder}/{log}" for log in _LOGS]):
                     kind = None if info.type == fs.FileType.NotFound else _LOGS[_name(info)]
-                    below = fs.FileSelector(info.path, allow_not_found=True)
                     if kind == "iceberg" and not any(
-                        _name(file).endswith(".metadata.json")
-                        for file in place.system.get_file_info(below)
+                        _name(file).endswith(".metadata.json") for file in _within(place, info.path)
                     ):
                         continue
                     if kind and (whole or kind != "parquet"):
@@ -162,7 +160,7 @@ def _without_braces(pattern: str) -> list[str]:
             for one in patterns
             for choice in [_CHOICE.search(one)]
             if choice is not None
-            for part in choice[1].split(",")
+            for part in re.split(r"(?<!\\),", choice[1])
         ] + [one for one in patterns if not _CHOICE.search(one)]
     return list(dict.fromkeys(patterns))
 
@@ -208,13 +206,20 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
         infos = [
             info
             for top in tops
-            for name, info in _of_rows(place.system.get_file_info(fs.FileSelector(top)), top)
+            for name, info in _of_rows(_within(place, top), top)
             if expression.fullmatch(name)
         ]
         if number < len(pattern) - 1:
             infos = [info for info in infos if info.type == fs.FileType.Directory]
         tops = sorted(info.path for info in infos)
     return infos
+
+
+def _within(place: FilePlace, folder: str, recursive: bool = False) -> list[Any]:
+    """What is in a folder, if it is there: of ``{a,b}/*`` one may be missing."""
+    from pyarrow import fs
+
+    return list(place.system.get_file_info(fs.FileSelector(folder, True, recursive)))
 
 
 def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFile]:
@@ -227,7 +232,7 @@ def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFil
         return [] if is_hidden(_name(info)) or not info.size else whole
     if info.type != fs.FileType.Directory:
         return []
-    infos = place.system.get_file_info(fs.FileSelector(info.path, recursive=True))
+    infos = _within(place, info.path, recursive=True)
     files = [
         FoundFile(place.outer(file.path), int(file.size), inner)
         for inner, file in _of_rows(infos, info.path)
@@ -260,7 +265,7 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
         if "/" not in file.inner:
             continue  # beside the folders of partitions, where Spark reads none
         names = [name.lower() for name in file.partition_values]
-        if names != list(spelled):
+        if names != list(spelled) or len(names) < sum("=" in f for f in file.inner.split("/")[:-1]):
             raise DataError(
                 f"folders at {path!r} have different partitions",
                 expected=f"files below {'/'.join(f'{n}=...' for n in spelled.values())}, as in "

@@ -187,7 +187,7 @@ def local_path(uri: str) -> str:
             expected="a path of this machine: file:///folder/file", received=f"file://{machine}",
             hint="three slashes after 'file:'",
         )  # fmt: skip
-    return os.path.abspath(f"/{rest}")
+    return os.path.abspath("/" + rest.lstrip("/"))
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ reads no file again.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -201,7 +202,9 @@ def _column(batch: pa.RecordBatch, name: str, shard: FileShard, schema: pa.Schem
     folders = shard.file.partition_values
     if name in folders:
         return folder_column(folders[name], schema.field(name), batch.num_rows)
-    return batch.column(name)
+    column, kind = batch.column(name), dict(zip(schema.names, schema.types, strict=True)).get(name)
+    truth = kind == pa.bool_() and pa.types.is_integer(column.type)  # of a bool8, 5 is true
+    return column.cast(kind) if truth else column
 
 
 def _row_groups(shard: FileShard) -> Iterator[FileShard]:
@@ -273,6 +276,12 @@ def looks_like_files(name: str) -> bool:
         return False
 
 
+def is_path(given: object) -> bool:
+    """Whether an element of a list is the path of a file, and no text."""
+    named = isinstance(given, str) and any(given.endswith(end) for end in chain(*_KINDS.values()))
+    return named or isinstance(given, os.PathLike)
+
+
 def _kind_of_name(name: str) -> FileKind | None:
     name = name.lower()
     for kind, (within, *endings) in _KINDS.items():
@@ -333,7 +342,10 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
                 raise same_names(f"files at {path!r}", str(error).partition("\n")[0]) from None
             with contextlib.suppress(ResourceError):
                 return _read_by_tasks(spark, path, kind)
-            raise
+            raise ResourceError(
+                f"{path!r} cannot be read", expected="files that Spark or pyarrow can read",
+                received=_said(error),
+            ) from error  # fmt: skip
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
         return FileFrame(frame)
@@ -358,6 +370,11 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
     return FileFrame(read_tfrecords(spark, path, schema))
 
 
+def _said(error: Exception) -> str:
+    """The beginning of an error of Spark's; the first line of one of Java's tells nothing."""
+    return " ".join(str(error).split("\n")[:2])[:300]
+
+
 def _is_beyond_spark(path: str) -> bool:
     """Whether a Parquet file has what Spark's reader fails on (half floats, Brotli), or reads in
     another order (permuted tensors). Of files elsewhere only the first one is searched."""
@@ -372,9 +389,11 @@ def _is_beyond_spark(path: str) -> bool:
 def _has_beyond_spark(metadata: Any, schema: pa.Schema) -> bool:
     groups = [metadata.row_group(0)] if metadata.num_row_groups else []
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    brotli = any(column.compression == "BROTLI" for column in columns)
+    # "UNKNOWN" is the older LZ4, of which Java's writer alone makes what Spark reads
+    odd = {"BROTLI"} if str(metadata.created_by).startswith("parquet-mr") else {"BROTLI", "UNKNOWN"}
     permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
-    return brotli or permuted or "halffloat" in str(schema.types)
+    packed = any(column.compression in odd for column in columns)
+    return packed or permuted or "halffloat" in str(schema.types)
 
 
 def _read_by_tasks(
@@ -386,6 +405,7 @@ def _read_by_tasks(
     files = files_for_workers(path)
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
     types, known = folder_types_of(spark), spark_fields_of(there)
+    known = [field for field in known if there.names.count(field.name) == 1]
     if fields is None:
         fields = with_folders(known, files, types, exact=is_exact(spark))
     task = _FilesTask(tuple(files), kind, is_exact(spark), pa.schema([]), types.zone)
@@ -480,7 +500,7 @@ def _frame_of_table(spark: Any, path: str, table: FoundTable) -> Any:
             return spark.read.format(kind).load(path)
         why = "files or folders in it"
     except Exception as error:
-        why = str(error).partition("\n")[0][:300]
+        why = _said(error)
     raise ConfigError(
         f"{path!r} is {within}a table of the format {kind!r}, whose files hold deleted rows, too",
         expected=f"a Spark session that can read {kind!r}" if table.whole else "the table's folder",
@@ -503,4 +523,10 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
             expected="files that are all of the rows", received="files with other rows, too",
         )  # fmt: skip
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
+    try:
+        _ = parquet_footer(files[0].path) if kind == "parquet" else None
+    except DataError as error:  # such as 128 bits of polars, which Spark reads as binary
+        raise NoFileSystemError(
+            error.what, expected=error.expected, received=error.received
+        ) from error
     return FileSet(kind, files, arrow_fields_of(frame.schema), role, is_exact(frame.sparkSession))

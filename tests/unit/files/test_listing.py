@@ -50,6 +50,8 @@ def plain(tmp_path: Path) -> Path:
         ("p?", ["p0", "p1"]),
         ("*", [".hid/h", "_tmp/t", "old/o", "p0", "p1"]),  # as Spark, which looks into both
         ("p\\0", ["p0"]),
+        ("{none,old}/*", ["old/o"]),
+        ("p{0\\,1,1}", ["p1"]),
         ("old", ["old/o"]),
         ("*/o", ["old/o"]),
         ("old//*/", ["old/o"]),
@@ -71,6 +73,7 @@ def test_signs_of_expressions_mean_themselves() -> None:
     assert fits("a.b+c", "a.b+c")
     assert not fits("axb+c", "a.b+c")
     assert fits("a]b", "a[]x]b")
+    assert fits("a,b", "{a\\,b,c}")
     assert not fits("ab", "a[^b]")
     with pytest.raises(DataError, match="pattern"):
         fits("a", "a[b")
@@ -88,7 +91,7 @@ def test_folders_of_partitions_hold_the_rows(tmp_path: Path) -> None:
     assert find_files(f"{tmp_path}/w=1")[0].partition_values == {}
 
 
-@pytest.mark.parametrize("other", ["old/c", "x=1/c", "w=1/x=1/c"])
+@pytest.mark.parametrize("other", ["old/c", "x=1/c", "w=1/x=1/c", "w=1/w=1/c"])
 def test_partitions_of_two_kinds_are_refused(tmp_path: Path, other: str) -> None:
     made(tmp_path, "w=1/b", "w=2/b", other)
     with pytest.raises(DataError, match="different partitions"):
