@@ -128,8 +128,10 @@ def table_at(path: str) -> FoundTable | None:
             while "=" in name or name == "data":  # Iceberg's folder of files
                 for info in place.system.get_file_info([f"{folder}/{log}" for log in _LOGS]):
                     kind = None if info.type == fs.FileType.NotFound else _LOGS[_name(info)]
+                    below = fs.FileSelector(info.path, allow_not_found=True)
                     if kind == "iceberg" and not any(
-                        _name(file).endswith(".metadata.json") for file in _within(place, info.path)
+                        _name(file).endswith(".metadata.json")
+                        for file in place.system.get_file_info(below)
                     ):
                         continue
                     if kind and (whole or kind != "parquet"):
@@ -171,7 +173,6 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """A pattern without braces as a regular expression."""
     parts, inside, signs = [], False, iter(pattern)
     for sign in signs:
         if sign == "\\":
@@ -197,7 +198,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
-    """The files and folders below a folder that fit a pattern, name by name."""
     from pyarrow import fs
 
     tops, infos = [place.inner], []
@@ -206,7 +206,7 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
         infos = [
             info
             for top in tops
-            for name, info in _of_rows(_within(place, top), top)
+            for name, info in _of_rows(place.system.get_file_info(fs.FileSelector(top, True)), top)
             if expression.fullmatch(name)
         ]
         if number < len(pattern) - 1:
@@ -215,15 +215,7 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
     return infos
 
 
-def _within(place: FilePlace, folder: str, recursive: bool = False) -> list[Any]:
-    """What is in a folder, if it is there: of ``{a,b}/*`` one may be missing."""
-    from pyarrow import fs
-
-    return list(place.system.get_file_info(fs.FileSelector(folder, True, recursive)))
-
-
 def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFile]:
-    """The file, or those in the folder."""
     from pyarrow import fs
 
     place, info = top
@@ -232,7 +224,7 @@ def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFil
         return [] if is_hidden(_name(info)) or not info.size else whole
     if info.type != fs.FileType.Directory:
         return []
-    infos = _within(place, info.path, recursive=True)
+    infos = place.system.get_file_info(fs.FileSelector(info.path, recursive=True))
     files = [
         FoundFile(place.outer(file.path), int(file.size), inner)
         for inner, file in _of_rows(infos, info.path)

@@ -143,8 +143,7 @@ class ServedEmbedding(TableLayer):
             rows: Rows of shape ``(n, dim)``.
 
         Raises:
-            DataError: The shapes are others, an id is there twice or too large for int64, or a
-                number is not finite.
+            DataError: Shapes are others, an id is there twice or too large, or a number not finite.
             ModelError: The rows lie in files that a fit has written.
         """
         given, values = np.asarray(ids), np.asarray(rows, np.float32)

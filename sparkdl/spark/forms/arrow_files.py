@@ -55,7 +55,7 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
             schema = _reader(stream).schema
             widths = [_width(field.type) for field in schema]
             reader = _opened(stream, path, [widths.index(min(widths))] if widths else [])
-            return schema, tuple(batch.num_rows for _, batch in _numbered(reader, None))
+            return schema, tuple(batch.num_rows for _, batch in _numbered(reader))
         except (OSError, pa.ArrowException, KeyError) as error:
             raise _broken(path, error) from error
 
@@ -63,19 +63,10 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
 def arrow_pieces(
     path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Pieces[pa.RecordBatch]:
-    """The record batches of a file as pieces; a file of this machine, and a stream, is one piece.
+    """The record batches of a file as pieces, see :func:`read_numbered`; a stream is one piece.
 
     Small record batches are joined, as if all had the same size.
-
-    Args:
-        numbers: Of the record batches; None for all.
-        columns: To read.
-
-    Raises:
-        DataError: It cannot be read.
     """
-    if is_local(path):
-        return [partial(read_arrow, path, numbers, columns)]
     with open_input(path) as stream:
         try:
             reader = _reader(stream)
@@ -132,31 +123,28 @@ def read_numbered(
 def _opened(stream: BinaryIO, path: str, fields: list[int]) -> _Reader:
     """The reader of some columns; of all of them where that costs nothing."""
     if is_local(path):
-        _, first = next(_numbered(_reader(stream), None), (0, None))
+        _, first = next(_numbered(_reader(stream)), (0, None))
         if first is None or _is_view(first, stream):
             return _reader(stream)
     return _reader(stream, pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
 
 
 def _numbered(
-    reader: _Reader, numbers: Sequence[int] | None
+    reader: _Reader, numbers: Sequence[int] | None = None
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Record batches with their numbers; a stream is read from its begin, in its order."""
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         for number in range(reader.num_record_batches) if numbers is None else numbers:
             yield number, reader.get_batch(number)
         return
-    last, wanted = (None, ()) if numbers is None else (max(numbers, default=-1), {*numbers})
-    number = -1
-    while number != last:
-        try:
-            number, batch = number + 1, reader.read_next_batch()
-        except StopIteration:
-            if last is not None:
-                raise IndexError(f"no record batch {last}") from None
-            return
-        if last is None or number in wanted:
+    wanted, last = set(numbers or ()), -1 if numbers is None else max(numbers, default=0)
+    for number, batch in enumerate(reader):
+        if numbers is None or number in wanted:
             yield number, batch
+        if number == last:
+            return
+    if numbers:
+        raise IndexError(f"no record batch {last}")
 
 
 def _reader(stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None) -> _Reader:
@@ -166,7 +154,6 @@ def _reader(stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None) -> _
 
 
 def _batch(arrays: list[pa.Array], names: Sequence[str], of: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch of columns; without any it has rows all the same, whose folders give them columns."""
     return pa.RecordBatch.from_arrays(arrays, names=list(names)) if arrays else of.select([])
 
 

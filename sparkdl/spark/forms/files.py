@@ -9,11 +9,10 @@ reads no file again.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -60,6 +59,7 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
     "tfrecord": (".tfrecord", ".tfrec"),
 }
 """The ends of the names of files of each kind."""
+ENDS = tuple(end for ends in _KINDS.values() for end in ends)
 
 _FILES_PER_WORKER = 4
 """With fewer files for each worker, row groups are dealt instead."""
@@ -187,10 +187,8 @@ def _of_shard(
         yield shard, batch
 
 
-def _records(
-    shard: FileShard, schema: pa.Schema, columns: Sequence[str]
-) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([schema.field(name) for name in columns])
+def _records(shard: FileShard, schema: pa.Schema, own: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([schema.field(name) for name in own])
     with open_input(shard.file.path) as stream:
         for block in file_blocks(stream, shard.file.path):
             yield decode_block(block, schema, "Example")
@@ -274,12 +272,6 @@ def looks_like_files(name: str) -> bool:
         return bool(files_for_workers(name))
     except (ResourceError, DataError):
         return False
-
-
-def is_path(given: object) -> bool:
-    """Whether an element of a list is the path of a file, and no text."""
-    named = isinstance(given, str) and any(given.endswith(end) for end in chain(*_KINDS.values()))
-    return named or isinstance(given, os.PathLike)
 
 
 def _kind_of_name(name: str) -> FileKind | None:
@@ -370,8 +362,7 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
     return FileFrame(read_tfrecords(spark, path, schema))
 
 
-def _said(error: Exception) -> str:
-    """The beginning of an error of Spark's; the first line of one of Java's tells nothing."""
+def _said(error: Exception) -> str:  # the first line of an error of Java's tells nothing
     return " ".join(str(error).split("\n")[:2])[:300]
 
 
@@ -525,8 +516,6 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
     try:
         _ = parquet_footer(files[0].path) if kind == "parquet" else None
-    except DataError as error:  # such as 128 bits of polars, which Spark reads as binary
-        raise NoFileSystemError(
-            error.what, expected=error.expected, received=error.received
-        ) from error
+    except DataError as e:  # such as 128 bits of polars, which Spark reads as binary
+        raise NoFileSystemError(e.what, expected=e.expected, received=e.received) from e
     return FileSet(kind, files, arrow_fields_of(frame.schema), role, is_exact(frame.sparkSession))

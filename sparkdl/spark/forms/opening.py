@@ -21,7 +21,7 @@ from sparkdl.process.user_warnings import warn_user
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.arrays import ArraysForm, no_group
 from sparkdl.spark.forms.fields import expression_error, require_booleans
-from sparkdl.spark.forms.files import is_path
+from sparkdl.spark.forms.files import ENDS
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
@@ -49,7 +49,8 @@ def form_of(data: Any) -> Form:
         return TableForm(data)
     if isinstance(data, (str, os.PathLike)):
         return PathForm(os.fspath(data))
-    if isinstance(data, (list, tuple)) and data and all(map(is_path, data)):
+    paths = data if isinstance(data, (list, tuple)) else ()
+    if paths and all(isinstance(p, (str, os.PathLike)) and str(p).endswith(ENDS) for p in paths):
         raise ConfigError(
             "several paths are no form of data", received=shown(data),
             expected="one path, or a pattern: 'rows/{a,b}.parquet'",
