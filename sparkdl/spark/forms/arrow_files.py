@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from itertools import islice
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,7 +21,7 @@ from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
 _BLOCK_BYTES = _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 128 << 20
 """Row groups of no more are asked of another machine whole, not column by column."""
-_Reader = pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader
+_Reader: TypeAlias = "pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader"
 _ARROW = (
     "an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
     "pyarrow.feather.write_feather and datasets' save_to_disk write"
@@ -87,8 +88,7 @@ def read_arrow(
     path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Iterator[pa.RecordBatch]:
     """Columns of an Arrow file's record batches, see :func:`read_numbered`."""
-    for _, batch in read_numbered(path, numbers, columns):
-        yield batch
+    yield from (batch for _, batch in read_numbered(path, numbers, columns))
 
 
 def read_numbered(
@@ -122,10 +122,9 @@ def read_numbered(
 
 def _opened(stream: BinaryIO, path: str, fields: list[int]) -> _Reader:
     """The reader of some columns; of all of them where that costs nothing."""
-    if is_local(path):
-        _, first = next(_numbered(_reader(stream)), (0, None))
-        if first is None or _is_view(first, stream):
-            return _reader(stream)
+    begin = islice(_numbered(_reader(stream)), 1) if is_local(path) else None
+    if begin is not None and all(_is_view(first, stream) for _, first in begin):
+        return _reader(stream)
     return _reader(stream, pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
 
 
