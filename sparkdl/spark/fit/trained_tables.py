@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_NUMBERS = re.compile(rf"array<({'|'.join(_INTEGERS)}|float|double|decimal\(.*\))>")
 
 _Change = Callable[[RowStore, "_Rows"], int]
 """Changes the rows of a part; returns how many."""
@@ -428,7 +430,7 @@ def _frame_of(ids: object, rows: npt.ArrayLike, dim: int) -> DataFrame:
 
 def _require_columns(frame: DataFrame, dim: int) -> None:
     kinds = dict(frame.dtypes)
-    arrays = str(kinds.get("row")).startswith("array<")
+    arrays = _NUMBERS.fullmatch(str(kinds.get("row")))
     if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS or not arrays:
         raise DataError(
             "these columns are not rows of a table",
