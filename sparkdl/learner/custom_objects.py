@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import Counter
 from collections.abc import Iterator
 from types import FunctionType
 from typing import Any
@@ -54,22 +55,31 @@ def functions_in_configs(model: keras.Model) -> str:
 
 @contextlib.contextmanager
 def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
-    """Within, lambdas and local functions in the model have names under which Keras saves them.
+    """Within, lambdas and local functions in the model have names under which Keras saves them, and
+    so have functions and classes that share a name.
 
     Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
-    then does not know ``ops``. A function that is no lambda it saves by its name and expects it
-    among the custom objects when it loads; local functions of equal names would be mixed up. So
-    each gets a name of its own while the model is saved, and travels by value under that name.
+    then does not know ``ops``. What is no lambda it saves by its name and expects it among the
+    custom objects when it loads; functions or classes of equal names (of two modules, or of a cell
+    that was run twice) would be mixed up. So each gets a name of its own while the model is saved,
+    and travels by value under that name.
 
     Yields:
-        New name -> function. Not all of them need be part of what Keras saves.
+        New name -> function or class. Not all of them need be part of what Keras saves.
     """
-    found: dict[int, FunctionType] = {}
+    found: dict[int, Any] = {}
     layers = model._flatten_layers(include_self=True, recursive=True)
-    for part in _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)]):
-        if isinstance(part, FunctionType) and _is_nameless(part) and not comes_with_keras(part):
-            found[id(part)] = part
-    names = {function: function.__name__ for function in found.values()}
+    held = _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)])
+    for part in (*layers, *held):
+        if isinstance(part, FunctionType) or _is_saved_object(part):
+            target = part if isinstance(part, FunctionType) else type(part)
+            if not comes_with_keras(target):
+                found[id(target)] = target
+    called = Counter(map(keras.saving.get_registered_name, found.values()))
+    names = {
+        target: target.__name__ for target in found.values()
+        if _is_nameless(target) or called[keras.saving.get_registered_name(target)] > 1
+    }  # fmt: skip
     try:
         for number, function in enumerate(names):
             function.__name__ = f"sparkdl_function_{number}"
@@ -97,12 +107,21 @@ def _is_nameless(target: object) -> bool:
 
 def compile_settings(model: keras.Model) -> dict[str, Any]:
     """The arguments that the model was compiled with, as far as they are known: those of Keras, and
-    of a ``compile`` of its own those that the model keeps as attributes of the same name."""
+    of a ``compile`` of its own those that the model keeps as attributes of the same name.
+
+    Compiled again without a loss or metrics a model keeps those of before.
+    """
     compiled = getattr(model, "_compile_config", None)
     if compiled is None:
         return {}
-    found, _ = own_compile_settings(model)
-    return {**compiled.config, **found}
+    found = {**compiled.config, **own_compile_settings(model)[0]}
+    kinds = (model._compile_loss, ("loss", "loss_weights")), (
+        model._compile_metrics, ("metrics", "weighted_metrics"),
+    )  # fmt: skip
+    for kept, names in kinds:
+        if kept is not None and found.get(names[0]) is None and found.get(names[-1]) is None:
+            found |= {name: getattr(kept, f"_user_{name}") for name in names}
+    return found
 
 
 def own_compile_settings(model: keras.Model) -> tuple[dict[str, Any], list[str]]:

@@ -15,6 +15,7 @@ import contextlib
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -146,14 +147,8 @@ class UnsavedSettings:
             [_adapters(layer) for layer in parts],
             [bool(layer._trainable) for layer in parts],
             [bool(v.trainable) for v in variables],
-            {
-                i: keras.regularizers.serialize(v.regularizer)
-                for i, v in enumerate(variables) if getattr(v, "regularizer", None) is not None
-            },
-            {
-                i: keras.constraints.serialize(v.constraint)
-                for i, v in enumerate(variables) if getattr(v, "constraint", None) is not None
-            },
+            _saved_parts(variables, "regularizer"),
+            _saved_parts(variables, "constraint"),
             optimizer is not None and innermost_optimizer(model) is not optimizer,
             stepped,
             decays,
@@ -248,10 +243,8 @@ class UnsavedSettings:
             for number, variable in enumerate(model.variables):
                 if variable.trainable != self.trainable[number]:
                     variable.trainable = self.trainable[number]
-                _set_part(
-                    variable, "regularizer", self.regularizers.get(number), keras.regularizers
-                )
-                _set_part(variable, "constraint", self.constraints.get(number), keras.constraints)
+                _set_part(variable, "regularizer", self.regularizers.get(number))
+                _set_part(variable, "constraint", self.constraints.get(number))
         before = preprocessor_of(model)
         for name, value in _settings_of_rows(before).items():
             if self.rows.get(name, value) != value:
@@ -332,10 +325,22 @@ def _stepped(
     return [numbers[id(v)] for v in known], [bool(inner._use_weight_decay(v)) for v in known]
 
 
-def _set_part(variable: keras.Variable, name: str, saved: Any, module: Any) -> None:
-    present = getattr(variable, name, None)
-    if saved != (None if present is None else module.serialize(present)):
-        setattr(variable, name, None if saved is None else module.deserialize(saved))
+def _saved_parts(variables: Sequence[Any], name: str) -> dict[int, Any]:
+    parts = {i: getattr(variable, name, None) for i, variable in enumerate(variables)}
+    return {i: _saved_part(part, name) for i, part in parts.items() if part is not None}
+
+
+def _saved_part(part: Any, name: str) -> Any:
+    """A regularizer or constraint as Keras serializes it; a function comes with its layer."""
+    if part is None or isinstance(part, FunctionType):
+        return part and "a function"
+    return getattr(keras, f"{name}s").serialize(part)
+
+
+def _set_part(variable: keras.Variable, name: str, saved: Any) -> None:
+    if saved != _saved_part(getattr(variable, name, None), name):
+        made = None if saved is None else getattr(keras, f"{name}s").deserialize(saved)
+        setattr(variable, name, made)
 
 
 def _flash_attention() -> bool | None:

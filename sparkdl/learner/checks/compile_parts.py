@@ -77,6 +77,8 @@ def _require_remakable(model: keras.Model, part: object, objects: dict[str, Any]
         needed = [name for name, has_default in untold.items() if not has_default]
         received = str(error).rpartition("Exception encountered: ")[2]
         raise _refusal(model, part, needed, received) from error
+    except NotImplementedError as error:  # a schedule without get_config
+        raise _refusal(model, part, [*_untold(type(part), {})], str(error)) from error
     except Exception:  # told where the model is saved, with what Keras says of it
         return
     lost = [name for name in untold if _differs(_value(part, name), _value(copy, name))]

@@ -136,7 +136,7 @@ def make_spec(
             optional -= set(label)
         needed = {name: spec for name, spec in signature.outputs.items() if name not in optional}
         outputs = {LABEL: label} if _is_for_all(label, signature) else (
-            _match(label, needed, "label", "output", True)
+            _match(label, needed, "label", "output", not _are_own(label, signature))
         )  # fmt: skip
         label_specs = {
             name: replace(
@@ -195,9 +195,13 @@ def _label_beside(
 
 
 def _is_for_all(label: InputColumns, signature: Signature) -> bool:
-    kinds = set(signature.label_kinds.values())
-    together = signature.own_step and kinds == {"own"} and len(signature.outputs) > 1
-    return together and not isinstance(label, Mapping)
+    own = _are_own(label, signature) and len(signature.outputs) > 1
+    return own and not isinstance(label, Mapping)
+
+
+def _are_own(label: InputColumns, signature: Signature) -> bool:
+    """Whether labels have names that only code of the user's own knows."""
+    return signature.own_step and set(signature.label_kinds.values()) == {"own"}
 
 
 def _match(

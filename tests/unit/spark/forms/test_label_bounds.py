@@ -39,6 +39,22 @@ def read(spec: DataSpec, labels: list[float]) -> Any:
     return decode(batch, spec).y["y"]
 
 
+def test_labels_that_only_the_models_own_code_knows() -> None:
+    """KerasRS' page on retrieval: compute_loss takes y['movie'] and y['rating'], no outputs."""
+    outputs = {name: TensorSpec(name, (2,), "float32") for name in ("user", "predictions")}
+    own = Signature(
+        signature("own").inputs, outputs, dict.fromkeys(outputs, "own"), False, own_step=True
+    )
+    columns = (T.StructField(name, T.LongType()) for name in ("m", "r"))
+    schema = T.StructType([*SCHEMA.fields, *columns])
+    spec = make_spec(schema, own, "features", {"movie": "m", "rating": "r"})
+    assert {name: label.columns for name, label in spec.labels.items()} == {
+        "movie": ("m",), "rating": ("r",),
+    }  # fmt: skip
+    with pytest.raises(DataError, match="names other outputs"):
+        make_spec(schema, signature("dense"), "features", {"movie": "m"})
+
+
 def test_labels_of_a_column() -> None:
     binary = make_spec(SCHEMA, signature("binary"), "features", "label")
     assert read(binary, [0.0, 1.0]).tolist() == [[0.0], [1.0]]
