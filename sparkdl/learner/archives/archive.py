@@ -17,7 +17,7 @@ import re
 import threading
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -33,6 +33,7 @@ from sparkdl.tables.beside import found_beside
 
 if TYPE_CHECKING:
     import keras
+    import numpy.typing as npt
 
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
@@ -66,6 +67,7 @@ class ModelArchive:
         named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
         fresh: Whether the file lacks the state of the optimizer, which is as it is made.
+        values: Number of a variable -> its value, where that is not to be taken from the file.
     """
 
     content: bytes
@@ -77,6 +79,7 @@ class ModelArchive:
     named: frozenset[str] = frozenset()
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     fresh: bool = False
+    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "here": None}
@@ -113,20 +116,25 @@ class ModelArchive:
 
     def forget_content(self) -> None:
         """Drops the file, for all who hold this archive: a model was made of it."""
-        object.__setattr__(self, "content", b"")
-        object.__setattr__(self, "beside", b"")
+        vars(self).update(vars(self.without_content()))
 
     def without_content(self) -> ModelArchive:
         """The archive without its file, once a model was made of it."""
-        return replace(self, content=b"", beside=b"")
+        return replace(self, content=b"", beside=b"", values={})
 
 
-def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
+def encode_model(
+    model: keras.Model,
+    custom_objects: dict[str, Any] | None = None,
+    elsewhere: Sequence[Any] | None = None,
+) -> ModelArchive:
     """A model, compiled or not, as an archive.
 
     Args:
         model: A built ``keras.Model``.
         custom_objects: Name → class or function, beside those found in the model itself.
+        elsewhere: For a worker: variables whose values it gets otherwise. Where all layers are
+            Keras' own, values of others travel beside the file. None: the file has all values.
 
     Raises:
         ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
@@ -134,7 +142,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
+    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt, values_left_out
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -156,6 +164,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
         with (
             making_models, named_functions(model) as functions, _present_settings(model, given),
             without_state(optimizer if fresh else None),
+            values_left_out(model, fresh, elsewhere is not None) as whole,
         ):  # fmt: skip
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
@@ -177,7 +186,9 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
 
     try:
         with making_models:
-            beside = compared_with_rebuilt(model, archive.key, load, objects, fresh)
+            beside, values = compared_with_rebuilt(
+                model, archive.key, load, objects, whole, elsewhere or ()
+            )
     except ValueError as error:  # how Keras says that values found no place
         if isinstance(error, ModelError):
             raise
@@ -190,7 +201,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     key += space.key if space else ""
     key = hashlib.sha256(key.encode() + beside.settings.key).hexdigest()
     beside = replace(beside, space=space)
-    return replace(archive, key=key, beside=beside.to_bytes())
+    return replace(archive, key=key, beside=beside.to_bytes(), values=values)
 
 
 def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
@@ -318,7 +329,7 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
                 give_space(model, beside.space and decode_model(beside.space))
                 if beside.settings.apply(model, objects):
                     model.load_weights(path)
-                beside.give_values(model)
+                beside.give_values(model, archive.values)
             return model
     except Exception as error:
         missing = _missing_object(error)
@@ -450,7 +461,7 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
         empty_slots(model.optimizer)
     if beside is not None:
         give_space(model, beside.space and decode_model(beside.space))
-        beside.give_values(model)
+        beside.give_values(model, archive.values)
 
 
 def model_bytes(model: keras.Model) -> bytes:

@@ -111,13 +111,16 @@ def load_carried_state(model: keras.Model, content: bytes) -> None:
             variable.assign(value)
 
 
-def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> bytes:
-    """The values that a ``.keras`` file is not trusted with, for :func:`load_carried_state`.
+def untrusted_values(
+    model: keras.Model, lossy: frozenset[str] = frozenset(), elsewhere: Sequence[Any] = ()
+) -> dict[str, Array]:
+    """The values that a ``.keras`` file is not trusted with, by name.
 
     These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
     saves, and sets them to zero when it loads) and of one that saves its variables by code of the
-    user's own, and those of ``lossy``.
+    user's own, and those of ``lossy``; none of the variables ``elsewhere``.
     """
+    known = set(map(id, elsewhere))
     doubtful = {
         id(variable)
         for layer in model._flatten_layers(include_self=True, recursive=True)
@@ -129,17 +132,24 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) ->
     found = {
         name: variable
         for name, variable in variables_by_name(model).items()
-        if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
+        if id(variable) not in known
+        and (name in lossy or id(variable) in doubtful or _size(variable) <= SMALL)
     }
     values = map(plain, values_of(list(found.values())))
-    return pack_arrays(dict(zip(found, values, strict=True)))
+    # PyTorch's arrays are the memory of variables, which are trained on.
+    return {n: v if v.flags.owndata else v.copy() for n, v in zip(found, values, strict=True)}
 
 
-def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
+def in_buffer(model: keras.Model) -> list[Any]:
+    """The variables whose values a flat float32 buffer holds as they are."""
+    return [v for v in (*trained_variables(model), *averaged_variables(model)) if not is_wide(v)]
+
+
+def whole_names(model: keras.Model, *, fresh: bool, large: bool) -> frozenset[str]:
     """The names of all variables, but for ``fresh`` slots, of which the file has none.
 
     Empty where a file brings more to an equal model (layers that load tables, or by code of the
-    user's own), and for a large model.
+    user's own), and for a model of more than 2^17 elements unless ``large``.
     """
     sizes = {name: _size(variable) for name, variable in variables_by_name(model).items()}
     if fresh:
@@ -147,7 +157,7 @@ def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
     layers = model._flatten_layers(include_self=True, recursive=True)
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    is_whole = sum(sizes.values()) <= _WHOLE
+    is_whole = large or sum(sizes.values()) <= _WHOLE
     is_whole &= all(comes_with_keras(part) for part in (*layers, *model.metrics, inner or model))
     is_whole &= all(type(layer).load_own_variables in _LOADS_VARIABLES for layer in layers)
     return frozenset(sizes if is_whole else ())
@@ -215,22 +225,23 @@ def variables_by_name(model: keras.Model) -> dict[str, Any]:
     return variables_of_model(model) | {f"optimizer {i}": v for i, v in enumerate(known)}
 
 
-def paired(
-    variables: Mapping[str, Any], content: bytes, optional: str | None = None
+def paired(variables: Mapping[str, Any], content: bytes) -> list[tuple[Any, Array]]:
+    """Variables by name, each with its value in ``content``, packed; see :func:`matched`."""
+    found = unpack_arrays(content, "the state of the model") if content else {}
+    return matched(variables, found)
+
+
+def matched(
+    variables: Mapping[str, Any], found: Mapping[str, Array], optional: str | None = None
 ) -> list[tuple[Any, Array]]:
-    """Variables by name, each with its value in ``content``.
+    """Variables, each with its value, both by name.
 
     Args:
-        variables: By name.
-        content: Values by name, packed.
         optional: Names that begin so may be without a variable.
 
     Raises:
-        ModelError: The bytes are of other variables.
+        ModelError: The values are of other variables.
     """
-    if not content:
-        return []
-    found = unpack_arrays(content, "the state of the model")
     if optional is not None and not any(name.startswith(optional) for name in variables):
         found = {n: v for n, v in found.items() if not n.startswith(optional)}
     for name, value in found.items():

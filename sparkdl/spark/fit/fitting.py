@@ -26,7 +26,8 @@ from sparkdl.learner.callback_sink import (
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
-from sparkdl.learner.state.model_weights import model_layout, read_model
+from sparkdl.learner.state.carried_state import in_buffer
+from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.learner.state.optimizer_state import (
     DriverSlots,
     batch_counter,
@@ -76,6 +77,7 @@ from sparkdl.spark.runs.resources import resource_profile
 from sparkdl.tracking.profile import Facts, profile_of
 from sparkdl.tracking.sinks import GivenSink
 from sparkdl.training.phases import too_many_workers
+from sparkdl.weights import FloatArray
 
 _LONG_FIT_S = 10.0
 """Seconds of training from which on ``fit`` says that one process would be faster; of a shorter fit
@@ -310,9 +312,12 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     trained.slots, trained.has_optimizer = _slots_of(plan), False
     rule_state = trained.state_for_rule()
     monitor.begin()  # the workers get the model with the learning rate of their first epoch
+    center = None  # of a server, which has these values for the workers
+    if isinstance(plan.exchange, ServerExchange):
+        center = read_model(trained.model, model_layout(trained.model))
     with interrupts.CleanStack() as stack:
         # The server's process comes up while the model is written.
-        starting = stack.begin(_start_run(plan, rule_state))
+        starting = stack.begin(_start_run(plan, rule_state, center))
         spread = stack.begin(spreading(
             source, plan.num_workers, in_order=not settings.shuffle,
             repartition=plan.config.repartition,
@@ -320,7 +325,8 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         with interrupts.held():
             prepare_metrics(trained.model, source, settings.batch_size)
             with nullcontext() if trained.slots is None else trained.slots.left_out():
-                archive = encode_model(trained.model, plan.custom_objects)
+                known = [] if center is None else in_buffer(trained.model)
+                archive = encode_model(trained.model, plan.custom_objects, known)
         run: Run = starting.result()
 
         waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
@@ -352,14 +358,14 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             lost.epoch = trained.restore(plan.checkpoints)
             if lost.epoch <= settings.first_epoch:  # nothing was written in this stage
                 lost.epoch = settings.first_epoch
-                _restore(trained, archive, rule_state)
+                _restore(trained, archive, rule_state, center)
             monitor.loaded_again(lost.epoch)
             raise lost from error
         except StageLost as lost:
             kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
                 lost.epoch = settings.first_epoch
-                _restore(trained, archive, rule_state)
+                _restore(trained, archive, rule_state, center)
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
@@ -378,9 +384,13 @@ def _slots_of(plan: FitPlan) -> DriverSlots | None:
     return DriverSlots.of(model, bound.optimizer, bound.keras_slots())
 
 
-def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) -> None:
+def _restore(
+    trained: TrainedModel, archive: ModelArchive, rule_state: bytes, center: FloatArray | None
+) -> None:
     if trained.slots is None:
         restore_state(trained.model, archive)
+        if center is not None:
+            write_model(trained.model, model_layout(trained.model), center)
         trained.rule_state = rule_state
         return
     with trained.slots.left_out():
@@ -391,13 +401,13 @@ def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) ->
 
 
 def _start_run(
-    plan: FitPlan, rule_state: bytes
+    plan: FitPlan, rule_state: bytes, center: FloatArray | None
 ) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
     """Brings a run up in the background, from the driver's present model."""
     spark, model = plan.source.spark, plan.trained.model
     layout = model_layout(model)
     if isinstance(plan.exchange, ServerExchange):
-        center = read_model(model, layout)
+        assert center is not None
         return ServerRun.start(
             plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
             waits=plan.settings.wait_for_driver,

@@ -1,0 +1,103 @@
+"""What a fit sends of a large model: values beside a file without them, and none that it has."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest.mock import patch
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+from keras.src.saving.saving_lib import H5IOStore
+
+from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
+from sparkdl.learner.state.carried_state import in_buffer
+from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
+from sparkdl.process import payload
+from sparkdl.spark.fit.fitting import _restore
+from sparkdl.spark.fit.trained_model import TrainedModel
+
+pytestmark = pytest.mark.keras
+
+X, Y = np.random.default_rng(0).normal(size=(2, 32, 8)).astype("float32")
+LARGE = 400
+"""Units of which a kernel has more elements than a model whose values always travel."""
+
+
+class Own(layers.Layer):
+    """May keep more than its variables."""
+
+    def call(self, x: Any) -> Any:
+        return x
+
+
+def network(*more: Any, seed: int = 1) -> Any:
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([
+        keras.Input((8,)), layers.Dense(LARGE), *more, layers.BatchNormalization(),
+        layers.Dense(LARGE, trainable=False), layers.Dropout(0.3),
+        layers.Dense(LARGE, dtype="float64"), layers.Dense(8),
+    ])  # fmt: skip
+    model.compile("adam", "mse", metrics=["mae"])
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def trained(*more: Any) -> Any:
+    model = network(*more)
+    model.fit(X, Y, verbose=0)
+    return model
+
+
+def values(model: Any) -> list[np.ndarray]:
+    found = [*model.variables, *model.optimizer.variables]
+    return [np.array(keras.ops.convert_to_numpy(v.value)) for v in found]
+
+
+def require_equal(one: list[np.ndarray], other: list[np.ndarray]) -> None:
+    for mine, its in zip(one, other, strict=True):
+        assert mine.dtype == its.dtype
+        np.testing.assert_array_equal(mine, its)
+
+
+@pytest.mark.parametrize("make", [network, trained])
+def test_a_worker_gets_every_value_without_the_file(make: Any) -> None:
+    model = make()
+    wanted, write = values(model), H5IOStore.__setitem__
+    archive = encode_model(model, None, [])
+    assert H5IOStore.__setitem__ is write
+    assert len(archive.content) < 4 * LARGE * LARGE < len(encode_model(model).content)
+    model.fit(X, Y, verbose=0)  # what is sent stays as it was
+    sent = payload.load(payload.dump(archive))
+    copy = decode_model(sent)
+    require_equal(values(copy), wanted)
+    copy.fit(X, Y, verbose=0)
+    with patch.object(keras.Model, "load_weights", side_effect=AssertionError("its file")):
+        restore_state(copy, archive)
+    require_equal(values(copy), wanted)
+    sent.forget_content()
+    assert not sent.values
+
+
+def test_values_that_a_server_has_do_not_travel() -> None:
+    model = trained()
+    wanted, center = values(model), read_model(model, model_layout(model))
+    archive = encode_model(model, None, in_buffer(model))
+    shapes = [value.shape for name, value in archive.values.items() if name.startswith("model")]
+    assert shapes.count((LARGE, LARGE)) == 2  # what is frozen, and float64
+    assert (8, LARGE) not in shapes
+    copy = decode_model(archive)
+    write_model(copy, model_layout(copy), center)
+    require_equal(values(copy), wanted)
+    model.fit(X, Y, verbose=0)
+    _restore(TrainedModel(model), archive, b"", center)  # as after a stage that was lost
+    require_equal(values(model), wanted)
+
+
+def test_a_layer_of_the_users_own_has_its_values_in_the_file() -> None:
+    model = trained(Own())
+    archive = encode_model(model, None, [])
+    assert len(archive.content) > 4 * LARGE * LARGE
+    assert all(value.size <= 4096 for value in archive.values.values())
+    require_equal(values(decode_model(archive)), values(model))
