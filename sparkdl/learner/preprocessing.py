@@ -69,7 +69,7 @@ class LayerEncoder:
         return "int" in str(made.dtype), len(made.shape)
 
     def __call__(self, value: object) -> Any:
-        """What the layer makes of one value of a column that is no text."""
+        """Makes an array of one value of a column that is no text."""
         return self.made_again()(value)
 
     def made_again(self) -> Any:

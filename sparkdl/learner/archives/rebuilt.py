@@ -42,6 +42,7 @@ from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
     SMALL,
+    is_zero,
     untrusted_values,
     values_of,
     variables_by_name,
@@ -81,38 +82,35 @@ _known: OrderedDict[str, _Rebuilt] = OrderedDict()
 
 
 @contextlib.contextmanager
-def values_left_out(model: keras.Model, fresh: bool, wanted: bool) -> Iterator[frozenset[str]]:
+def values_left_out(model: keras.Model, wanted: bool) -> Iterator[frozenset[str]]:
     """Within, Keras writes large variables as zeros, which take no place in a file of HDF5.
 
     Args:
-        fresh: See :func:`whole_names`.
-        wanted: False leaves it at a small model's file, which is whole.
+        wanted: False does so only with those that are 0.
 
     Returns:
-        What :func:`whole_names` finds; nothing is left out where it finds nothing.
+        The names of :func:`whole_names`; without any only those that are 0 are left out.
     """
-    whole, write = whole_names(model, fresh=fresh, large=wanted), H5IOStore.__setitem__
+    whole, write = whole_names(model, large=wanted), H5IOStore.__setitem__
 
     def set_item(store: Any, key: str, value: Any) -> None:
-        kind, shape = keras.backend.standardize_dtype(value.dtype), tuple(value.shape)
-        leave = kind in ("float16", "float32", "float64") and SMALL < np.prod(shape) < _MOST_ZEROS
+        size = np.prod(value.shape) if hasattr(value, "shape") else 1
+        kind = keras.backend.standardize_dtype(value.dtype) if size > SMALL else ""
+        leave = kind in ("float16", "float32", "float64") and size < _MOST_ZEROS
+        if leave and not (wanted and whole):
+            leave = is_zero(value := keras.ops.convert_to_numpy(value))
         write(store, key, np.zeros(0) if leave else value)
         if leave:
             group = store._h5_entry_group
             del group[key]
-            group.create_dataset(key, shape, kind)
+            group.create_dataset(key, tuple(value.shape), kind)
 
-    with _replaced(H5IOStore, "__setitem__", set_item, wanted and whole):
+    with _replaced(H5IOStore, "__setitem__", set_item):
         yield whole
 
 
 def compared_with_rebuilt(
-    model: keras.Model,
-    key: str,
-    load: Load,
-    custom_objects: dict[str, Any],
-    whole: frozenset[str],
-    elsewhere: Sequence[Any],
+    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any], whole: frozenset[str]
 ) -> tuple[BesideFile, dict[str, np.ndarray]]:
     """The settings and values beside a model's file, with which a worker has the same model.
 
@@ -121,8 +119,7 @@ def compared_with_rebuilt(
         key: Key of its architecture and compile settings.
         load: Loads the file here, with values or without.
         custom_objects: Name -> class or function of the user's own.
-        whole: What :func:`values_left_out` gave.
-        elsewhere: Variables whose values are not wanted.
+        whole: The names that :func:`values_left_out` gave.
 
     Raises:
         ModelError: The loaded model would be another one.
@@ -138,8 +135,7 @@ def compared_with_rebuilt(
         _known.popitem(last=False)
     settings = settings.placed(known.places)
     settings = replace(settings, orders=known.orders, attributes=_differences(model, known))
-    values = untrusted_values(model, whole or known.lossy, elsewhere)
-    return BesideFile(settings, bool(whole)), values
+    return BesideFile(settings, bool(whole)), untrusted_values(model, whole or known.lossy)
 
 
 def _compared(

@@ -111,16 +111,13 @@ def load_carried_state(model: keras.Model, content: bytes) -> None:
             variable.assign(value)
 
 
-def untrusted_values(
-    model: keras.Model, lossy: frozenset[str] = frozenset(), elsewhere: Sequence[Any] = ()
-) -> dict[str, Array]:
+def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> dict[str, Array]:
     """The values that a ``.keras`` file is not trusted with, by name.
 
     These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
     saves, and sets them to zero when it loads) and of one that saves its variables by code of the
-    user's own, and those of ``lossy``; none of the variables ``elsewhere``.
+    user's own, and those of ``lossy``.
     """
-    known = set(map(id, elsewhere))
     doubtful = {
         id(variable)
         for layer in model._flatten_layers(include_self=True, recursive=True)
@@ -132,28 +129,38 @@ def untrusted_values(
     found = {
         name: variable
         for name, variable in variables_by_name(model).items()
-        if id(variable) not in known
-        and (name in lossy or id(variable) in doubtful or _size(variable) <= SMALL)
+        if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
     }
-    values = map(plain, values_of(list(found.values())))
-    # PyTorch's arrays are the memory of variables, which are trained on.
-    return {n: v if v.flags.owndata else v.copy() for n, v in zip(found, values, strict=True)}
+    return dict(zip(found, map(_sent, values_of(list(found.values()))), strict=True))
 
 
-def in_buffer(model: keras.Model) -> list[Any]:
-    """The variables whose values a flat float32 buffer holds as they are."""
-    return [v for v in (*trained_variables(model), *averaged_variables(model)) if not is_wide(v)]
+def _sent(value: Array) -> Array:
+    """A value as it travels: one 0 stands for many, as in the slots of an optimizer that is new."""
+    value = plain(value)
+    if value.size > SMALL and is_zero(value):
+        return np.zeros((), value.dtype)
+    return value if value.flags.owndata else value.copy()  # PyTorch's is the variable's memory
 
 
-def whole_names(model: keras.Model, *, fresh: bool, large: bool) -> frozenset[str]:
-    """The names of all variables, but for ``fresh`` slots, of which the file has none.
+def is_zero(value: Array) -> bool:
+    """Whether an array is 0 all over."""
+    return not value[:1].any() and not value.any()
+
+
+def names_in_buffer(model: keras.Model) -> set[str]:
+    """The names of the variables that a flat float32 buffer holds as they are."""
+    held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
+    variables = variables_of_model(model).items()
+    return {name for name, v in variables if id(v) in held and not is_wide(v)}
+
+
+def whole_names(model: keras.Model, *, large: bool) -> frozenset[str]:
+    """The names of all variables.
 
     Empty where a file brings more to an equal model (layers that load tables, or by code of the
     user's own), and for a model of more than 2^17 elements unless ``large``.
     """
     sizes = {name: _size(variable) for name, variable in variables_by_name(model).items()}
-    if fresh:
-        sizes = {n: s for n, s in sizes.items() if s <= SMALL or not n.startswith("optimizer ")}
     layers = model._flatten_layers(include_self=True, recursive=True)
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
@@ -234,7 +241,7 @@ def paired(variables: Mapping[str, Any], content: bytes) -> list[tuple[Any, Arra
 def matched(
     variables: Mapping[str, Any], found: Mapping[str, Array], optional: str | None = None
 ) -> list[tuple[Any, Array]]:
-    """Variables, each with its value, both by name.
+    """Variables, each with its value, both by name; one number is that of a whole variable.
 
     Args:
         optional: Names that begin so may be without a variable.
@@ -244,7 +251,10 @@ def matched(
     """
     if optional is not None and not any(name.startswith(optional) for name in variables):
         found = {n: v for n, v in found.items() if not n.startswith(optional)}
+    pairs = []
     for name, value in found.items():
+        if name in variables and not value.shape:
+            value = np.full(tuple(variables[name].shape), value)
         if name not in variables or tuple(variables[name].shape) != value.shape:
             shape = tuple(variables[name].shape) if name in variables else "no such variable"
             raise ModelError(
@@ -252,7 +262,8 @@ def matched(
                 received=f"shape {value.shape}",
                 hint="was the model changed since the state was saved?",
             )  # fmt: skip
-    return [(variables[name], value) for name, value in found.items()]
+        pairs.append((variables[name], value))
+    return pairs
 
 
 def is_wide(variable: keras.Variable) -> bool:

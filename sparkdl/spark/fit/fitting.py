@@ -26,8 +26,8 @@ from sparkdl.learner.callback_sink import (
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
-from sparkdl.learner.state.carried_state import in_buffer
-from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
+from sparkdl.learner.state.carried_state import names_in_buffer
+from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.learner.state.optimizer_state import (
     DriverSlots,
     batch_counter,
@@ -77,7 +77,6 @@ from sparkdl.spark.runs.resources import resource_profile
 from sparkdl.tracking.profile import Facts, profile_of
 from sparkdl.tracking.sinks import GivenSink
 from sparkdl.training.phases import too_many_workers
-from sparkdl.weights import FloatArray
 
 _LONG_FIT_S = 10.0
 """Seconds of training from which on ``fit`` says that one process would be faster; of a shorter fit
@@ -312,12 +311,9 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
     trained.slots, trained.has_optimizer = _slots_of(plan), False
     rule_state = trained.state_for_rule()
     monitor.begin()  # the workers get the model with the learning rate of their first epoch
-    center = None  # of a server, which has these values for the workers
-    if isinstance(plan.exchange, ServerExchange):
-        center = read_model(trained.model, model_layout(trained.model))
     with interrupts.CleanStack() as stack:
         # The server's process comes up while the model is written.
-        starting = stack.begin(_start_run(plan, rule_state, center))
+        starting = stack.begin(_start_run(plan, rule_state))
         spread = stack.begin(spreading(
             source, plan.num_workers, in_order=not settings.shuffle,
             repartition=plan.config.repartition,
@@ -325,14 +321,17 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         with interrupts.held():
             prepare_metrics(trained.model, source, settings.batch_size)
             with nullcontext() if trained.slots is None else trained.slots.left_out():
-                known = [] if center is None else in_buffer(trained.model)
-                archive = encode_model(trained.model, plan.custom_objects, known)
+                archive = encode_model(trained.model, plan.custom_objects, for_worker=True)
+        # Workers begin with the values that a server has.
+        known = names_in_buffer(trained.model) if isinstance(plan.exchange, ServerExchange) else ()
+        values = {name: v for name, v in archive.values.items() if name not in known}
+        sent = replace(archive, values=values)
         run: Run = starting.result()
 
         waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
         monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
-            archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
+            sent, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
             plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
             source.dealt(plan.num_workers), source.shared.key if source.shared else None,
         )  # fmt: skip
@@ -358,14 +357,14 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
             lost.epoch = trained.restore(plan.checkpoints)
             if lost.epoch <= settings.first_epoch:  # nothing was written in this stage
                 lost.epoch = settings.first_epoch
-                _restore(trained, archive, rule_state, center)
+                _restore(trained, archive, rule_state)
             monitor.loaded_again(lost.epoch)
             raise lost from error
         except StageLost as lost:
             kept = run.kept()
             if kept is None:  # the driver's model may be some epochs ahead of this stage's start
                 lost.epoch = settings.first_epoch
-                _restore(trained, archive, rule_state, center)
+                _restore(trained, archive, rule_state)
             else:
                 lost.epoch = kept.epoch
                 trained.take(kept)
@@ -384,13 +383,9 @@ def _slots_of(plan: FitPlan) -> DriverSlots | None:
     return DriverSlots.of(model, bound.optimizer, bound.keras_slots())
 
 
-def _restore(
-    trained: TrainedModel, archive: ModelArchive, rule_state: bytes, center: FloatArray | None
-) -> None:
+def _restore(trained: TrainedModel, archive: ModelArchive, rule_state: bytes) -> None:
     if trained.slots is None:
         restore_state(trained.model, archive)
-        if center is not None:
-            write_model(trained.model, model_layout(trained.model), center)
         trained.rule_state = rule_state
         return
     with trained.slots.left_out():
@@ -401,13 +396,13 @@ def _restore(
 
 
 def _start_run(
-    plan: FitPlan, rule_state: bytes, center: FloatArray | None
+    plan: FitPlan, rule_state: bytes
 ) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
     """Brings a run up in the background, from the driver's present model."""
     spark, model = plan.source.spark, plan.trained.model
     layout = model_layout(model)
     if isinstance(plan.exchange, ServerExchange):
-        assert center is not None
+        center = read_model(model, layout)
         return ServerRun.start(
             plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
             waits=plan.settings.wait_for_driver,

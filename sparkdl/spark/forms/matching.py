@@ -48,23 +48,22 @@ def decoders_of(
     Raises:
         DataError: One is no function, or of no input and no output.
     """
-    if isinstance(decoder, Mapping):
-        only = next(iter(inputs)) if len(inputs) == 1 else "features"
-        whole = space_in(decoder) is not None
-        given = {
-            only if name == "features" else name: made
-            for name, made in decoder.items() if not (whole and name == "features")
-        }  # fmt: skip
-        strange = sorted(set(given) - set(inputs) - {*signature.outputs, "label"})
-        if strange:
-            raise DataError(
-                "a decoder for an unknown input",
-                expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
-                received=str(strange),
-            )
-    else:
-        none = decoder is None or space_in(decoder) is not None
-        given = {} if none else dict.fromkeys(inputs, decoder)
+    space = space_in(decoder) is not None
+    if decoder is None or (space and not isinstance(decoder, Mapping)):
+        return {}
+    only = next(iter(inputs)) if len(inputs) == 1 else "features"
+    named = decoder if isinstance(decoder, Mapping) else dict.fromkeys(inputs, decoder)
+    given = {
+        only if name == "features" else name: made
+        for name, made in named.items() if not (space and name == "features")
+    }  # fmt: skip
+    strange = sorted(set(given) - set(inputs) - {*signature.outputs, "label"})
+    if strange:
+        raise DataError(
+            "a decoder for an unknown input",
+            expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
+            received=str(strange),
+        )
     for made in given.values():
         if not callable(made):
             raise DataError(

@@ -109,7 +109,9 @@ def test_layers_and_functions_before_a_model(spark: Any, df: Any) -> None:
         "city": keras.Input((), name="city", dtype="int64"),
         "kind": keras.Input((), name="kind", dtype="int32"),
     }  # fmt: skip
-    parts = [layers.Flatten()(layers.Embedding(13, 2)(inputs[n])) for n in ("words", "city", "kind")]
+    parts = [
+        layers.Flatten()(layers.Embedding(13, 2)(inputs[n])) for n in ("words", "city", "kind")
+    ]
     joined = layers.Concatenate()([*parts, keras.ops.expand_dims(inputs["age"], -1) / 60])
     model = keras.Model(inputs, layers.Dense(2)(joined))
     decoder = {"words": words, "city": cities, "kind": lambda text: np.int32(len(text))}
