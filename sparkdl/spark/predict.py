@@ -263,24 +263,20 @@ def predict_udf(
                 expected="layer, without output and returns",
                 received=f"layer={layer!r}, output={output!r}, returns={returns!r}",
             )
-        choice = PredictionChoice(
-            outputs=[], layers={layer: "prediction"}, dtype=dtype, handle_invalid=handle_invalid
-        )
-    else:
-        if output is None and len(signature.outputs) > 1:
-            raise ConfigError(
-                f"the model has {len(signature.outputs)} outputs, and a function returns one",
-                expected=f"output=, one of {list(signature.outputs)}", received="output=None",
-            )  # fmt: skip
-        output = next(iter(signature.outputs)) if output is None else output
-        column = {output: "prediction"}
-        choice = PredictionChoice(
-            outputs=column if returns == "values" else [],
-            probability_column=column if returns == "probability" else None,
-            class_column=column if returns == "class" else None,
-            dtype=dtype,
-            handle_invalid=handle_invalid,
-        )
+    elif output is None and len(signature.outputs) > 1:
+        raise ConfigError(
+            f"the model has {len(signature.outputs)} outputs, and a function returns one",
+            expected=f"output=, one of {list(signature.outputs)}", received="output=None",
+        )  # fmt: skip
+    output = next(iter(signature.outputs)) if output is None else output
+    column = {output: "prediction"} if layer is None else {}
+    choice = PredictionChoice(
+        outputs=column if returns == "values" else {},
+        probability_column=column if returns == "probability" else None,
+        class_column=column if returns == "class" else None,
+        layers={} if layer is None else {layer: "prediction"},
+        dtype=dtype, handle_invalid=handle_invalid,
+    )  # fmt: skip
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     (result,) = choice.columns(archive, signature)
     task = UdfTask(

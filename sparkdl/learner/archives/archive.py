@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     import keras
     import numpy.typing as npt
 
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
+
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
 model's layers while it loads, keep some state per process."""
@@ -81,6 +83,11 @@ class ModelArchive:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "here": None}
 
+    def open_beside(self) -> BesideFile | None:
+        """What is beside the file; None for a model that is known as a file only."""
+        found: BesideFile | None = payload.load(self.beside) if self.beside else None
+        return found
+
     def own_code(self) -> dict[str, Any]:
         """The custom objects by registered name: the user's own, where the archive was made."""
         return self.code() if self.here is None else dict(self.here)
@@ -113,11 +120,7 @@ class ModelArchive:
 
     def forget_content(self) -> None:
         """Drops the file, for all who hold this archive: a model was made of it."""
-        vars(self).update(vars(self.without_content()))
-
-    def without_content(self) -> ModelArchive:
-        """The archive without its file, once a model was made of it."""
-        return replace(self, content=b"", beside=b"", values={})
+        vars(self).update(content=b"", beside=b"", values={})
 
 
 def encode_model(
@@ -190,7 +193,7 @@ def encode_model(
     key += space.key if space else ""
     key = hashlib.sha256(key.encode() + beside.settings.key).hexdigest()
     beside = replace(beside, space=space)
-    return replace(archive, key=key, beside=beside.to_bytes(), values=values)
+    return replace(archive, key=key, beside=payload.dump(beside), values=values)
 
 
 def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
@@ -293,10 +296,8 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
         ModelError: A class or function of the model is not among the archive's objects, or needs
             a package that is another one here.
     """
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
-
     objects = archive.own_code() if own_code else archive.code()
-    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    beside = archive.open_beside()
     try:
         with _model_file(archive.content) as path:
             if beside is None:
@@ -428,9 +429,7 @@ def _has_own_from_config(cls: type) -> bool:
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
-
-    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    beside = archive.open_beside()
     if beside is None or not beside.whole:
         with _model_file(archive.content) as path:
             model.load_weights(path)

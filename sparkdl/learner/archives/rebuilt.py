@@ -86,10 +86,8 @@ def values_left_out(model: keras.Model, wanted: bool) -> Iterator[frozenset[str]
     """Within, Keras writes large variables as zeros, which take no place in a file of HDF5.
 
     Args:
-        wanted: False does so only with those that are 0.
-
-    Returns:
-        The names of :func:`whole_names`; without any only those that are 0 are left out.
+        wanted: False does so only with those that are 0, and so does a model of which no names
+            are yielded: see :func:`whole_names`.
     """
     whole, write = whole_names(model, large=wanted), H5IOStore.__setitem__
 

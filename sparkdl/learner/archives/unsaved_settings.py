@@ -492,16 +492,6 @@ class BesideFile:
     whole: bool = False
     space: ModelArchive | None = None
 
-    def to_bytes(self) -> bytes:
-        """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""
-        return payload.dump(self)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> BesideFile:
-        """The counterpart of :meth:`to_bytes`."""
-        found: BesideFile = payload.load(content)
-        return found
-
     @staticmethod
     def give_values(model: keras.Model, values: Mapping[str, Any]) -> None:
         """Sets the variables whose values are not those of the file; without compile settings

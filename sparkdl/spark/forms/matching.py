@@ -119,7 +119,10 @@ def make_spec(
         features = _rows(schema, features)
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
-    inputs = _match(features, wanted, "features", "input", signature.named_inputs)
+    known, strict = (before.columns, True) if before and before.columns else (
+        wanted, signature.named_inputs,
+    )  # fmt: skip
+    inputs = _match(features, known, "features", "input", strict)
     decoders = decoders_of(decoder, inputs, signature)
     feature_specs = {
         name: _feature(
@@ -213,7 +216,7 @@ def _is_for_all(label: InputColumns, signature: Signature) -> bool:
 
 
 def _match(
-    given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
+    given: Any, wanted: Mapping[str, object], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
     """The columns that the user named for each of the model's inputs (or outputs)."""
     if isinstance(given, Mapping):

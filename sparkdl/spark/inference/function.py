@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import pyarrow as pa
 from pyspark.ml.linalg import VectorUDT
@@ -112,8 +112,8 @@ class UdfTask(ForwardTask):
                 specs[name] = TensorSpec(name, None, "string" if text else "float32")
         if before is not None and before.columns:
             specs = {n: TensorSpec(n, (), dtype) for n, dtype in before.columns.items()}
-            return FunctionInputs(specs, "features")
-        return FunctionInputs(specs, "inputs" if before is None or self.decoder else "any")
+        free = before is not None and not before.columns and not self.decoder
+        return FunctionInputs(specs, free)
 
     def _spec(self, schema: pa.Schema, by_name: bool) -> DataSpec:
         kinds = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
@@ -121,7 +121,7 @@ class UdfTask(ForwardTask):
         features: InputColumns = dict(zip(names, names, strict=True))
         if not by_name:
             features = names if len(names) > 1 else names[0]
-        for kind in kinds if by_name and inputs.parts != "any" else []:
+        for kind in kinds if by_name and not inputs.free else []:
             inputs.check(kind)
         spec = make_spec(
             T.StructType(kinds), self.archive.signature, features, None,
@@ -136,13 +136,12 @@ class FunctionInputs:
 
     Args:
         specs: The inputs, in the order in which a call without names gives their columns.
-        parts: What the columns are: ``'inputs'`` of the model; ``'features'`` of a FeatureSpace, a
-            dict also if it is one; or ``'any'``: one value for a preprocessor, texts in an order,
-            or a struct of parts that it knows by their names.
+        free: Whether a preprocessor takes what comes: one value, texts in an order, or a struct of
+            parts that it knows by their names.
     """
 
     specs: Mapping[str, TensorSpec]
-    parts: Literal["inputs", "features", "any"] = "inputs"
+    free: bool = False
 
     def __str__(self) -> str:
         return ", ".join(
@@ -161,9 +160,9 @@ class FunctionInputs:
 
     def have_names(self, schema: pa.Schema) -> bool:
         """Whether a row of such columns is a dict, by the names that :meth:`named` gives."""
-        if self.parts == "any" and len(schema) == 1 and pa.types.is_struct(schema.types[0]):
+        if self.free and len(schema) == 1 and pa.types.is_struct(schema.types[0]):
             return not {field.name for field in schema.types[0]} >= IMAGE_FIELDS
-        return self.parts == "features" or len(self.specs) > 1
+        return len(self.specs) > 1
 
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch whose columns are called as the inputs that they are for.
@@ -178,7 +177,7 @@ class FunctionInputs:
         if len(columns) == 1:
             (kind,) = batch.schema.types
             fields = [f.name for f in kind] if pa.types.is_struct(kind) else []
-            if self.parts == "any" and self.have_names(batch.schema):
+            if self.have_names(batch.schema) and self.free:
                 names = fields
             if fields and sorted(fields) == sorted(names):
                 parts = dict(zip(fields, columns[0].flatten(), strict=True))
@@ -192,7 +191,7 @@ class FunctionInputs:
                     hint=self.hint,
                 )
         if len(columns) != len(names):
-            if len(names) == 1 and columns and self.parts != "features":
+            if len(names) == 1 and columns:
                 return batch
             raise DataError(
                 "a SQL function was called with the wrong number of arguments",
@@ -255,7 +254,7 @@ class FunctionInputs:
             DataError: Names that are not those of the inputs.
         """
         names = list(self.specs)
-        if self.parts == "any" and named and not arguments and sorted(named) != names:
+        if self.free and named and not arguments and sorted(named) != names:
             parts = {n: F.col(c) if isinstance(c, str) else c for n, c in named.items()}
             return [F.struct(*(column.alias(name) for name, column in parts.items()))]
         if named:

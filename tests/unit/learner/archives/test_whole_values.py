@@ -12,7 +12,6 @@ from keras import layers
 from keras.src.saving import saving_lib
 
 from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
-from sparkdl.learner.archives.unsaved_settings import BesideFile
 
 pytestmark = pytest.mark.keras
 
@@ -26,7 +25,7 @@ def values(model: Any) -> list[np.ndarray]:
 
 
 def is_whole(model: Any) -> bool:
-    return BesideFile.from_bytes(encode_model(model).beside).whole
+    return encode_model(model).open_beside().whole
 
 
 def network(*more: Any, width: int = 8, optimizer: Any = "adam") -> Any:
