@@ -106,9 +106,8 @@ class ValuesBefore:
 
 def load_carried_state(model: keras.Model, content: bytes) -> None:
     """Sets the variables of a Keras model from what :meth:`CarriedState.to_bytes` returned."""
-    if content:
-        for variable, value in paired(variables_by_name(model), content):
-            variable.assign(value)
+    for variable, value in paired(variables_by_name(model), content):
+        variable.assign(value)
 
 
 def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> dict[str, Array]:
