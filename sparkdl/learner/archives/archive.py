@@ -84,7 +84,7 @@ class ModelArchive:
         return {**self.__dict__, "here": None}
 
     def open_beside(self) -> BesideFile | None:
-        """What is beside the file; None for a model that is known as a file only."""
+        """The settings beside the file; None for a model that is known as a file only."""
         found: BesideFile | None = payload.load(self.beside) if self.beside else None
         return found
 
