@@ -13,6 +13,7 @@ import copy
 import json
 import random
 import re
+import threading
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -90,10 +91,12 @@ def values_left_out(model: keras.Model, wanted: bool) -> Iterator[frozenset[str]
             are yielded: see :func:`whole_names`.
     """
     whole, write = whole_names(model, large=wanted), H5IOStore.__setitem__
+    own = threading.get_ident()  # another thread's file is whole
 
     def set_item(store: Any, key: str, value: Any) -> None:
         size = np.prod(value.shape) if hasattr(value, "shape") else 1
-        kind = keras.backend.standardize_dtype(value.dtype) if size > SMALL else ""
+        counts = size > SMALL and threading.get_ident() == own
+        kind = keras.backend.standardize_dtype(value.dtype) if counts else ""
         leave = kind in ("float16", "float32", "float64") and size < _MOST_ZEROS
         if leave and not (wanted and whole):
             leave = is_zero(value := keras.ops.convert_to_numpy(value))

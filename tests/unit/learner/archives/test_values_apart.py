@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -13,6 +15,7 @@ from keras import layers
 from keras.src.saving.saving_lib import H5IOStore
 
 from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
+from sparkdl.learner.archives.rebuilt import values_left_out
 from sparkdl.learner.state.carried_state import names_in_buffer
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.process import payload
@@ -91,6 +94,13 @@ def test_values_that_a_server_has_do_not_travel() -> None:
     copy = decode_model(replace(archive, values=left))
     write_model(copy, model_layout(copy), center)
     require_equal(values(copy), wanted)
+
+
+def test_another_thread_saves_its_model_whole_meanwhile(tmp_path: Path) -> None:
+    other, path = trained(), str(tmp_path / "other.keras")
+    with values_left_out(network(), wanted=True), ThreadPoolExecutor(1) as thread:
+        thread.submit(other.save, path).result()
+    require_equal(values(keras.models.load_model(path)), values(other))
 
 
 def test_a_layer_of_the_users_own_has_its_values_in_the_file() -> None:
