@@ -324,8 +324,7 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 archive = encode_model(trained.model, plan.custom_objects, for_worker=True)
         # Workers begin with the values that a server has.
         known = names_in_buffer(trained.model) if isinstance(plan.exchange, ServerExchange) else ()
-        values = {name: v for name, v in archive.values.items() if name not in known}
-        sent = replace(archive, values=values)
+        sent = replace(archive, values={n: v for n, v in archive.values.items() if n not in known})
         run: Run = starting.result()
 
         waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
