@@ -100,7 +100,8 @@ def test_another_thread_saves_its_model_whole_meanwhile(tmp_path: Path) -> None:
     other, path = trained(), str(tmp_path / "other.keras")
     with values_left_out(network(), wanted=True), ThreadPoolExecutor(1) as thread:
         thread.submit(other.save, path).result()
-    require_equal(values(keras.models.load_model(path)), values(other))
+    loaded = keras.models.load_model(path)  # whose seeds Keras does not save
+    require_equal(loaded.get_weights(), other.get_weights())
 
 
 def test_a_layer_of_the_users_own_has_its_values_in_the_file() -> None:
