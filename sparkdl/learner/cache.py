@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
-from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
+from sparkdl.learner.archives.unsaved_settings import OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
@@ -112,9 +112,9 @@ def keras_settings(archive: ModelArchive) -> Iterator[None]:
 
     To be left only when what the model compiles has been called: Keras asks for some of them there.
     """
-    made_with = BesideFile.from_bytes(archive.beside).settings.globals if archive.beside else None
+    beside = archive.open_beside()
     del archive  # a model's size once or twice, which nobody wants while the model trains
-    with contextlib.nullcontext() if made_with is None else made_with.set():
+    with contextlib.nullcontext() if beside is None else beside.settings.globals.set():
         yield
 
 

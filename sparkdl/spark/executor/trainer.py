@@ -206,7 +206,7 @@ class TrainTask:
         learner = cached_learner(self.archive, form)
         learner.take_stream(rank.rank, rank.num_ranks)
         # The file is not needed while the model trains, and may be several times as large as it.
-        object.__setattr__(self, "archive", self.archive.without_content())
+        self.archive.forget_content()
         try:
             with self.strategy.open(met, learner.layout) as synchronizer:
                 with clock.within("read"):

@@ -11,6 +11,7 @@ from typing import Any
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.files.model_file import read_config
+from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.files.run_state import RunState
 from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes
@@ -140,7 +141,8 @@ class TrainedModel:
         """
         with learning_rate_set(self.model, rate):
             content = model_bytes(self.model)
-            beside = replace(self.beside(epoch), carried=untrusted_values(self.model))
+            carried = pack_arrays(untrusted_values(self.model))
+            beside = replace(self.beside(epoch), carried=carried)
         checkpoints.save(content, beside)
 
     def restore(self, checkpoints: Checkpoints) -> int:
