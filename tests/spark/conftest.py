@@ -63,17 +63,12 @@ _seen_jobs: dict[str, int] = {}
 """Application -> the number of jobs whose tasks have been looked at."""
 
 
-_ROWS = 1792
-"""Digits: 896 for each of two workers, which is whole batches of 8, 16, 32, 64 or 128 rows. For a
-smaller last one a worker traces its graph once more; a test of that has another batch size."""
-
-
 @pytest.fixture(scope="session")
 def digits() -> tuple[np.ndarray, np.ndarray]:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    return (data.data[:_ROWS] / 16.0).astype("float32"), data.target[:_ROWS].astype("int64")
+    return (data.data / 16.0).astype("float32"), data.target.astype("int64")
 
 
 @pytest.fixture(scope="session")

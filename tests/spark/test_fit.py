@@ -62,14 +62,12 @@ def test_synchronous_equals_one_process(spark: Any, digits_df: Any) -> None:
     model = make_mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     reference = make_mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
     parts = digits_df.rdd.glom().collect()
-    batch = 30  # the last one of an epoch has fewer rows
-    assert len(parts[0]) % batch
-    spark_model = SparkModel(model, "synchronous", batch_size=batch, repartition=False)
+    spark_model = SparkModel(model, "synchronous", batch_size=32, repartition=False)
     spark_model.fit(digits_df, epochs=2, verbose=0, shuffle=False)
-    steps = max(-(-len(p) // batch) for p in parts)
+    steps = max(-(-len(p) // 32) for p in parts)
     for _ in range(2):
         for t in range(steps):
-            rows = [r for p in parts for r in p[t * batch : (t + 1) * batch]]
+            rows = [r for p in parts for r in p[t * 32 : (t + 1) * 32]]
             reference.train_on_batch(
                 np.array([r.features for r in rows], "float32"), np.array([r.label for r in rows])
             )
@@ -104,10 +102,10 @@ def test_history_is_weighted_by_rows(spark: Any) -> None:
 
 def test_a_second_fit_continues_with_the_optimizer_state(digits_df: Any) -> None:
     model = make_mlp()
-    spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=60)
+    spark_model = SparkModel(model, "synchronous", num_workers=2, batch_size=64)
     first = spark_model.fit(digits_df, epochs=3, verbose=0)
     iterations = int(model.optimizer.iterations)
-    assert iterations == 3 * 15  # 14 whole batches of 896 rows, and one of 56
+    assert iterations == 3 * -(-(1797 // 2 + 1) // 64)
     moment = np.abs(np.asarray(model.optimizer.variables[2])).sum()
     assert moment > 0
     second = spark_model.fit(digits_df, epochs=2, verbose=0)
@@ -288,10 +286,10 @@ def test_resume_goes_on_from_the_last_checkpoint(digits_df: Any, tmp_path: Any) 
 def test_learning_rate_schedules_follow_all_workers_together(digits_df: Any) -> None:
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([20, 40], [0.1, 0.01, 0.001])
     model = make_mlp(optimizer=keras.optimizers.SGD(schedule))
-    SparkModel(model, "asynchronous", num_workers=2, batch_size=60).fit(
+    SparkModel(model, "asynchronous", num_workers=2, batch_size=64).fit(
         digits_df, epochs=2, verbose=0
     )
-    # 1,792 rows in two partitions of about 896: 15 batches each, two epochs, two workers
+    # 1,797 rows in two partitions of about 899: 15 batches each, two epochs, two workers
     assert 56 <= int(model.optimizer.iterations) <= 62
 
 
