@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
+from sparkdl.settings.values import require_int
 from sparkdl.tables.admission import (
     Counts,
     EntryFilter,
@@ -98,11 +99,7 @@ class RowStore:
         tracks: bool = False,
         on_nan: Literal["raise", "skip", "ignore"] = "raise",
     ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise ConfigError(
-                f"table {name!r}: dim says how many numbers a row has",
-                expected="an integer of 1 or more", received=repr(dim),
-            )  # fmt: skip
+        dim = require_int(f"the dim of table {name!r}", dim, 1)
         self.name, self.dim, self.on_nan = require_table_name(name), dim, on_nan
         self.rule, self.start = make_row_rule(rule), RowStart(name, dim, start, seed)
         self.entry, self.eviction = make_entry_filter(entry), eviction or Eviction()

@@ -106,7 +106,7 @@ def values_left_out(model: keras.Model, wanted: bool) -> Iterator[frozenset[str]
             del group[key]
             group.create_dataset(key, tuple(value.shape), kind)
 
-    with _replaced(H5IOStore, "__setitem__", set_item):
+    with replaced(H5IOStore, "__setitem__", set_item):
         yield whole
 
 
@@ -380,7 +380,7 @@ class SharedLayers:
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
 
-        with _replaced(serialization_lib, "record_object_after_serialization", record_all, self):
+        with replaced(serialization_lib, "record_object_after_serialization", record_all, self):
             yield
 
     def mend_file(
@@ -443,8 +443,8 @@ class SharedLayers:
         try:
             with (
                 _nothing_drawn(),
-                _replaced(functional, "functional_from_config", make_graph),
-                _replaced(functional, "deserialize_node", read_node),
+                replaced(functional, "functional_from_config", make_graph),
+                replaced(functional, "deserialize_node", read_node),
             ):
                 made = load(given)
         except Exception as error:
@@ -489,7 +489,7 @@ def _renumber(value: object, calls: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
+def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sparkdl.learner import cache
+from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
 from sparkdl.learner.prediction import shared_weights
 from sparkdl.learner.prediction.model_source import KerasSource
 from sparkdl.learner.prediction.shared_weights import SharedWeights, executor_folder
@@ -85,3 +86,52 @@ def test_predictors_share_large_weights_on_executors(
     for kept in cache._predictors.values():
         kept.close()
     assert list(home.iterdir()) == []
+
+
+class Unsaved(keras.layers.Layer):  # type: ignore[misc]
+    """A layer that writes nothing into a file: its value is that of its initializer."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(600, 600), initializer="identity", name="scale")
+        self.seen = float(keras.ops.max(self.scale.value))
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, self.scale)
+
+    def save_own_variables(self, store: Any) -> None:
+        pass
+
+    def load_own_variables(self, store: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_large_values_of_a_file_are_those_of_the_model(compiled: bool) -> None:
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(600, dtype="mixed_bfloat16")
+    dense.build((None, 600))
+    dense.enable_lora(2)
+    layers = [keras.layers.Dense(600), dense, Unsaved(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01, use_ema=True), "mse")
+    y = X[:, :1]
+    model.fit(X, y, verbose=0)
+    archive = encode_model(model)
+    with shared_weights.sparing_memory():
+        made = decode_model(archive, compiled=compiled)
+    assert made.layers[2].seen == 1.0, "what is computed of an initial value is computed of it"
+    np.testing.assert_array_equal(made.predict(X, verbose=0), model.predict(X, verbose=0))
+    assert [v.dtype for v in made.variables] == [v.dtype for v in model.variables]
+    if not compiled:
+        made.compile(keras.optimizers.Adam(0.01), "mse")
+        made.fit(X, y, verbose=0)
+        return
+    for each in (model, made):
+        each.fit(X, y, verbose=0, epochs=2, shuffle=False)
+    pairs = zip(model.optimizer.variables, made.optimizer.variables, strict=True)
+    for one, other in (*pairs, *zip(model.weights, made.weights, strict=True)):
+        np.testing.assert_array_equal(one.numpy(), other.numpy(), err_msg=one.path)
+    again = encode_model(model)
+    with shared_weights.sparing_memory():
+        restore_state(made, again)
+    np.testing.assert_array_equal(made.layers[0].kernel.numpy(), model.layers[0].kernel.numpy())
