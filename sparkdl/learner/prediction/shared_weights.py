@@ -74,7 +74,9 @@ def _given_values() -> Iterator[None]:
     converted, built = Variable._convert_to_tensor, BaseOptimizer.build
 
     def make(self: Any, initializer: Callable[..., Any]) -> None:
-        size = int(np.prod(self._shape)) * np.dtype(self._dtype).itemsize if _is_plain(self) else 0
+        size = (
+            np.prod(self._shape) * np.dtype(self._dtype).itemsize if _is_plain(self._dtype) else 0
+        )
         if size < _LARGE_BYTES or threading.get_ident() != here:
             made(self, initializer)
         else:
@@ -96,9 +98,10 @@ def _given_values() -> Iterator[None]:
 
     def convert(self: Any, value: Any, dtype: Any = None) -> Any:
         size, kind = getattr(value, "nbytes", 0), getattr(value, "dtype", None)
-        if size < _LARGE_BYTES or not isinstance(kind, np.dtype) or kind.name != self._dtype:
+        same = isinstance(kind, np.dtype) and kind.name == dtype and _is_plain(kind.name)
+        if size < _LARGE_BYTES or not same:
             return converted(self, value, dtype)
-        array = _aligned(value.shape, kind)
+        array = _aligned(value.shape, value.dtype)
         array[...] = value
         return _tensor(array)
 
@@ -239,13 +242,12 @@ def _has_tensorflow_gpus() -> bool:
 
 
 def _shareable(weights: list[Any]) -> list[Any]:
-    return [v for v in weights if _is_plain(v)]
+    return [v for v in weights if _is_plain(keras.backend.standardize_dtype(v.dtype))]
 
 
-def _is_plain(variable: keras.Variable) -> bool:
-    """Whether NumPy and DLPack know its dtype."""
-    name = keras.backend.standardize_dtype(variable.dtype)
-    return bool(name.startswith(("float16", "float32", "float64", "int")))
+def _is_plain(dtype: str) -> bool:
+    """Whether NumPy and DLPack know it."""
+    return dtype.startswith(("float16", "float32", "float64", "int"))
 
 
 def _kind(variable: keras.Variable) -> np.dtype[Any]:

@@ -94,9 +94,10 @@ class Unsaved(keras.layers.Layer):  # type: ignore[misc]
     def build(self, shape: Any) -> None:
         self.scale = self.add_weight(shape=(600, 600), initializer="identity", name="scale")
         self.seen = float(keras.ops.max(self.scale.value))
+        self.given = keras.Variable(np.full((600, 600), 0.5, "float32"), trainable=False)
 
     def call(self, x: Any) -> Any:
-        return keras.ops.matmul(x, self.scale)
+        return keras.ops.matmul(x, self.scale * self.given)
 
     def save_own_variables(self, store: Any) -> None:
         pass
@@ -112,6 +113,8 @@ def test_large_values_of_a_file_are_those_of_the_model(compiled: bool) -> None:
     dense.build((None, 600))
     dense.enable_lora(2)
     layers = [keras.layers.Dense(600), dense, Unsaved(), keras.layers.Dense(1)]
+    layers.insert(1, keras.layers.Dense(1200, dtype="bfloat16"))
+    layers.insert(2, keras.layers.Dense(600, dtype="bfloat16", use_bias=False))
     model = keras.Sequential([keras.Input((5,)), *layers])
     model.compile(keras.optimizers.Adam(0.01, use_ema=True), "mse")
     y = X[:, :1]
@@ -119,7 +122,7 @@ def test_large_values_of_a_file_are_those_of_the_model(compiled: bool) -> None:
     archive = encode_model(model)
     with shared_weights.sparing_memory():
         made = decode_model(archive, compiled=compiled)
-    assert made.layers[2].seen == 1.0, "what is computed of an initial value is computed of it"
+    assert made.layers[4].seen == 1.0, "what is computed of an initial value is computed of it"
     np.testing.assert_array_equal(made.predict(X, verbose=0), model.predict(X, verbose=0))
     assert [v.dtype for v in made.variables] == [v.dtype for v in model.variables]
     if not compiled:
