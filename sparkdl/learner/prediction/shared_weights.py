@@ -24,6 +24,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import saving_lib
 
 from sparkdl.data.columns import ALIGNMENT
+from sparkdl.learner.archives.archive import making_models
 from sparkdl.learner.archives.rebuilt import replaced
 from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 from sparkdl.process.closing import Closing
@@ -57,7 +58,7 @@ def sparing_memory() -> Iterator[None]:
     the size of the weights: an initial value, which the file replaces, and a copy of what was read.
     Large variables that this thread makes wait for their value, which stays in NumPy's memory.
     """
-    with contextlib.ExitStack() as stack:
+    with making_models, contextlib.ExitStack() as stack:
         if hasattr(saving_lib, "is_memory_sufficient"):
             stack.enter_context(replaced(saving_lib, "is_memory_sufficient", lambda model: False))
         if keras.backend.backend() == "tensorflow" and not _has_tensorflow_gpus():
@@ -74,9 +75,8 @@ def _given_values() -> Iterator[None]:
     converted, built = Variable._convert_to_tensor, BaseOptimizer.build
 
     def make(self: Any, initializer: Callable[..., Any]) -> None:
-        size = (
-            np.prod(self._shape) * np.dtype(self._dtype).itemsize if _is_plain(self._dtype) else 0
-        )
+        kind: str = self._dtype
+        size = np.prod(self._shape) * np.dtype(kind).itemsize if _is_plain(kind) else 0
         if size < _LARGE_BYTES or threading.get_ident() != here:
             made(self, initializer)
         else:

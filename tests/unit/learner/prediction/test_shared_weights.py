@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +141,21 @@ def test_large_values_of_a_file_are_those_of_the_model(compiled: bool) -> None:
     with shared_weights.sparing_memory():
         restore_state(made, again)
     np.testing.assert_array_equal(made.layers[0].kernel.numpy(), model.layers[0].kernel.numpy())
+
+
+def test_two_threads_that_load_leave_keras_as_it_was() -> None:
+    from keras.src.backend.tensorflow.core import Variable
+    from keras.src.saving import saving_lib
+
+    places = ((Variable, "_direct_assign"), (saving_lib, "is_memory_sufficient"))
+    before = [getattr(place, name) for place, name in places]
+    inside = threading.Barrier(2, timeout=0.5)
+
+    def load() -> None:
+        with shared_weights.sparing_memory(), contextlib.suppress(threading.BrokenBarrierError):
+            inside.wait()  # one at a time
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(load) for _ in range(2)]:
+            done.result()
+    assert [getattr(place, name) for place, name in places] == before
