@@ -33,6 +33,8 @@ LEAST_BYTES = 32 << 20
 """The size of the weights from which on they are shared."""
 _LARGE_BYTES = 1 << 20
 """The size of a variable that waits for its value."""
+_PLAIN = {"float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+"""Names of the dtypes that NumPy and DLPack know."""
 _FILE, _LOCK = "weights", "in-use"
 
 
@@ -76,7 +78,7 @@ def _given_values() -> Iterator[None]:
 
     def make(self: Any, initializer: Callable[..., Any]) -> None:
         kind: str = self._dtype
-        size = np.prod(self._shape) * np.dtype(kind).itemsize if _is_plain(kind) else 0
+        size = np.prod(self._shape) * np.dtype(kind).itemsize if kind in _PLAIN else 0
         if size < _LARGE_BYTES or threading.get_ident() != here:
             made(self, initializer)
         else:
@@ -98,7 +100,7 @@ def _given_values() -> Iterator[None]:
 
     def convert(self: Any, value: Any, dtype: Any = None) -> Any:
         size, kind = getattr(value, "nbytes", 0), getattr(value, "dtype", None)
-        same = isinstance(kind, np.dtype) and kind.name == dtype and _is_plain(kind.name)
+        same = isinstance(kind, np.dtype) and kind.name == dtype and dtype in _PLAIN
         if size < _LARGE_BYTES or not same:
             return converted(self, value, dtype)
         array = _aligned(value.shape, value.dtype)
@@ -113,8 +115,10 @@ def _given_values() -> Iterator[None]:
     ):
         yield
     for variable in waiting.values():  # the file has no value of it
-        variable._value = None
-        variable._deferred_initialize()
+        if variable._value is None:
+            variable._deferred_initialize()
+        else:  # the optimizer knows the one that it has
+            variable.assign(variable._initializer(variable.shape, dtype=variable.dtype))
 
 
 def frozen_weights(model: keras.Model) -> list[Any]:
@@ -242,12 +246,7 @@ def _has_tensorflow_gpus() -> bool:
 
 
 def _shareable(weights: list[Any]) -> list[Any]:
-    return [v for v in weights if _is_plain(keras.backend.standardize_dtype(v.dtype))]
-
-
-def _is_plain(dtype: str) -> bool:
-    """Whether NumPy and DLPack know it."""
-    return dtype.startswith(("float16", "float32", "float64", "int"))
+    return [v for v in weights if keras.backend.standardize_dtype(v.dtype) in _PLAIN]
 
 
 def _kind(variable: keras.Variable) -> np.dtype[Any]:

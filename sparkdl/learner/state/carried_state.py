@@ -142,8 +142,9 @@ def _sent(value: Array) -> Array:
 
 
 def is_zero(value: Array) -> bool:
-    """Whether an array is 0 all over."""
-    return not value[:1].any() and not value.any()
+    """Whether an array is 0 all over, and nowhere -0."""
+    bits = np.ascontiguousarray(value).view(np.uint8)
+    return not bits[:1].any() and not bits.any()
 
 
 def names_in_buffer(model: keras.Model) -> set[str]:

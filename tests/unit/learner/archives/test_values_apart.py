@@ -16,7 +16,7 @@ from keras.src.saving.saving_lib import H5IOStore
 
 from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
 from sparkdl.learner.archives.rebuilt import values_left_out
-from sparkdl.learner.state.carried_state import names_in_buffer
+from sparkdl.learner.state.carried_state import is_zero, names_in_buffer
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.process import payload
 
@@ -80,6 +80,15 @@ def test_a_worker_gets_every_value_without_the_file(make: Any) -> None:
     require_equal(values(copy), wanted)
     sent.forget_content()
     assert not sent.values
+
+
+def test_a_large_array_of_minus_zero_keeps_its_sign() -> None:
+    model = network()
+    model.layers[0].kernel.assign(np.full((8, LARGE), -0.0))
+    copy = decode_model(encode_model(model))
+    assert np.signbit(copy.layers[0].kernel.numpy()).all()
+    assert not is_zero(np.full(9, -0.0))
+    assert is_zero(np.zeros((3, 3), "float32")[:, ::2])
 
 
 def test_values_that_a_server_has_do_not_travel() -> None:

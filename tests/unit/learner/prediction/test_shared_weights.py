@@ -7,6 +7,7 @@ import os
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,19 @@ def test_large_values_of_a_file_are_those_of_the_model(compiled: bool) -> None:
     with shared_weights.sparing_memory():
         restore_state(made, again)
     np.testing.assert_array_equal(made.layers[0].kernel.numpy(), model.layers[0].kernel.numpy())
+
+
+def test_a_value_that_no_file_has_is_that_of_its_initializer() -> None:
+    """The optimizer is made before the file is read, and trains the variable afterwards."""
+    layers = [keras.layers.Dense(600), Unsaved(), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((5,)), *layers])
+    model.compile("sgd", "mse")
+    archive = replace(encode_model(model), values={})
+    with shared_weights.sparing_memory():
+        made = decode_model(archive)
+    np.testing.assert_array_equal(made.layers[1].scale.numpy(), np.eye(600))
+    made.fit(X, X[:, :1], verbose=0)
+    assert np.any(made.layers[1].scale.numpy() != np.eye(600))
 
 
 def test_two_threads_that_load_leave_keras_as_it_was() -> None:
