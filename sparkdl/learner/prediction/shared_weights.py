@@ -24,6 +24,7 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.saving import saving_lib
 
 from sparkdl.data.columns import ALIGNMENT
+from sparkdl.files.temporary import executor_folder
 from sparkdl.learner.archives.archive import making_models
 from sparkdl.learner.archives.rebuilt import replaced
 from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
@@ -216,12 +217,6 @@ class SharedWeights(Closing):
             shutil.rmtree(self._folder, ignore_errors=True)
         os.close(self._lock)
         self._lock = -1
-
-
-def executor_folder() -> str | None:
-    """The folder of the executor that this process works for; None outside of Spark's workers."""
-    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return folders[0] if "blockmgr-" in folders[0] and os.path.isdir(folders[0]) else None
 
 
 def can_share(weights: list[Any]) -> bool:

@@ -19,7 +19,7 @@ from sparkdl.learner import cache
 from sparkdl.learner.archives.archive import decode_model, encode_model, restore_state
 from sparkdl.learner.prediction import shared_weights
 from sparkdl.learner.prediction.model_source import KerasSource
-from sparkdl.learner.prediction.shared_weights import SharedWeights, executor_folder
+from sparkdl.learner.prediction.shared_weights import SharedWeights
 
 X = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
 
@@ -68,7 +68,6 @@ def test_a_file_that_was_left_half_written_is_written_again(tmp_path: Path) -> N
 def test_predictors_share_large_weights_on_executors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert executor_folder() is None
     home = tmp_path / "blockmgr-1"
     home.mkdir()
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{home},/elsewhere")
