@@ -44,10 +44,11 @@ from sparkdl.process import payload
 from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
 from sparkdl.process.log_lines import Sink, show
+from sparkdl.process.payload import Pickled
 
 
 def run_rank(
-    content: bytes | bytearray,
+    content: bytes | Pickled,
     rank: RankContext,
     batches: Iterator[pa.RecordBatch],
     on_output: Sink,
@@ -72,7 +73,7 @@ class ChildSetup:
     """The first message."""
 
     parent: int
-    task: bytes | bytearray
+    task: bytes | Pickled
     rank: RankContext
     gathers: bool
     logs: bool
@@ -152,7 +153,7 @@ class Child(Closing):
 
     def __init__(
         self,
-        task: bytes | bytearray,
+        task: bytes | Pickled,
         rank: RankContext,
         on_output: Sink,
         environment: Mapping[str, str] = MappingProxyType({}),
