@@ -56,7 +56,7 @@ class Session:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def addArtifacts(self, *paths: str, file: bool) -> None:  # noqa: N802
+    def addArtifacts(self, *paths: str, file: bool) -> None:
         for path in paths:
             Path(path).rename(self.folder / Path(path).name)
 
