@@ -44,11 +44,10 @@ from sparkdl.process import payload
 from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
 from sparkdl.process.log_lines import Sink, show
-from sparkdl.process.payload import Pickled
 
 
 def run_rank(
-    content: bytes | Pickled,
+    content: bytes | payload.Pickled,
     rank: RankContext,
     batches: Iterator[pa.RecordBatch],
     on_output: Sink,
@@ -73,7 +72,7 @@ class ChildSetup:
     """The first message."""
 
     parent: int
-    task: bytes | Pickled
+    task: bytes | payload.Pickled
     rank: RankContext
     gathers: bool
     logs: bool
@@ -153,7 +152,7 @@ class Child(Closing):
 
     def __init__(
         self,
-        task: bytes | Pickled,
+        task: bytes | payload.Pickled,
         rank: RankContext,
         on_output: Sink,
         environment: Mapping[str, str] = MappingProxyType({}),

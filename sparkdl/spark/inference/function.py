@@ -460,15 +460,10 @@ def run_arguments(
 def run_series(
     arguments: Iterable[Series | tuple[Series, ...]], shipped: Shipped
 ) -> Iterator[pd.Series]:
-    """The work of the function on the executor, for Spark before 4.1.
+    """The same with columns of pandas, for Spark before 4.1.
 
     pandas has no null among numbers but NaN, so that NaN counts as null here.
-
-    Args:
-        arguments: The columns of a batch of rows: one, or one for each argument.
-        shipped: The pickled :class:`ColumnTask`.
     """
-
     return map(to_series, run_arguments(_typed(arguments), shipped))
 
 

@@ -16,7 +16,6 @@ from sparkdl.launch import interrupts
 from sparkdl.launch.results import RESULT_SCHEMA, Result, failures_of, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
-from sparkdl.process.payload import Buffer
 from sparkdl.spark.executor.stage import Shipped, TaskPieces, stage_function
 from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
@@ -241,7 +240,7 @@ def ship(task: Task, context: Any | None, connect: object = None) -> Shipped:
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
         connect: Without a context the session, if a large task may stay in it as a file.
     """
-    apart: list[Buffer] = []
+    apart: list[payload.Buffer] = []
     content, _ = payload.dump_with_packages(task, apart)
     buffers = [content, *apart]
     sizes = tuple(map(len, buffers))
