@@ -377,7 +377,7 @@ def _check_kinds(metric: object, searcher: object, timeout_s: object, settings: 
 def _recipe(
     build: Build | TrainingStage, params: StageParams | None, data: Any, seed: int, slots: int,
     settings: Mapping[str, Any] | None, arguments: Mapping[str, Any],
-) -> BuildRecipe | StageRecipe:  # fmt: skip
+) -> Recipe:  # fmt: skip
     if isinstance(build, TrainingStage):
         given = [name for name, value in arguments.items() if value is not None]
         given += ["settings"] * (settings is not None) + ["params=None"] * (params is None)

@@ -158,19 +158,6 @@ class Exchange:
         self.all_reduce(array, "weighted", rows)
         return bool(array[-1] > 0.0)
 
-    def add(self, rows: int) -> bool:
-        """Sums the trained section over the ranks that have rows; the statistics become their mean.
-
-        Returns:
-            Whether any rank had rows.
-        """
-        if not self.average(self.tail, rows):
-            return False
-        if not rows:
-            self.trained.fill(0.0)
-        self.all_reduce(self.trained, "sum")
-        return True
-
     def all_gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Every rank's array, counted."""
         self.sent_bytes += array.nbytes
