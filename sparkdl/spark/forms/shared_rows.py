@@ -16,6 +16,7 @@ from typing import Any, Self
 from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from sparkdl.launch.results import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
@@ -66,7 +67,7 @@ class HeldOutRows(SharedRows):
     """Rows to validate on, of which each rank takes a part behind its own rows to train on."""
 
     @classmethod
-    def collect(cls, frame: Any, partitions: int, cached: Any) -> HeldOutRows | None:
+    def collect(cls, frame: DataFrame, partitions: int, cached: DataFrame) -> HeldOutRows | None:
         """Broadcasts the rows of a frame with ``partitions``; None if they are too large.
 
         To collect them takes as long as a short fit. So the next call for the same columns gives
@@ -106,22 +107,22 @@ class HeldOutRows(SharedRows):
 class _Kept:
     """Rows for the next fit: those of a frame's columns, from one cache of Spark."""
 
-    frame: Any
+    frame: DataFrame
     cache_id: int
     rows: HeldOutRows
 
-    def are_of(self, frame: Any, cache_id: int | None) -> bool:
+    def are_of(self, frame: DataFrame, cache_id: int | None) -> bool:
         alike = self.cache_id == cache_id and self.frame.schema == frame.schema
         return alike and bool(frame.sameSemantics(self.frame))
 
 
-_kept: WeakKeyDictionary[Any, _Kept] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[DataFrame, _Kept] = WeakKeyDictionary()
 """The rows of each frame that the user still has."""
 _unused: list[Any] = []
 """Broadcasts that no fit and no frame has any more."""
 
 
-def _cache_of(frame: Any) -> int | None:
+def _cache_of(frame: DataFrame) -> int | None:
     """The number of the cache that Spark reads a frame's rows from; None: it does not say."""
     with contextlib.suppress(Exception):  # Spark's plans are no public interface
         table = frame._jdf.queryExecution().withCachedData().collectLeaves().head()
