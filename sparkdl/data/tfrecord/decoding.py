@@ -33,12 +33,7 @@ def kind_of(value: pa.DataType) -> ListKind:
         return ListKind.INT64
     if pa.types.is_floating(value) or pa.types.is_decimal(value):
         return ListKind.FLOAT
-    if (
-        pa.types.is_string(value)
-        or pa.types.is_binary(value)
-        or pa.types.is_large_string(value)
-        or pa.types.is_large_binary(value)
-    ):
+    if value in (pa.string(), pa.binary(), pa.large_string(), pa.large_binary()):
         return ListKind.BYTES
     return ListKind.NONE
 
@@ -211,17 +206,19 @@ def _check_single(
 
 
 def _list_array(values: pa.Array, sizes: Positions, present: npt.NDArray[np.bool_]) -> pa.ListArray:
-    offsets = np.zeros(len(sizes) + 1, np.int64)
-    np.cumsum(sizes, out=offsets[1:])
+    stored, is_large = _offsets(sizes)
     valid = None
     if not present.all():
         valid = pa.py_buffer(np.packbits(present, bitorder="little"))
-    kind = pa.large_list(values.type) if offsets[-1] > _MAX_INT32 else pa.list_(values.type)
-    stored = offsets.astype(np.int64 if offsets[-1] > _MAX_INT32 else np.int32)
-    array_type = pa.LargeListArray if offsets[-1] > _MAX_INT32 else pa.ListArray
-    return array_type.from_buffers(
-        kind, len(sizes), [valid, pa.py_buffer(stored)], children=[values]
-    )
+    kind = pa.large_list(values.type) if is_large else pa.list_(values.type)
+    return pa.Array.from_buffers(kind, len(sizes), [valid, stored], children=[values])
+
+
+def _offsets(sizes: Positions) -> tuple[pa.Buffer, bool]:
+    """Where each value begins, and the last one ends; whether that takes 64 bits."""
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+    is_large = bool(offsets[-1] > _MAX_INT32)
+    return pa.py_buffer(offsets if is_large else offsets.astype(np.int32)), is_large
 
 
 def _check_kind(
@@ -285,8 +282,6 @@ def _texts(
     reader: FieldReader, parts: ByteSpans, record: Positions, field: pa.Field, value: pa.DataType
 ) -> pa.Array:
     data = _binary(reader, parts.start, parts.end)
-    if pa.types.is_binary(value) or pa.types.is_large_binary(value):
-        return data.cast(value)
     try:
         return data.cast(value)
     except pa.ArrowInvalid as error:
@@ -315,12 +310,6 @@ def are_texts(reader: FieldReader, parts: ByteSpans) -> bool:
 def _binary(reader: FieldReader, starts: Positions, ends: Positions) -> pa.Array:
     lengths = ends - starts
     data = loops.gather_spans(reader.buffer, starts, lengths)
-    offsets = np.zeros(len(starts) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    if offsets[-1] > _MAX_INT32:
-        kind, stored = pa.large_binary(), offsets
-    else:
-        kind, stored = pa.binary(), offsets.astype(np.int32)
-    return pa.Array.from_buffers(
-        kind, len(starts), [None, pa.py_buffer(stored), pa.py_buffer(data)]
-    )
+    stored, is_large = _offsets(lengths)
+    kind = pa.large_binary() if is_large else pa.binary()
+    return pa.Array.from_buffers(kind, len(starts), [None, stored, pa.py_buffer(data)])
