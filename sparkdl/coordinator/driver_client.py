@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparkdl.coordinator.blobs import chunked, read_kept
+from sparkdl.coordinator.group import Store
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import Status, unpack_lines
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges

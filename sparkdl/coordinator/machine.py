@@ -6,11 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.coordinator.group import Group, Introduction, RunOrders, Wait, Worker
+from sparkdl.coordinator.group import (
+    Entry,
+    Group,
+    Introduction,
+    RunOrders,
+    Store,
+    Wait,
+    Work,
+    Worker,
+)
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.telemetry import is_count
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.frames import (

@@ -35,7 +35,7 @@ from sparkdl.diagnosis.report import Check, DoctorReport, worst
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.launch import interrupts
-from sparkdl.launch.results import of_kind
+from sparkdl.launch.task import of_kind
 from sparkdl.learner.framework import running_backend
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import Network

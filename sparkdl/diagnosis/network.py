@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from sparkdl.diagnosis.host_facts import collect
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.results import Result
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.task import RaisingTask, RankContext, Result
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.wire.greeting import Greeter

@@ -20,9 +20,8 @@ from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportEr
 from sparkdl.failures import one_line
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.results import Capture, Result
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.function import CONNECT_TIMEOUT_S, LineSender, open_rank_session
+from sparkdl.launch.task import Capture, RaisingTask, RankContext, Result
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.store import Store
+from sparkdl.coordinator.group import Store
 from sparkdl.errors import SparkDLError, WaitTimeoutError
 from sparkdl.launch.feeds.stream_store import StreamStore
 from sparkdl.launch.function import Returned

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from sparkdl.coordinator.group import Group, Worker
-from sparkdl.coordinator.store import Store, Work
+from sparkdl.coordinator.group import Group, Store, Work, Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.frames import Body, FrameKind, FrameLimits, Kind, Message, kinds_of
 

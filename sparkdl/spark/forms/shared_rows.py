@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sparkdl.launch.results import batch_to_bytes
+from sparkdl.launch.task import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 

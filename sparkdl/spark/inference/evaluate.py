@@ -18,8 +18,7 @@ from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, read_partition, rows_from_numpy
 from sparkdl.errors import DataError
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import RankContext, ReturningTask
+from sparkdl.launch.task import RankContext, Result, ReturningTask, of_kind
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.signature import Signature

@@ -27,7 +27,6 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import (
     LOGITS_PARAM,
     ParamSpec,
@@ -38,6 +37,7 @@ from sparkdl.spark.ml.stage import (
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import (
     TrainingStage,
+    archive_of,
     check_labels,
     check_number,
     only_output,

@@ -18,8 +18,7 @@ from sparkdl.failures import RankFailure, is_secondary
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.feeds.stream_feed import send_rows
 from sparkdl.launch.feeds.stream_store import Offer, StreamStore
-from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.task import RaisingTask, RankContext, Result, of_kind
 from sparkdl.spark.runs.launcher import SparkLauncher
 
 
