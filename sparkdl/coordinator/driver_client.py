@@ -100,7 +100,6 @@ class DriverClient(Closing):
             taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=True)]
 
     def request(self, message: Message) -> Message:
-        """Sends a frame of the driver and returns the reply."""
         return self._connection.request(message)
 
     @property
@@ -164,7 +163,6 @@ class CoordinatorHost(Closing):
 
     @property
     def driver(self) -> DriverClient:
-        """The driver's connection."""
         assert self._driver is not None
         return self._driver
 

@@ -122,7 +122,6 @@ class Worker:
         self.staleness_max = max(self.staleness_max, commits)
 
     def status(self) -> WorkerStatus:
-        """The driver's view of this rank."""
         return WorkerStatus(
             alive=self.alive, attempt=self.attempt, epoch=self.epoch, batch=self.batch,
             batches=self.batches, rows=self.rows, finished=self.finished, clock=self.clock,
@@ -254,7 +253,6 @@ class Group(Buffers):
         self._outbox.append((connection, reply))
 
     def refuse(self, connection: int, error: SparkDLError) -> None:
-        """Ends the connection's wait with an error."""
         self.answer(connection, Message(Kind.ERROR, meta=error_to_meta(error)))
 
     def time_out(
@@ -285,11 +283,9 @@ class Group(Buffers):
 
     @property
     def waits(self) -> list[Wait]:
-        """All deferred requests."""
         return list(self._waits.values())
 
     def refuse_all(self, error: SparkDLError) -> None:
-        """Ends all waits with an error."""
         for connection in list(self._waits):
             self.refuse(connection, error)
 

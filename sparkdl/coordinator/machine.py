@@ -174,7 +174,6 @@ class Joining:
 
 
 def introduction_of(message: Message) -> Introduction:
-    """The sender of a HELLO, as it describes itself."""
     meta = message.meta
     rows, batches, pid = (meta.get(key, 0) for key in ("rows", "batches_per_epoch", "pid"))
     host, text = meta.get("host", ""), meta.get("text")
@@ -241,7 +240,6 @@ class Coordinator:
 
     @property
     def settings(self) -> Settings:
-        """Number of workers and time limits."""
         return self.group.settings
 
     @property

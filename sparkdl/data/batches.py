@@ -196,17 +196,14 @@ class Batches:
 
     @property
     def batch_size(self) -> int:
-        """Rows in a full batch."""
         return self.plan.batch_size
 
     @property
     def full_batches(self) -> int:
-        """Batches of ``batch_size`` rows in an epoch."""
         return self.plan.full_batches
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the smaller last one included."""
         return self.plan.steps_per_epoch
 
     @property

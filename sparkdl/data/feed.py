@@ -62,7 +62,6 @@ class TakenRows:
     num_rows: int
 
     def arrow(self) -> pa.RecordBatch:
-        """As a record batch."""
         return self.source.rows.slice(self.start, self.num_rows)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:

@@ -89,7 +89,6 @@ class GrowingArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows so far."""
         return self.num_rows * self.row_bytes
 
     def append(self, rows: Array, indices: IndexArray | None = None) -> None:
@@ -397,7 +396,6 @@ class GrowingRagged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows so far."""
         return self._values.nbytes + self._lengths.nbytes
 
     def append(self, rows: Ragged, indices: IndexArray | None = None) -> None:
@@ -453,7 +451,6 @@ class RaggedSpill:
         return MappedRagged(values.reshape(int(lengths.sum()), *self._shape), lengths, mapped)
 
     def close(self) -> None:
-        """Closes the file; the mapping, if there is one, stays."""
         with contextlib.suppress(OSError):
             self._file.close()
 

@@ -66,7 +66,6 @@ class ImageStage(Stage, SavedStage):
         return self._model
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         plain: dict[str, Any] = {}
         code: dict[str, Any] = {}
         for name in self.PARTS:

@@ -577,7 +577,6 @@ class Returned:
         return cls(communicators[0].text if communicators else "", contents)
 
     def load(self, rank: int) -> Any:
-        """A rank's result."""
         try:
             return payload.load(self.results[rank])
         except Exception as error:

@@ -250,7 +250,6 @@ class Meeting:
             self._condition.notify_all()
 
     def all_gather(self, rank: int, text: str, timeout_s: float) -> list[str]:
-        """Every rank's text in rank order."""
         with self._condition:
             number = self._round
             self._texts[rank] = text

@@ -112,7 +112,6 @@ class CallAddress:
 
     @property
     def name(self) -> str:
-        """Host and port."""
         return f"{self.host}:{self.port}"
 
     def is_near(self) -> bool:

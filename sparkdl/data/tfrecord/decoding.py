@@ -46,7 +46,6 @@ class ByteSpans:
         return len(self.record)
 
     def where(self, chosen: npt.NDArray[np.bool_] | Positions) -> ByteSpans:
-        """Some of them."""
         return ByteSpans(self.record[chosen], self.start[chosen], self.end[chosen])
 
 

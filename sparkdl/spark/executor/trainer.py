@@ -106,7 +106,6 @@ class TrainTask:
 
     @property
     def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.backend, self.use_gpu)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -54,7 +54,6 @@ class EvaluateTask(ReturningTask):
 
     @property
     def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.backend, self.use_gpu)
 
     def learner(self, rank: RankContext) -> KerasLearner:

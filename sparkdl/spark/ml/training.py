@@ -512,7 +512,6 @@ class TrainingStage(ColumnsStage, SavedStage):
         raise NotImplementedError
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         parts = self._parts
         names = sorted(parts.compiled)
         plain = {n: parts.compiled[n] for n in names if not isinstance(parts.compiled[n], bytes)}
@@ -530,7 +529,6 @@ class TrainingStage(ColumnsStage, SavedStage):
         return StageContent({"compiled": plain}, parts.archive, code)
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         code = dict(loaded.code)
         compiled = {**loaded.plain["compiled"]}
         compiled |= {n: code[n] for n in ("optimizer", "loss", "metrics") if n in code}

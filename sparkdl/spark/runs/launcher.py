@@ -172,7 +172,6 @@ class SparkRanks:
         return self._stage.wait(timeout_s)
 
     def results(self) -> list[Result]:
-        """The ranks' results; see :class:`sparkdl.launch.task.Ranks`."""
         error = self._stage.error
         if error is None:
             # PySpark takes rows that were cut off for all of them: the JVM must still be there.
