@@ -277,12 +277,7 @@ class Batches:
             batch = self.rows.take(order(start, stop))
         if self._weights is not None:
             batch = self._weights.weigh(batch)
-        weights = batch.sample_weight
-        stack = BatchStack(
-            _stack(batch.x, count), _stack(batch.y, count),
-            None if weights is None else _stack(weights, count), count, batch.num_rows,
-            grouped=bool(self._grouped),
-        )  # fmt: skip
+        stack = stack_of(batch, count, grouped=bool(self._grouped))
         return stack if self._prepare is None else self._prepare(stack)
 
 
@@ -291,11 +286,15 @@ def _first_of(pending: deque[Future[BatchStack]]) -> BatchStack:
     return replace(stack, following=pending[0].result) if pending else stack
 
 
-def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:
-    return {
-        name: array.reshape(count, len(array) // count, *array.shape[1:])
-        for name, array in arrays.items()
-    }
+def stack_of(batch: Batch, count: int, *, grouped: bool = False) -> BatchStack:
+    """The rows as ``count`` batches of equally many, without a copy."""
+
+    def stacked(arrays: dict[str, Array]) -> dict[str, Array]:
+        return {n: a.reshape(count, len(a) // count, *a.shape[1:]) for n, a in arrays.items()}
+
+    weight = None if batch.sample_weight is None else stacked(batch.sample_weight)
+    x, y = stacked(batch.x), stacked(batch.y)
+    return BatchStack(x, y, weight, count, batch.num_rows, grouped=grouped)
 
 
 _Order = Callable[[int, int], IndexArray]

@@ -201,8 +201,7 @@ class NodeTask(RaisingTask):
         content = payload.dump(replace(self, endpoint=None))
         placement = self.devices.place(rank.resources, rank.rank)
         with ExitStack() as stack:
-            session = open_rank_session(endpoint, rank)
-            stack.callback(session.close)
+            session = stack.enter_context(open_rank_session(endpoint, rank))
             lines = LineSender(session)
             stack.callback(lines.close)
 
@@ -218,8 +217,7 @@ class NodeTask(RaisingTask):
         """The exchange of addresses; where the coordinator is, what the node prints goes there."""
         if self.endpoint is None:
             return rank.all_gather
-        session = open_rank_session(self.endpoint, rank)
-        stack.callback(session.close)
+        session = stack.enter_context(open_rank_session(self.endpoint, rank))
         lines = LineSender(session)
         stack.callback(lines.close)
         stack.enter_context(function_environment(self.devices.place(rank.resources, rank.rank)))

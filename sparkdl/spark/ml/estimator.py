@@ -27,13 +27,7 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
-from sparkdl.spark.ml.stage import (
-    LOGITS_PARAM,
-    ParamSpec,
-    check_thresholds,
-    columns,
-    has_params,
-)
+from sparkdl.spark.ml.stage import LOGITS_PARAM, ParamSpec, check_thresholds, columns, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import (
     TrainingStage,
