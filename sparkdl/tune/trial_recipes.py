@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.learner.framework import seed_everything
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.trained import FittedStage, Trained
-from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.spark.ml.training import TrainingStage, archive_of
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial
 

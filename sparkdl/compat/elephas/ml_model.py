@@ -26,9 +26,9 @@ from sparkdl.settings.values import FLAG, require_objects, shown, whole
 from sparkdl.spark.forms.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, plain, taking, text
 from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.training import archive_of
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame
 
