@@ -18,6 +18,7 @@ import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType, ModuleType
@@ -56,12 +57,18 @@ def dump(thing: object) -> bytes:
     return dump_with_packages(thing)[0]
 
 
-def dump_with_packages(thing: object) -> tuple[bytes, dict[str, str]]:
-    """The bytes of :func:`dump`, and the packages that they go by the name of, with versions."""
+def dump_with_packages(
+    thing: object, refused: Mapping[int, str] | None = None
+) -> tuple[bytes, dict[str, str]]:
+    """The bytes of :func:`dump`, and the packages that they go by the name of, with versions.
+
+    Args:
+        refused: ``id`` of an object of which no copy may travel -> what it is, in words.
+    """
     try:
-        return _dump(thing, modules_by_value=True)
+        return _dump(thing, refused or {}, modules_by_value=True)
     except Exception:
-        return _dump(thing, modules_by_value=False)
+        return _dump(thing, refused or {}, modules_by_value=False)
 
 
 def load(content: bytes | bytearray) -> Any:
@@ -98,10 +105,12 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _dump(thing: object, *, modules_by_value: bool) -> tuple[bytes, dict[str, str]]:
+def _dump(
+    thing: object, refused: Mapping[int, str], *, modules_by_value: bool
+) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
     with _registry:
-        pickler = _Pickler(file, modules_by_value)
+        pickler = _Pickler(file, refused, modules_by_value)
         try:
             pickler.dump(thing)
         finally:
@@ -113,14 +122,21 @@ def _dump(thing: object, *, modules_by_value: bool) -> tuple[bytes, dict[str, st
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Tells cloudpickle of a module that goes by value when the first object of it comes up."""
 
-    def __init__(self, file: io.BytesIO, modules_by_value: bool) -> None:
+    def __init__(
+        self, file: io.BytesIO, refused: Mapping[int, str], modules_by_value: bool
+    ) -> None:
         super().__init__(file)
+        self._refused = refused
         self._modules_by_value = modules_by_value
         self._seen: set[str] = set(cloudpickle.list_registry_pickle_by_value())
         self._registered: list[ModuleType] = []
         self.packages: set[str] = set()
 
     def reducer_override(self, obj: object) -> Any:
+        if id(obj) in self._refused:
+            raise pickle.PicklingError(
+                f"they refer to {self._refused[id(obj)]}, and would to a copy"
+            )
         if isinstance(obj, ModuleType):
             if self._modules_by_value:
                 self._register(obj.__name__)

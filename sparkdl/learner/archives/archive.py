@@ -25,9 +25,14 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.learner.archives.plain_config import names_of_data, plain_config
+from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_config
 from sparkdl.learner.preprocessing import give_space, space_of
-from sparkdl.learner.signature import has_own
+from sparkdl.learner.signature import (
+    compiles_itself,
+    has_own,
+    has_own_from_config,
+    without_constructor,
+)
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
 
@@ -134,7 +139,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt
+    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt, parts_by_id
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -162,7 +167,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise _cannot_travel(model, error) from error
-    archive = replace(archive_of_bytes(content, objects), fresh=fresh)
+    archive = replace(archive_of_bytes(content, objects, parts_by_id(model)), fresh=fresh)
 
     def load(with_values: bool) -> Any:
         if not with_values and not has_own(model, "compile_from_config"):
@@ -259,11 +264,14 @@ def _without_warnings(fresh: bool) -> Iterator[None]:
         yield
 
 
-def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
+def archive_of_bytes(
+    content: bytes, objects: dict[str, Any], parts: dict[int, str] | None = None
+) -> ModelArchive:
     """The archive of a model that is a ``.keras`` file already.
 
     Args:
         objects: Name -> class or function that does not come with Keras, all that the model uses.
+        parts: ``id`` of each part of the model -> what it is, in words.
 
     Raises:
         ModelError: They cannot be pickled.
@@ -271,14 +279,14 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
     import keras
 
     try:
-        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())))
+        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())), parts)
     except Exception as error:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
             expected=f"classes and functions that can be pickled: {sorted(objects)}",
             received=_in_short(error),
             hint="what they use travels with them: no Spark session, open file or lock among their "
-            "globals",
+            "globals, and no part of the model: its own compute_loss and layers have these as self",
         ) from error
     digest = hashlib.sha256(pickled)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -353,7 +361,7 @@ def load_model_file(
         model = keras.models.load_model(
             path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
         )
-    if not compiled and _compiles_itself(type(model)) and zipfile.is_zipfile(path):
+    if not compiled and compiles_itself(type(model)) and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             settings = json.loads(file.read("config.json")).get("compile_config")
         if settings:  # the constructor may have compiled it, with an optimizer
@@ -393,12 +401,21 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
     kinds = (keras.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 
-    def from_config(cls: Any, config: dict[str, Any]) -> Any:
-        accepted = inspect.signature(cls).parameters
-        return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
+    def reviving(before: Any) -> Any:
+        def from_config(cls: Any, config: dict[str, Any], custom_objects: object = None) -> Any:
+            taken, told = inspect.signature(cls).parameters, config.get(TOLD)
+            free = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+            if free and told is None:
+                return before(cls, config)
+            known = {n: v for n, v in config.items() if n != TOLD and (told or free or n in taken)}
+            values = {name: revive(value, told is not None) for name, value in known.items()}
+            return without_constructor(cls, values, told) if told else cls(**values)
 
-    def _revive(value: object) -> Any:
-        if isinstance(value, dict) and "class_name" in value and "config" in value:
+        return classmethod(from_config)
+
+    def revive(value: object, told: bool) -> Any:
+        saved = isinstance(value, dict) and "class_name" in value and "config" in value
+        if saved or (told and isinstance(value, (dict, list))):
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value
 
@@ -406,35 +423,17 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
     for cls in {id(c): c for c in objects.values()}.values():
         if not (isinstance(cls, type) and issubclass(cls, kinds)):
             continue
-        if _compiles_itself(cls):
+        if compiles_itself(cls):
             cls.compile_from_config = compile_by_settings  # type: ignore[attr-defined]
             patched.append((cls, "compile_from_config"))
-        parameters = inspect.signature(cls).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters) or _has_own_from_config(cls):
-            continue
-        cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
-        patched.append((cls, "from_config"))
+        if not has_own_from_config(cls):
+            cls.from_config = reviving(cls.from_config.__func__)  # type: ignore[attr-defined]
+            patched.append((cls, "from_config"))
     try:
         yield
     finally:
         for cls, name in patched:
             delattr(cls, name)
-
-
-def _compiles_itself(cls: type[keras.Model]) -> bool:
-    """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
-    import keras
-
-    return (
-        issubclass(cls, keras.Model)
-        and cls.compile is not keras.Model.compile
-        and cls.compile_from_config is keras.Model.compile_from_config
-    )
-
-
-def _has_own_from_config(cls: type) -> bool:
-    kinds = (kind for kind in cls.__mro__ if not kind.__module__.startswith("keras."))
-    return any("from_config" in vars(kind) for kind in kinds)
 
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
@@ -453,14 +452,14 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
         beside.give_values(model)
 
 
-def model_bytes(model: keras.Model) -> bytes:
-    """A model as the bytes of a ``.keras`` file.
+def model_bytes(model: keras.Model, *, told: bool = False) -> bytes:
+    """A model as the bytes of a ``.keras`` file, which Keras itself loads unless it is ``told``.
 
     Raises:
         ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model, {})
+        return _save_bytes(model, {} if told else None)
     except ModelError:
         raise
     except Exception as error:
@@ -565,16 +564,16 @@ def load_state(model: keras.Model, content: bytes, path: str) -> None:
         ) from error  # fmt: skip
 
 
-def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
-    """The model as Keras saves it, with layers that several others hold once."""
-    from sparkdl.learner.archives.rebuilt import SharedLayers
+def _save_bytes(model: keras.Model, objects: dict[str, Any] | None) -> bytes:
+    """The model as Keras saves it; ``objects`` get what it cannot save, see ``told_arguments``."""
+    from sparkdl.learner.archives.rebuilt import SharedLayers, told_arguments
 
     shared = SharedLayers(model)
-    with _model_file() as path:
+    with _model_file() as path, told_arguments(model, objects):
         with shared.numbered():
             model.save(path)
         if shared:
-            shared.mend_file(path, objects, _without_values)
+            shared.mend_file(path, objects or {}, _without_values)
         with open(path, "rb") as file:
             return file.read()
 

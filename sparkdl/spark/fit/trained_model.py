@@ -139,7 +139,7 @@ class TrainedModel:
             rate: Learning rate to be saved; None for the model's present one.
         """
         with learning_rate_set(self.model, rate):
-            content = model_bytes(self.model)
+            content = model_bytes(self.model, told=True)
             beside = replace(self.beside(epoch), carried=untrusted_values(self.model))
         checkpoints.save(content, beside)
 
