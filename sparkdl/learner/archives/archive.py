@@ -407,9 +407,10 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             free = any(p.kind is p.VAR_KEYWORD for p in taken.values())
             if free and told is None:
                 return before(cls, config)
-            known = {n: v for n, v in config.items() if n != TOLD and (told or free or n in taken)}
-            values = {name: revive(value, told is not None) for name, value in known.items()}
-            return without_constructor(cls, values, told) if told else cls(**values)
+            values = {n: revive(v, told is not None) for n, v in config.items() if n != TOLD}
+            if isinstance(told, list):
+                return without_constructor(cls, values, told)
+            return cls(**{n: value for n, value in values.items() if free or n in taken})
 
         return classmethod(from_config)
 

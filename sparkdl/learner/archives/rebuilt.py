@@ -389,7 +389,7 @@ def _told(layer: keras.Layer, objects: dict[str, Any]) -> dict[str, Any]:
         config["layers"] = _saved(list(layer._layers), objects)
     if bare and not comes_with_keras(kind.build):
         config = _without_builds(config)  # it builds them, and may want to give them variables
-    return config | {TOLD: [*told] if bare else []}
+    return config | {TOLD: [*told] if bare else True}
 
 
 def _without_builds(config: Any) -> Any:
