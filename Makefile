@@ -7,6 +7,8 @@ STAMP := $(VENV)/.installed
 CLASSES := $(VENV)/.spark-classes.jsa
 export SPARK_LOCAL_IP ?= 127.0.0.1
 export PYTHONUNBUFFERED = 1
+# Tests start hundreds of processes, which read what the first of them has compiled (images of containers forbid it).
+export PYTHONDONTWRITEBYTECODE =
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests spend much of their time waiting for other processes; each of these has a cluster of its own.
 TEST_PROCESSES ?= 2

@@ -1,7 +1,7 @@
 """Rows per second of predict, and what it is compared with; all cases of a part in one run.
 
     python benchmarks/inference.py [--part rows images pictures memory] [--rows 1000000]
-                                   [--images 1000] [--repeats 3] [--peers]
+                                   [--images 1000] [--repeats 3] [--peers] [--mlflow]
                                    [--arrow-batch-mib 4]
 
 ``rows``: a network 100-64-64-10 over rows of 100 floats. ``images``: a small CNN over images of
@@ -16,9 +16,10 @@ fitted ``KerasClassificationModel`` (three columns: a double and two vectors), "
 ``pyspark.ml.functions.predict_batch_udf`` around Keras' ``predict`` (as its documentation has it;
 with ``--peers``, on a twentieth of the rows) or ``predict_on_batch``. With ``--peers`` also
 Elephas' ``SparkModel.predict`` on an RDD of arrays, in a session of its own (the second call of
-it), and sparkdl's on the same. ``memory``: how much the peak memory of the Python workers grows
-from a partition of few rows to one of all rows, and from 64 images to all of them (``--images``:
-4,000 are 2.3 GiB of floats).
+it), and sparkdl's on the same. With ``--mlflow`` also MLflow's ``pyfunc.spark_udf`` of the same
+model, in the executors' own environment; it calls Keras' ``predict``, 32 rows at a time.
+``memory``: how much the peak memory of the Python workers grows from a partition of few rows to one
+of all rows, and from 64 images to all of them (``--images``: 4,000 are 2.3 GiB of floats).
 """
 
 from __future__ import annotations
@@ -159,6 +160,21 @@ def time_cases(cases: dict[str, Callable[[], None]], repeats: int) -> dict[str, 
     return {name: median(values) for name, values in seconds.items()}
 
 
+def mlflow_udf(spark: Any, model: Any, folder: str) -> Any:
+    """The function of a column that ``mlflow.pyfunc`` makes of a model."""
+    import mlflow
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+    from pyspark.sql import types as T
+
+    given = TensorSpec(np.dtype("float32"), (-1, *model.input_shape[1:]))
+    signature = ModelSignature(inputs=Schema([given]))
+    mlflow.keras.save_model(model, f"{folder}/mlflow", signature=signature)
+    return mlflow.pyfunc.spark_udf(
+        spark, f"{folder}/mlflow", T.ArrayType(T.FloatType()), env_manager="local"
+    )
+
+
 def start(arrow_batch_mib: int) -> Any:
     """A session of two executors whose Arrow batches have at most so many MiB; 0: Spark's own."""
     spark = start_spark(PROCESSES)
@@ -168,8 +184,9 @@ def start(arrow_batch_mib: int) -> Any:
 
 
 def compare(
-    part: str, rows: int, batch_size: int, repeats: int, peer_too: bool, arrow_batch_mib: int
-) -> None:
+    part: str, rows: int, batch_size: int, repeats: int, peer_too: bool, mlflow_too: bool,
+    arrow_batch_mib: int,
+) -> None:  # fmt: skip
     import pyarrow as pa
     from pyspark.ml.functions import predict_batch_udf
     from pyspark.sql import types as T
@@ -259,6 +276,9 @@ def compare(
             sparkdl.predict(model, spark.read.schema(schema).parquet(f"{folder}/in"), **one)
         )
         cases["predict, stream of the files"] = stream
+    if mlflow_too:
+        other = mlflow_udf(spark, model, folder)
+        cases["mlflow, spark_udf"] = lambda: drop(frame.withColumn("p", other("features")))
     seconds = time_cases(cases, repeats)
     forward = median([bare(part, rows, batch_size) for _ in range(repeats)])
     limit = seconds["empty mapInArrow"] + forward
@@ -409,6 +429,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--images", type=int, default=1000)
     parser.add_argument("--peers", action="store_true")
+    parser.add_argument("--mlflow", action="store_true")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--arrow-batch-mib", type=int, default=0)
@@ -417,11 +438,11 @@ def main() -> None:
     if given.bare:
         run_bare(given.bare, given.rows, given.batch_size)
         return
-    mib = given.arrow_batch_mib
+    mib, peers = given.arrow_batch_mib, (given.peers, given.mlflow)
     if "rows" in given.part:
-        compare("rows", given.rows, given.batch_size, given.repeats, given.peers, mib)
+        compare("rows", given.rows, given.batch_size, given.repeats, *peers, mib)
     if "images" in given.part:
-        compare("images", given.images, 32, given.repeats, given.peers, mib)
+        compare("images", given.images, 32, given.repeats, *peers, mib)
     if "pictures" in given.part:
         compare_pictures(given.images, 32, given.repeats, mib)
     if "memory" in given.part:

@@ -1,6 +1,6 @@
 """What benchmarks share: a network and its data (60,000 rows, 784-128-128-10), real data, tables.
 
-The real data are MNIST (10,000 digits) and a9a, where their files are.
+The real data are MNIST (10,000 digits), a9a and text8 (English letters), where their files are.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 ROWS, EPOCHS, BATCH = 60_000, 3, 64
+LETTERS = 64
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -160,6 +161,43 @@ def a9a_model(seed: int = 7) -> Any:
         ]
     )
     model.compile("adam", "binary_crossentropy", metrics=[keras.metrics.AUC(name="auc")])
+    return model
+
+
+def text8() -> tuple[Any, Any, Any, Any]:
+    """Pieces of 64 letters of English text, x (n, 64), and y the letter after each; the last tenth
+    of the text is the test."""
+    where = folder()
+    assert where is not None
+    with gzip.open(where / "text8-head.txt.gz", "rt") as file:
+        _, letters = np.unique(list(file.read()), return_inverse=True)
+    pieces = (len(letters) - 1) // LETTERS
+    x, y = (
+        letters[start : start + pieces * LETTERS].astype("int32").reshape(pieces, LETTERS)
+        for start in (0, 1)
+    )
+    train = pieces * 9 // 10
+    order = np.random.default_rng(0).permutation(train)
+    return x[:train][order], y[:train][order], x[train:], y[train:]
+
+
+def text8_model(seed: int = 7) -> Any:
+    """A causal Transformer of two blocks, 64 wide."""
+    import keras
+    from keras import layers
+
+    keras.utils.set_random_seed(seed)
+    letters = keras.Input((LETTERS,), dtype="int32")
+    places = keras.ops.cumsum(keras.ops.ones_like(letters), axis=1) - 1
+    hidden = layers.Embedding(32, 64)(letters) + layers.Embedding(LETTERS, 64)(places)
+    for _ in range(2):
+        normal = layers.LayerNormalization()(hidden)
+        hidden += layers.MultiHeadAttention(4, 16)(normal, normal, use_causal_mask=True)
+        normal = layers.LayerNormalization()(hidden)
+        hidden += layers.Dense(64)(layers.Dense(128, "gelu")(normal))
+    model = keras.Model(letters, layers.Dense(32)(layers.LayerNormalization()(hidden)))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(3e-3), loss, metrics=["accuracy"])
     return model
 
 

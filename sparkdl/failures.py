@@ -31,7 +31,7 @@ from sparkdl.errors import (
     package_of,
     raised_of,
 )
-from sparkdl.training.finite import NotFiniteError
+from sparkdl.weights import NotFiniteError
 
 SECONDARY_DELAY_S = 6.0
 """A rank with a secondary failure waits this long before it tells, so that the cause is first."""

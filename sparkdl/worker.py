@@ -13,11 +13,11 @@ from typing import Generic, TypeVar
 
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.errors import DataError, ModelError, SparkDLError
-from sparkdl.training.finite import NotFiniteError, is_finite
 from sparkdl.training.learning import MAX_STACK, BatchSource, BatchStack, Learner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.reports import MetricState, Report
 from sparkdl.training.syncing import Start, Synchronizer
+from sparkdl.weights import NotFiniteError, is_finite
 
 L = TypeVar("L", bound=Learner)
 

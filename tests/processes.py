@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import psutil
 
@@ -23,6 +24,14 @@ def ends(pid: int, within_s: float) -> bool:
             return False
         time.sleep(0.05)
     return True
+
+
+def maps_of(process: psutil.Process) -> list[str]:
+    """What a process maps, a line each; nothing of one that has ended."""
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
 
 
 def command_of(process: psutil.Process) -> str:

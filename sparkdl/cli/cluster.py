@@ -8,6 +8,8 @@ import shutil
 import subprocess
 import sys
 from argparse import Namespace
+from importlib import resources
+from string import Template
 from typing import Any
 
 from sparkdl.cli.parser import given_settings
@@ -205,68 +207,6 @@ DRIVER_PORT, BLOCK_PORT, SERVER_PORT = 7078, 7079, 7077
 """The ports of Spark's driver, of its blocks, and of the parameter server or the coordinator."""
 ENTRY_FILE = "/opt/sparkdl/main.py"
 """The path that ``sparkdl path`` prints in the image: ``docker/Dockerfile`` links it there."""
-_USER = 1000
-"""The user of the image, as ``docker/Dockerfile`` makes it."""
-_SECURITY = f"""  securityContext:
-    runAsNonRoot: true
-    runAsUser: {_USER}
-    fsGroup: {_USER}
-"""
-_DRIVER = f"""# The driver's pod in cluster mode: spark.kubernetes.driver.podTemplateFile
-apiVersion: v1
-kind: Pod
-metadata:
-  labels:
-    app.kubernetes.io/name: sparkdl
-    app.kubernetes.io/component: driver
-spec:
-{_SECURITY}  containers:
-    - name: spark-kubernetes-driver
-      securityContext:
-        allowPrivilegeEscalation: false
-"""
-_EXECUTOR = f"""# The executors' pods: spark.kubernetes.executor.podTemplateFile
-apiVersion: v1
-kind: Pod
-metadata:
-  labels:
-    app.kubernetes.io/name: sparkdl
-    app.kubernetes.io/component: executor
-spec:
-{_SECURITY}  containers:
-    - name: spark-kubernetes-executor
-      securityContext:
-        allowPrivilegeEscalation: false
-      volumeMounts:
-        - name: shared-memory
-          mountPath: /dev/shm
-  volumes:
-    # Workers of one pod exchange here; without it /dev/shm has 64 MiB. It counts as overhead.
-    - name: shared-memory
-      emptyDir:
-        medium: Memory
-        sizeLimit: {{shared_mb}}Mi
-"""
-_SERVICE = f"""# For client mode: executors find the pod that you run the driver in, whose label
-# this selects, as {SERVICE}.{{namespace}}.svc. (In cluster mode Spark makes such a service.)
-apiVersion: v1
-kind: Service
-metadata:
-  name: {SERVICE}
-  namespace: {{namespace}}
-spec:
-  clusterIP: None
-  publishNotReadyAddresses: true
-  selector:
-    sparkdl-driver: "true"
-  ports:
-    - name: driver
-      port: {DRIVER_PORT}
-    - name: blocks
-      port: {BLOCK_PORT}
-    - name: server
-      port: {SERVER_PORT}
-"""
 SHARED_MB = 1024
 
 
@@ -276,17 +216,17 @@ def write_manifests(folder: str, namespace: str) -> list[str]:
     Returns:
         Their paths.
     """
-    texts = {
-        "driver.yaml": _DRIVER,
-        "executor.yaml": _EXECUTOR.format(shared_mb=SHARED_MB),
-        "service.yaml": _SERVICE.format(namespace=namespace),
-    }
+    values = {
+        "shared_mb": SHARED_MB, "namespace": namespace, "service": SERVICE,
+        "driver_port": DRIVER_PORT, "block_port": BLOCK_PORT, "server_port": SERVER_PORT,
+    }  # fmt: skip
     os.makedirs(folder, exist_ok=True)
     paths = []
-    for name, text in texts.items():
+    for name in ("driver.yaml", "executor.yaml", "service.yaml"):
+        text = resources.files("sparkdl.cli").joinpath("manifests", name).read_text()
         paths.append(os.path.join(folder, name))
         with open(paths[-1], "w") as file:
-            file.write(text)
+            file.write(Template(text).substitute(values))
     return paths
 
 

@@ -47,6 +47,7 @@ from sparkdl.errors import (
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import ListeningOptions
 from sparkdl.settings.registry import is_same_class
+from sparkdl.settings.values import require_seconds
 
 if TYPE_CHECKING:
     from sparkdl.wire.tls import Certificate
@@ -218,11 +219,7 @@ class Communicator(Closing):
                 f"cannot make a {self.name} communicator", expected="0 <= rank < size",
                 received=f"rank {rank}, size {size}",
             )  # fmt: skip
-        if not timeout_s > 0:
-            raise ConfigError(
-                f"cannot make a {self.name} communicator", expected="timeout_s above 0",
-                received=f"timeout_s={timeout_s!r}",
-            )  # fmt: skip
+        require_seconds("timeout_s", timeout_s)
         self.rank, self.size = rank, size
         self.local_rank, self.local_size = local_rank, local_size
         self._timeout_s = timeout_s

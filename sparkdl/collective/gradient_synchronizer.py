@@ -22,15 +22,15 @@ from sparkdl.collective.arithmetic import (
 )
 from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ModelError
+from sparkdl.files.run_state import RunState
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import BatchStack, SharedLearner
 from sparkdl.training.parts import FLAGS, PART_BYTES, PORTION_BYTES, parts_of
 from sparkdl.training.phases import current_clock
-from sparkdl.training.run_state import RunState
 from sparkdl.training.slices import Slices, join_slices, pack, unpack
 from sparkdl.training.syncing import StepSynchronizer
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import FloatArray, Layout, NotFiniteError
 
 Gather = Callable[[npt.NDArray[np.uint8]], Sequence[npt.NDArray[np.uint8]]]
 """Takes a rank's bytes, and returns those of all ranks; none of a rank without a batch."""

@@ -25,14 +25,14 @@ from sparkdl.collective.rules import (
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import unpack_arrays
+from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.flat import State
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, NotFiniteError, is_finite
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
-from sparkdl.training.run_state import StoredBytes
 from sparkdl.training.syncing import StepSynchronizer
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import FloatArray, Layout, NotFiniteError, is_finite
 
 
 def steps_of(exchange: Exchange, check: FiniteCheck) -> RuleSteps:

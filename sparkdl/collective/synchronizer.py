@@ -10,12 +10,12 @@ import numpy as np
 from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
 from sparkdl.coordinator.session import Session
+from sparkdl.files.run_state import Blob, RunState, StoredBytes
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.training.reports import EpochReport, MetricState, Report
-from sparkdl.training.run_state import Blob, RunState, StoredBytes
 from sparkdl.training.syncing import Orders, Outcome, Start, StepSynchronizer
 from sparkdl.weights import Layout
 

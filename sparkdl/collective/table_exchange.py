@@ -104,12 +104,18 @@ class TableExchange:
 
     Args:
         tables: All tables of the model, the same on all ranks.
+        ignores_nan: Gradients that are not finite are taken; else they are an error.
     """
 
-    def __init__(self, communicator: Communicator, tables: Iterable[TableSpec]) -> None:
+    def __init__(
+        self, communicator: Communicator, tables: Iterable[TableSpec], *, ignores_nan: bool = False
+    ) -> None:
         self._communicator, self._specs = communicator, {spec.name: spec for spec in tables}
         self._names = sorted(self._specs)
-        self.stores = {name: self._specs[name].store(communicator.size) for name in self._names}
+        self.stores = {
+            name: self._specs[name].store(communicator.size, ignores_nan=ignores_nan)
+            for name in self._names
+        }
         """Table name -> the rows that this rank owns."""
         self._parts: dict[str, ClassPart] = {}
         self._measured: dict[str, Measured] = {}
@@ -447,10 +453,10 @@ class TableSteps(StepSynchronizer):
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0
     ) -> None:
         """Makes or loads the rows that this rank owns, and gives all ranks the root's variables."""
-        self._exchange = TableExchange(self._communicator, learner.tables.specs)
+        self._exchange = TableExchange(
+            self._communicator, learner.tables.specs, ignores_nan=self._ignores_nan
+        )
         stores = self._exchange.stores
-        for store in stores.values():
-            store.on_nan = "ignore" if self._ignores_nan else "raise"
         rank, ranks = self._communicator.rank, self._communicator.size
         if self._state:
             reference = TableReference.from_bytes(self._state)

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
-from sparkdl.training.run_state import Blob, StoredBytes
+from sparkdl.files.run_state import Blob, StoredBytes
 from sparkdl.transport.frames import ByteArray, Kind, Message
 
 _READS = 5

@@ -151,7 +151,6 @@ class Joining:
         meta: dict[str, Any] = {
             "num_workers": group.settings.num_workers,
             "source": "center" if entry is None else entry.source,
-            "worker_clock": worker.clock,
             "lease_s": group.settings.lease_s,
             "steps_per_epoch": max((w.said.batches_per_epoch for w in known), default=0),
             "texts": {str(w.rank): w.said.text for w in known if w.said.text is not None},

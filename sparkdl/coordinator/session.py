@@ -20,15 +20,14 @@ from sparkdl.coordinator.telemetry import (
     pack_lines,
     report_message,
 )
-from sparkdl.errors import WorkerError
 from sparkdl.failures import Failure
+from sparkdl.files.run_state import Blob
 from sparkdl.process.closing import Closing
 from sparkdl.process.host_load import LoadMeter
 from sparkdl.process.log_lines import current_box
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import current_clock
 from sparkdl.training.reports import EpochReport
-from sparkdl.training.run_state import Blob
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Message
@@ -49,7 +48,6 @@ class Welcome:
             and optimizer state), ``'snapshot'`` (pull: the last snapshot).
         steps_per_epoch: Most batches per epoch of any rank; agreed among ranks that train in step.
         clock: Commits or rounds applied so far.
-        worker_clock: Commits of this rank so far.
         rows: Rows this rank has committed so far.
         lease_s: Silence after which the coordinator gives this worker up.
         decision: What a store whose values lie on shards has decided; None for others.
@@ -63,7 +61,6 @@ class Welcome:
     steps_per_epoch: int
     num_workers: int
     clock: int
-    worker_clock: int
     rows: int
     lease_s: float
     in_step: bool = False
@@ -91,7 +88,6 @@ class Session(Closing):
         self.limits = FrameLimits() if limits is None else limits
         self.welcome: Welcome | None = None
         self.stopped = False
-        self.aborted = False
         self.learning_rate: float | None = None
         self.changes = 0
         """How many changes of variables the driver asks this rank to have taken."""
@@ -146,8 +142,7 @@ class Session(Closing):
             done=bool(reply.flags & Flag.DONE), epoch=reply.epoch, batch=reply.batch,
             source=str(known["source"]), steps_per_epoch=int(known["steps_per_epoch"]),
             num_workers=int(known["num_workers"]), clock=reply.clock,
-            worker_clock=int(known["worker_clock"]), rows=reply.rows,
-            lease_s=float(known["lease_s"]), in_step=bool(known["in_step"]),
+            rows=reply.rows, lease_s=float(known["lease_s"]), in_step=bool(known["in_step"]),
             decision=known.get("decision"),
             texts={int(rank): str(text) for rank, text in known["texts"].items()},
         )  # fmt: skip
@@ -268,15 +263,10 @@ class Session(Closing):
     ) -> Message:
         """Sends a frame of this rank and returns the reply; see :meth:`Connection.request`."""
         waits = message.kind in _WAITS
-        try:
-            with self._clock.within("wait" if waits else "exchange"):
-                reply = self._connection.request(self._signed(message), body, deferred=deferred)
-        except WorkerError:
-            self.aborted = True
-            raise
+        with self._clock.within("wait" if waits else "exchange"):
+            reply = self._connection.request(self._signed(message), body, deferred=deferred)
         self.clock = reply.clock
         self.stopped = bool(reply.flags & Flag.STOP)
-        self.aborted = bool(reply.flags & Flag.ABORT)
         self.lead = bool(reply.flags & Flag.LEAD)
         rate = reply.learning_rate
         self.learning_rate = None if math.isnan(rate) else rate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparkdl.errors import ConfigError
+from sparkdl.settings.values import require_int, require_seconds
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,6 @@ class Settings:
     max_state_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_workers < 1:
-            raise ConfigError(
-                "a run needs workers", expected="num_workers >= 1",
-                received=f"num_workers={self.num_workers}",
-            )  # fmt: skip
+        require_int("num_workers", self.num_workers, 1)
         for name in ("lease_s", "start_timeout_s", "round_timeout_s", "release_timeout_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(
-                    f"{name} is no time limit", expected="a positive number of seconds",
-                    received=repr(getattr(self, name)),
-                )  # fmt: skip
+            require_seconds(name, getattr(self, name))

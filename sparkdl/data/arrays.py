@@ -65,10 +65,7 @@ def to_arrow_table(
     The columns are ``features``, ``label`` and ``sample_weight``, numbered if there are several.
 
     Args:
-        x: See ``rows_from_numpy``, as for the other arguments.
-        y: See there.
-        sample_weight: See there.
-        spec: See there.
+        x, y, sample_weight, spec: As for ``rows_from_numpy``.
 
     Raises:
         DataError: See ``rows_from_numpy``.

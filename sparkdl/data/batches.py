@@ -15,7 +15,7 @@ from sparkdl.data.columns import Batch, DataSpec
 from sparkdl.data.ragged import Array, IndexArray
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import Storage
-from sparkdl.errors import ConfigError
+from sparkdl.settings.values import require_int
 from sparkdl.training.learning import BatchStack
 
 Random = np.random.Generator
@@ -72,11 +72,8 @@ class EpochPlan:
     batch_size: int
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.num_rows < 0:
-            raise ConfigError(
-                "cannot plan an epoch", expected="batch_size >= 1 and num_rows >= 0",
-                received=f"batch_size={self.batch_size}, num_rows={self.num_rows}",
-            )  # fmt: skip
+        require_int("batch_size", self.batch_size, 1)
+        require_int("num_rows", self.num_rows, 0)
 
     @property
     def full_batches(self) -> int:
@@ -99,12 +96,8 @@ class EpochPlan:
         Stacks end where they would in an epoch from its start, so the first one may be shorter.
         The smaller last batch is a stack of its own, since its shape differs.
         """
-        if most_batches < 1 or start_batch < 0:
-            raise ConfigError(
-                "cannot cut an epoch into stacks of batches",
-                expected="most_batches >= 1 and start_batch >= 0",
-                received=f"most_batches={most_batches}, start_batch={start_batch}",
-            )
+        require_int("most_batches", most_batches, 1)
+        require_int("start_batch", start_batch, 0)
         first = start_batch
         while first < self.full_batches:
             count = min(most_batches - first % most_batches, self.full_batches - first)

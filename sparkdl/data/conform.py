@@ -91,14 +91,13 @@ def numbers_of(array: Any, place: ValuePlace, per_row: int | None = None) -> Arr
     """A primitive Arrow array without nulls as a flat NumPy array of its own dtype.
 
     Args:
-        array: See :meth:`ValuePlace.check_nulls`, as for the other arguments.
-        per_row: See there.
+        array, per_row: As for :meth:`ValuePlace.check_nulls`.
     """
     place.check_nulls(array, per_row)
     if pa.types.is_decimal(array.type):
         kind = place.spec.value_dtype.kind
         wide = {"i": pa.int64(), "u": pa.uint64()}.get(kind, pa.float64())
-        for whole in (pa.int64(), pa.uint64()) if kind == "f" and not array.type.scale else ():
+        for whole in (pa.int64(), pa.uint64()) if kind == "f" and array.type.scale <= 0 else ():
             with contextlib.suppress(pa.ArrowInvalid):  # an integer, of which no digit is lost
                 return numbers_of(array.cast(whole), place, per_row)
         try:

@@ -216,8 +216,9 @@ def _column(batch: pa.RecordBatch, name: str, first_row: int) -> Any:
             received=f"the columns {batch.schema.names}",
             hint="a name that stands twice in the data counts as missing",
         )  # fmt: skip
-    array = batch.column(index)
-    array = unwrapped(array)
+    array = unwrapped(batch.column(index))
+    if pa.types.is_duration(array.type):  # of Parquet, of which Spark reads the integers
+        array = array.view(pa.int64())
     ValuePlace(repr(name), ColumnSpec((name,), (), kind="scalars"), first_row).check_nulls(array)
     return array
 

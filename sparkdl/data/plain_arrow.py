@@ -115,8 +115,14 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.time64("us")
     if types.is_timestamp(kind):
         return pa.timestamp("us", kind.tz)
-    if types.is_decimal(kind) and kind.precision <= _WIDEST_DECIMAL:
-        return pa.decimal128(kind.precision, kind.scale)
+    if types.is_duration(kind):
+        return pa.duration("us")
+    if types.is_decimal(kind):  # Spark's have from 0 to all of their digits behind the point
+        scale = max(kind.scale, 0)
+        digits = max(kind.precision - min(kind.scale, 0), scale)
+        return (
+            pa.decimal128(digits, scale) if digits <= _WIDEST_DECIMAL else pa.decimal256(76, scale)
+        )
     return kind
 
 
@@ -150,10 +156,11 @@ def unwrapped(array: pa.Array) -> pa.Array:
         return unwrapped(pa.DictionaryArray.from_arrays(array.indices, values).dictionary_decode())
     if str(kind).startswith("run_end_encoded"):
         return unwrapped(pc.run_end_decode(array))
-    if is_any_list(kind) and ("_view" in str(kind) or not _is_usual(kind.value_type)):
+    if is_any_list(kind) and not _is_usual(kind):
         return _listed(array)
-    if pa.types.is_duration(kind):
-        return array.view(pa.int64())
+    if pa.types.is_struct(kind) and not _is_usual(kind):
+        parts = [unwrapped(part) for part in array.flatten()]
+        return pa.StructArray.from_arrays(parts, [f.name for f in kind], mask=array.is_null())
     if kind == pa.float16() and not _CASTS_HALVES:
         wide = array.to_numpy(zero_copy_only=False).astype(np.float32)
         return pa.array(wide, mask=array.is_null().to_numpy(zero_copy_only=False))
@@ -190,8 +197,12 @@ def _signed(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_usual(kind: pa.DataType) -> bool:
+    if "_view" in str(kind):
+        return False
     if is_any_list(kind):
-        return "_view" not in str(kind) and _is_usual(kind.value_type)
+        return _is_usual(kind.value_type)
+    if pa.types.is_struct(kind):
+        return all(_is_usual(field.type) for field in kind)
     wrapped = isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind)
     wrapped |= kind == pa.float16() and not _CASTS_HALVES
     return not wrapped and not str(kind).startswith("run_end_encoded")

@@ -469,8 +469,7 @@ class MappedRagged(Ragged):
     """Ragged rows in a mapped file.
 
     Args:
-        values: See :class:`Ragged`, as for ``lengths``.
-        lengths: See there.
+        values, lengths: As for :class:`Ragged`.
         mapped: What ``values`` lie in; None without a position.
     """
 

@@ -14,7 +14,7 @@ import zipfile
 import zlib
 
 from sparkdl.errors import ModelError, ProtocolError
-from sparkdl.training.run_state import RunState
+from sparkdl.files.run_state import RunState
 
 SETTINGS = "sparkdl.json"
 RUN_STATE = "sparkdl_run_state"

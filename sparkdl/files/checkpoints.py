@@ -18,8 +18,8 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
 from sparkdl.files import storage
 from sparkdl.files.archive_parts import check_whole, run_of, run_state_of, with_parts
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.files.run_state import RunState
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.training.run_state import RunState
 
 _INDEX = "checkpoint.json"
 _MAX_INDEX_BYTES = 1 << 16

@@ -162,7 +162,7 @@ def _without_braces(pattern: str) -> list[str]:
             for one in patterns
             for choice in [_CHOICE.search(one)]
             if choice is not None
-            for part in choice[1].split(",")
+            for part in re.split(r"(?<!\\),", choice[1])
         ] + [one for one in patterns if not _CHOICE.search(one)]
     return list(dict.fromkeys(patterns))
 
@@ -173,7 +173,6 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """A pattern without braces as a regular expression."""
     parts, inside, signs = [], False, iter(pattern)
     for sign in signs:
         if sign == "\\":
@@ -199,7 +198,6 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
-    """The files and folders below a folder that fit a pattern, name by name."""
     from pyarrow import fs
 
     tops, infos = [place.inner], []
@@ -208,7 +206,7 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
         infos = [
             info
             for top in tops
-            for name, info in _of_rows(place.system.get_file_info(fs.FileSelector(top)), top)
+            for name, info in _of_rows(place.system.get_file_info(fs.FileSelector(top, True)), top)
             if expression.fullmatch(name)
         ]
         if number < len(pattern) - 1:
@@ -218,7 +216,6 @@ def _matching(place: FilePlace, pattern: list[str]) -> list[Any]:
 
 
 def _in(top: tuple[FilePlace, Any], path: str, recursive: bool) -> list[FoundFile]:
-    """The file, or those in the folder."""
     from pyarrow import fs
 
     place, info = top
@@ -260,7 +257,7 @@ def _of_partitions(files: list[FoundFile], path: str) -> list[FoundFile]:
         if "/" not in file.inner:
             continue  # beside the folders of partitions, where Spark reads none
         names = [name.lower() for name in file.partition_values]
-        if names != list(spelled):
+        if names != list(spelled) or len(names) < sum("=" in f for f in file.inner.split("/")[:-1]):
             raise DataError(
                 f"folders at {path!r} have different partitions",
                 expected=f"files below {'/'.join(f'{n}=...' for n in spelled.values())}, as in "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.archive_parts import Settings, check_whole, run_state_of, settings_of, with_parts
-from sparkdl.training.run_state import RunState
+from sparkdl.files.run_state import RunState
 
 HDF5 = (".h5", ".hdf5")
 """Endings of files in Keras' older format."""

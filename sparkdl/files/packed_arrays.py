@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.files.archive_parts import check_whole, damaged_model
-from sparkdl.training.run_state import StoredBytes
+from sparkdl.files.run_state import StoredBytes
 
 
 def pack_arrays(arrays: dict[str, Any]) -> bytes:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
-from urllib.parse import unquote
 
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.arrow_file_system import LocalFileSystem, open_uri
@@ -173,6 +172,8 @@ def _resolve(path: str) -> tuple[FileSystem, str]:
 def local_path(uri: str) -> str:
     """The path in ``file:/a``, ``file:///a`` or ``file://localhost/a``.
 
+    Its letters mean themselves, as to Spark: ``%20`` is no blank.
+
     Raises:
         ResourceError: It names another machine.
     """
@@ -186,7 +187,7 @@ def local_path(uri: str) -> str:
             expected="a path of this machine: file:///folder/file", received=f"file://{machine}",
             hint="three slashes after 'file:'",
         )  # fmt: skip
-    return os.path.abspath(unquote(f"/{rest}"))
+    return os.path.abspath("/" + rest.lstrip("/"))
 
 
 @contextlib.contextmanager

@@ -21,16 +21,18 @@ _first_of_process = threading.Lock()
 class TemporaryFolder(Closing):
     """A new folder, removed when it is closed.
 
-    Nothing runs in a process that is killed (``kill -9``, memory), so its folder stays. The next
-    process that makes one on this machine removes it: a folder in use holds a lock on one of its
-    files, which the system takes away with the process, in containers too.
+    Nothing runs in a process that is killed (``kill -9``, memory), so its folder stays. Spark
+    removes that of its worker with the executor's own files. Elsewhere the next process that
+    makes a folder on this machine does: a folder in use holds a lock on one of its files, which
+    the system takes away with the process, in containers too.
     """
 
     def __init__(self) -> None:
+        parent = executor_folder() or tempfile.gettempdir()
         if _first_of_process.acquire(blocking=False):
-            remove_left_folders(tempfile.gettempdir())
+            remove_left_folders(parent)
         while True:
-            self.path = tempfile.mkdtemp(prefix=_PREFIX)
+            self.path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
             lock_path = os.path.join(self.path, _LOCK)
             self._lock = os.open(lock_path, os.O_CREAT | os.O_RDWR, 0o600)
             with contextlib.suppress(OSError):  # a file system without locks: nobody removes it
@@ -45,6 +47,12 @@ class TemporaryFolder(Closing):
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = -1
+
+
+def executor_folder() -> str | None:
+    """The folder of the executor that this process works for; None outside of Spark's workers."""
+    folder = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    return folder if "blockmgr-" in folder and os.path.isdir(folder) else None
 
 
 def remove_left_folders(directory: str) -> None:

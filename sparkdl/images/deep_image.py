@@ -7,83 +7,89 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import keyword_only
 from pyspark.ml import Transformer
 from pyspark.ml.functions import array_to_vector
-from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.errors import ConfigError, ModelError, ResourceError, UnknownNameError
+from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
 from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
-from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import FLAG, require_name, whole
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
 from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.session.frames import require_frame
+from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, taking
+from sparkdl.spark.session.frames import column_named, require_frame
 
-S = TypeVar("S", bound="SavedImageStage")
-
-
-@dataclass(frozen=True)
-class Part:
-    """The parts of a stage that are no Params.
-
-    Args:
-        name: Name of the constructor's argument, and in files.
-        code: It is a function, so that only a reader that is told to trust the file loads it.
-    """
-
-    name: str
-    attribute: str
-    code: bool = False
+S = TypeVar("S", bound="ImageStage")
 
 
-class SavedImageStage(Params, SavedStage):
-    """A stage with a model and other parts, which goes into files with them."""
+class ImageStage(Stage, SavedStage):
+    """A stage with arguments that are no Params (``PARTS``), which go into files with it."""
 
-    SAVED_PARTS: ClassVar[tuple[Part, ...]] = ()
+    FUNCTIONS: ClassVar[tuple[str, ...]] = ()
+    """Parts that only a reader loads which is told to trust the file."""
     _model: Any = None
+    _opened: tuple[str, ModelSource] | None = None
+    """The path or name, and the model that is read already."""
 
-    def _begin(self) -> None:
-        """Makes an empty stage with its defaults; a constructor and a reader begin with it."""
-        super().__init__()
+    def __init__(self, **arguments: object) -> None:
+        super().__init__(**arguments)
+        self._check()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in cls.PARTS:
+            setattr(cls, f"set{name[0].upper()}{name[1:]}", _setter(f"_{name}"))
+
+    @classmethod
+    def _empty(cls: type[S]) -> S:
+        stage = cls.__new__(cls)
+        Stage.__init__(stage)
+        return stage
+
+    def _check(self) -> None:
+        """Refuses a stage whose arguments are too few."""
 
     def _given_model(self) -> Any:
         """The model of this stage: a Keras model, the path of one, or None."""
         return self._model
 
-    @classmethod
-    def _empty(cls: type[S]) -> S:
-        stage = cls.__new__(cls)
-        stage._begin()
-        return stage
-
     def content(self) -> StageContent:
         """The parts that are saved beside the Params."""
         plain: dict[str, Any] = {}
         code: dict[str, Any] = {}
-        for part in self.SAVED_PARTS:
-            value = getattr(self, part.attribute)
-            if value is not None:
-                (code if part.code or not is_json(value) else plain)[part.name] = value
+        for name in self.PARTS:
+            value = getattr(self, f"_{name}")
+            if value is not None and name != "model":
+                (code if name in self.FUNCTIONS or not is_json(value) else plain)[name] = value
         return StageContent({"parts": plain}, _archive_of(self._given_model()), code)
 
     def take(self, loaded: Loaded) -> None:
         saved: Mapping[str, Any] = {**loaded.plain["parts"], **loaded.code}
-        for part in self.SAVED_PARTS:
-            setattr(self, part.attribute, saved.get(part.name))
+        for name in self.PARTS:
+            setattr(self, f"_{name}", saved.get(name))
         found = load_model(loaded)
         self._model = None if found is None else found[0]
+
+
+def _setter(attribute: str) -> Callable[[Any, Any], Any]:
+    def set_to(self: Any, value: object) -> Any:
+        setattr(self, attribute, value)
+        self._opened = None
+        return self
+
+    return set_to
 
 
 def is_json(value: object) -> bool:
@@ -220,9 +226,11 @@ APPLICATIONS = {
 
 
 def application(name: str) -> Application:
-    if name not in APPLICATIONS:
-        raise UnknownNameError("modelName", name, APPLICATIONS)
-    return APPLICATIONS[name]
+    return APPLICATIONS[application_name(name)]
+
+
+def application_name(name: Any) -> str:
+    return require_name("modelName", name, APPLICATIONS)
 
 
 def make_model(name: str, *, features: bool) -> Any:
@@ -267,44 +275,23 @@ def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
 _BATCH_SIZE = 32
 
 
-class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
+@has_params(ParamSpec("modelName", "one of " + ", ".join(APPLICATIONS), application_name))
+class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
     """The base of both: which model, and how images become its inputs."""
 
-    SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("preprocess", "_preprocess", code=True),)
+    FUNCTIONS = ("preprocess",)
+    _preprocess: Any = None
 
-    modelName: Param[str] = Param(
-        Params._dummy(), "modelName", "one of " + ", ".join(APPLICATIONS), TypeConverters.toString
-    )
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._preprocess: Any = None
-        self._opened: tuple[str, ModelSource] | None = None
-
-    def _take(self, given: dict[str, Any]) -> None:
-        """Params, and what is none as it is no JSON."""
-        if "model" in given:
-            self._model = given.pop("model")
-        if "preprocess" in given:
-            self._preprocess = given.pop("preprocess")
-        name = given.get("modelName")
-        if name is not None:
-            application(name)
-        if self._model is None and name is None:
+    def _check(self) -> None:
+        if self._model is None and not self.getModelName():
             raise ConfigError(
                 f"{type(self).__name__} needs a model",
                 expected=f"modelName, one of {list(APPLICATIONS)}, or model=a Keras model or path",
                 received="neither",
             )
-        self._set(**given)
 
     def getModelName(self) -> str:
-        """The name of the application; '' where only a model was given."""
-        return str(self.getOrDefault(self.modelName)) if self.isSet(self.modelName) else ""
-
-    def setModelName(self, value: str) -> _DeepImage:
-        application(value)
-        return self._set(modelName=value)  # type: ignore[no-any-return]
+        return str(self.getOrDefault("modelName")) if self.isSet("modelName") else ""
 
     def _source(self, *, features: bool) -> ModelSource:
         name = self.getModelName()
@@ -346,6 +333,12 @@ class _DeepImage(SavedImageStage, Transformer, HasInputCol, HasOutputCol):
         )  # fmt: skip
 
 
+@has_params(
+    ParamSpec(
+        "scaleHint", "one of " + ", ".join(SCALE_HINTS),
+        partial(require_name, "scaleHint", known=SCALE_HINTS), "SCALE_AREA_AVERAGING",
+    )
+)  # fmt: skip
 class DeepImageFeaturizer(_DeepImage):
     """Spark's image column -> a vector of features, for a classifier of Spark's after it.
 
@@ -373,39 +366,22 @@ class DeepImageFeaturizer(_DeepImage):
     """
 
     __module__ = "sparkdl"
-    SAVED_PARTS = (*_DeepImage.SAVED_PARTS, Part("layer", "_layer"))
-    scaleHint: Param[str] = Param(
-        Params._dummy(), "scaleHint", "one of " + ", ".join(SCALE_HINTS), TypeConverters.toString
-    )
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._layer: str | None = None
-        self._setDefault(scaleHint="SCALE_AREA_AVERAGING")
-
-    @lists_its_arguments
-    @keyword_only  # type: ignore[untyped-decorator]
-    def __init__(
-        self, *, inputCol: str | None = None, outputCol: str | None = None,
-        modelName: str | None = None, scaleHint: str = "SCALE_AREA_AVERAGING", model: object = None,
-        layer: str | None = None, preprocess: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        self._begin()
-        given: dict[str, Any] = dict(self._input_kwargs)
-        self._layer = given.pop("layer", None)
-        if given.get("scaleHint", "SCALE_AREA_AVERAGING") not in SCALE_HINTS:
-            raise UnknownNameError("scaleHint", given["scaleHint"], SCALE_HINTS)
-        self._take(given)
+    PARTS = ("layer", "model", "preprocess")
+    _layer: str | None = None
 
     def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=True)
-        reader = self._reader(source, str(self.getOrDefault(self.scaleHint)))
+        reader = self._reader(source, str(self.getOrDefault("scaleHint")))
         output = LAYER + self._layer if self._layer else ""
         predicted = self._predicted(dataset, source, reader, output)
         return as_vector(predicted, self.getOutputCol())
 
 
+@has_params(
+    ParamSpec("decodePredictions", "return names of classes", taking(FLAG), False),
+    ParamSpec("topK", "how many classes are returned", taking(whole(0)), 5),
+)
 class DeepImagePredictor(_DeepImage):
     """Spark's image column -> class probabilities, or the most probable classes by name.
 
@@ -413,13 +389,12 @@ class DeepImagePredictor(_DeepImage):
         inputCol: A column of ``spark.read.format('image')``; images are resized on the executors.
         outputCol: A vector of probabilities; with ``decodePredictions`` an array of structs
             ``(class, description, probability)``.
-        modelName: See :class:`DeepImageFeaturizer`.
+        modelName, preprocess: As for :class:`DeepImageFeaturizer`.
         decodePredictions: The names of ImageNet's classes, for a model with its 1000 classes;
             Keras downloads the names, unless ``labels`` are given.
         topK: The number of most probable classes that are returned.
         model: A Keras model, or the path of one.
         labels: Names of the classes of ``model``, in their order.
-        preprocess: See :class:`DeepImageFeaturizer`.
 
     Raises:
         ConfigError: No model is named.
@@ -427,31 +402,8 @@ class DeepImagePredictor(_DeepImage):
     """
 
     __module__ = "sparkdl"
-    SAVED_PARTS = (*_DeepImage.SAVED_PARTS, Part("labels", "_labels"))
-    decodePredictions: Param[bool] = Param(
-        Params._dummy(), "decodePredictions", "return names of classes", TypeConverters.toBoolean
-    )
-    topK: Param[int] = Param(
-        Params._dummy(), "topK", "how many classes are returned", TypeConverters.toInt
-    )
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._labels: list[str] | None = None
-        self._setDefault(decodePredictions=False, topK=5)
-
-    @lists_its_arguments
-    @keyword_only  # type: ignore[untyped-decorator]
-    def __init__(
-        self, *, inputCol: str | None = None, outputCol: str | None = None,
-        modelName: str | None = None, decodePredictions: bool = False, topK: int = 5,
-        model: Any = None, labels: list[str] | None = None,
-        preprocess: Callable[[Any], Any] | None = None,
-    ) -> None:  # fmt: skip
-        self._begin()
-        given: dict[str, Any] = dict(self._input_kwargs)
-        self._labels = given.pop("labels", None)
-        self._take(given)
+    PARTS = ("labels", "model", "preprocess")
+    _labels: list[str] | None = None
 
     def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
@@ -459,9 +411,9 @@ class DeepImagePredictor(_DeepImage):
         reader = self._reader(source, "SCALE_AREA_AVERAGING")
         predicted = self._predicted(dataset, source, reader, "")
         column = self.getOutputCol()
-        if not self.getOrDefault(self.decodePredictions):
+        if not self.getOrDefault("decodePredictions"):
             return as_vector(predicted, column)
-        top = _most_probable(column, self._names(), int(self.getOrDefault(self.topK)))
+        top = _most_probable(column, self._names(), int(self.getOrDefault("topK")))
         return predicted.withColumn(column, top)
 
     def _names(self) -> list[tuple[str, str]]:
@@ -478,7 +430,7 @@ class DeepImagePredictor(_DeepImage):
 
 def as_vector(frame: Any, column: str) -> Any:
     """The frame with a column of numbers or (nested) arrays as ML vectors."""
-    kind, values = frame.schema[column].dataType, F.col(_quoted(column))
+    kind, values = frame.schema[column].dataType, column_named(column)
     if not isinstance(kind, T.ArrayType):
         values = F.array(values)
         kind = T.ArrayType(kind)
@@ -492,7 +444,7 @@ def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:
     ids = F.array(*[F.lit(identifier) for identifier, _ in names])
     texts = F.array(*[F.lit(text) for _, text in names])
     every = F.transform(
-        F.col(_quoted(column)),
+        column_named(column),
         lambda p, i: F.struct(
             p.alias("probability"), F.get(ids, i).alias("class"), F.get(texts, i).alias("text")
         ),
@@ -504,7 +456,3 @@ def _most_probable(column: str, names: list[tuple[str, str]], top: int) -> Any:
             found["probability"].alias("probability"),
         ),
     )  # fmt: skip
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

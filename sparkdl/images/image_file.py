@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from pyspark import keyword_only
 from pyspark.ml import Estimator, Transformer
-from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
 
 from sparkdl.config import without_network
-from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import read_keras_file
-from sparkdl.images.deep_image import (
-    ImageReader,
-    Part,
-    SavedImageStage,
-    as_vector,
-    is_json,
-    require_pillow,
-)
+from sparkdl.images.deep_image import ImageReader, ImageStage, as_vector, is_json, require_pillow
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
-from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_name
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
-from sparkdl.spark.ml.files import Loaded, StageWriter
+from sparkdl.spark.ml.files import Loaded, StageContent, StageWriter
+from sparkdl.spark.ml.stage import ParamSpec, has_params, text
 from sparkdl.spark.predict import register_udf
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import session_of
@@ -41,51 +35,51 @@ OUTPUT_MODES = ("vector", "image")
 _BATCH_SIZE = 32
 
 
-class _ImageFile(SavedImageStage, HasInputCol, HasOutputCol):
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@has_params(
+    ParamSpec("modelFile", "path of a saved Keras model", text),
+    ParamSpec(
+        "outputMode", "'vector' or 'image'",
+        partial(require_name, "outputMode", known=OUTPUT_MODES), "vector",
+    ),
+)  # fmt: skip
+class _ImageFile(ImageStage, HasInputCol, HasOutputCol):
     """The base of both: a model, and a function that loads one image."""
 
-    SAVED_PARTS: ClassVar[tuple[Part, ...]] = (Part("imageLoader", "_loader", code=True),)
-
-    modelFile: Param[str] = Param(
-        Params._dummy(), "modelFile", "path of a saved Keras model", TypeConverters.toString
-    )
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._loader: Any = None
-        self._setDefault(outputMode="vector")
+    PARTS: tuple[str, ...] = ("imageLoader", "model")
+    FUNCTIONS = ("imageLoader",)
+    _imageLoader: Any = None
 
     def _given_model(self) -> Any:
         return self._model if self._model is not None else self.getModelFile() or None
 
-    def _take(self, given: dict[str, Any]) -> None:
-        if given.get("outputMode", "vector") not in OUTPUT_MODES:
-            raise UnknownNameError("outputMode", given["outputMode"], OUTPUT_MODES)
-        self._model = given.pop("model", None)
-        self._loader = given.pop("imageLoader", None)
-        if self._model is None and given.get("modelFile") is None:
+    def _check(self) -> None:
+        if self._given_model() is None:
             raise ConfigError(
                 f"{type(self).__name__} needs a model",
                 expected="modelFile='path', or model=a Keras model", received="neither",
             )  # fmt: skip
-        if not callable(self._loader):
+        if not callable(self._imageLoader):
             raise ConfigError(
                 f"{type(self).__name__} needs a function that loads an image",
                 expected="imageLoader, a function from the value of the input column (the path of "
                 "a file, or its bytes) to one array of the model's input shape",
-                received=repr(self._loader),
+                received=repr(self._imageLoader),
             )
-        self._set(**given)
 
     def getModelFile(self) -> str:
-        """The path of the model; '' where the model itself was given."""
-        return str(self.getOrDefault(self.modelFile)) if self.isSet(self.modelFile) else ""
+        """The path of the model, or ``''``."""
+        return str(self.getOrDefault("modelFile")) if self.isSet("modelFile") else ""
 
     def getImageLoader(self) -> Callable[[Any], Any]:
-        loader: Callable[[Any], Any] = self._loader
+        loader: Callable[[Any], Any] = self._imageLoader
         return loader
 
 
+@has_params()
 class KerasImageFileTransformer(_ImageFile, Transformer):
     """A column of paths (or of bytes) -> a model's output, each image loaded by a function.
 
@@ -105,23 +99,6 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
     """
 
     __module__ = "sparkdl"
-    outputMode: Param[str] = Param(
-        Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
-    )
-
-    @lists_its_arguments
-    @keyword_only  # type: ignore[untyped-decorator]
-    def __init__(
-        self, *, inputCol: str | None = None, outputCol: str | None = None,
-        modelFile: str | None = None, imageLoader: Callable[[Any], Any] | None = None,
-        outputMode: str = "vector", model: object = None,
-    ) -> None:  # fmt: skip
-        self._begin()
-        self._take(dict(self._input_kwargs))
-
-    def _begin(self) -> None:
-        super()._begin()
-        self._opened: tuple[str, ModelSource] | None = None
 
     def _transform(self, dataset: object) -> Any:
         require_frame(f"{type(self).__name__}.transform", dataset)
@@ -134,27 +111,28 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
         (name,) = archive.signature.outputs
         column = self.getOutputCol()
         predicted = predict_columns(
-            dataset, archive, Columns(self.getInputCol(), decoder=self._loader),
+            dataset, archive, Columns(self.getInputCol(), decoder=self._imageLoader),
             [OutputColumn(column, name)], batch_size=_BATCH_SIZE,
         )  # fmt: skip
-        as_is = self.getOrDefault(self.outputMode) == "image"
+        as_is = self.getOrDefault("outputMode") == "image"
         return predicted if as_is else as_vector(predicted, column)
 
 
+@has_params(
+    ParamSpec("kerasOptimizer", "name, or optimizer", _as_it_is, "adam"),
+    ParamSpec("kerasLoss", "name, or loss", _as_it_is, optional=True),
+    ParamSpec("kerasFitParams", "arguments of fit", _as_it_is, {}),
+)
 class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     """Trains a model on files of images; ``fit`` gives a :class:`KerasImageFileTransformer`.
 
     Args:
-        inputCol: See :class:`KerasImageFileTransformer`, as for ``outputCol``, ``imageLoader`` and
-            ``outputMode``.
-        outputCol: See there.
+        inputCol, outputCol, imageLoader, outputMode: As for :class:`KerasImageFileTransformer`.
         labelCol: A column of labels; integer classes do where the loss wants one-hot vectors.
         modelFile: A saved Keras model, where training begins; the file stays as it is.
-        imageLoader: See there.
         kerasOptimizer: A name, or an optimizer.
         kerasLoss: A name, or a loss.
         kerasFitParams: Arguments of :meth:`sparkdl.SparkModel.fit`: ``{'epochs': 5}``.
-        outputMode: See there.
         model: A Keras model instead of ``modelFile``; it stays as it is.
         sparkModelParams: Arguments of :class:`sparkdl.SparkModel`: ``{'mode': 'allreduce'}``.
             No file holds those that say where the driver and the workers listen (``port``,
@@ -165,51 +143,23 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
     """
 
     __module__ = "sparkdl"
-    SAVED_PARTS = (
-        *_ImageFile.SAVED_PARTS,
-        Part("sparkModelParams", "_spark_model_params"),
-        Part("otherParams", "_objects"),
-    )
-    outputMode: Param[str] = Param(
-        Params._dummy(), "outputMode", "'vector' or 'image'", TypeConverters.toString
-    )
-    _spark_model_params: dict[str, Any]
-    _objects: dict[str, Any] | None
-    """What is no JSON among the Params, in a copy that goes into a file."""
-    kerasOptimizer: Param[Any] = Param(Params._dummy(), "kerasOptimizer", "name, or optimizer")
-    kerasLoss: Param[Any] = Param(Params._dummy(), "kerasLoss", "name, or loss")
-    kerasFitParams: Param[Any] = Param(Params._dummy(), "kerasFitParams", "arguments of fit")
+    PARTS = ("imageLoader", "model", "sparkModelParams")
+    _sparkModelParams: dict[str, Any] | None = None
+    _objects: dict[str, Any] | None = None
+    """Values of Params that JSON cannot hold, in a copy that goes into a file."""
 
-    @lists_its_arguments
-    @keyword_only  # type: ignore[untyped-decorator]
-    def __init__(
-        self, *, inputCol: str | None = None, outputCol: str | None = None,
-        labelCol: str | None = None, modelFile: str | None = None,
-        imageLoader: Callable[[Any], Any] | None = None, kerasOptimizer: object = "adam",
-        kerasLoss: object = None, kerasFitParams: dict[str, Any] | None = None,
-        outputMode: str = "vector", model: object = None,
-        sparkModelParams: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        self._begin()
-        given: dict[str, Any] = dict(self._input_kwargs)
-        self._spark_model_params = dict(given.pop("sparkModelParams", None) or {})
-        self._take(given)
-        if self.getOrDefault(self.kerasLoss) is None:
+    def _check(self) -> None:
+        super()._check()
+        if self.getOrDefault("kerasLoss") is None:
             raise ConfigError(
                 "KerasImageFileEstimator needs a loss",
                 expected="kerasLoss, e.g. 'sparse_categorical_crossentropy'", received="None",
             )  # fmt: skip
 
-    def _begin(self) -> None:
-        super()._begin()
-        self._spark_model_params = {}
-        self._objects = None
-        self._setDefault(kerasOptimizer="adam", kerasLoss=None, kerasFitParams={})
-
     def write(self) -> StageWriter:
         """Saves the stage; an optimizer, a loss and arguments of fit that are objects, too."""
         saved = self.copy()
-        saved._spark_model_params = without_network(self._spark_model_params)
+        saved._sparkModelParams = without_network(self._sparkModelParams or {})
         saved._objects = {}
         for name in ("kerasOptimizer", "kerasLoss", "kerasFitParams"):
             value = self.getOrDefault(name)
@@ -218,22 +168,28 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
                 saved._objects[name] = value
         return StageWriter(saved)
 
+    def content(self) -> StageContent:
+        found = super().content()
+        if not self._objects:
+            return found
+        return replace(found, code={**found.code, "otherParams": self._objects})
+
     def take(self, loaded: Loaded) -> None:
         super().take(loaded)
-        self._spark_model_params = without_network(self._spark_model_params or {})
-        self._set(**(self._objects or {}))
-        self._objects = None
+        self._sparkModelParams = without_network(self._sparkModelParams or {})
+        self._set(**loaded.code.get("otherParams", {}))
 
     @interrupts.heard()
     def _fit(self, dataset: object) -> KerasImageFileTransformer:
         with making_models, interrupts.held():
             model = self._compiled()
-        spark_model = SparkModel(model, decoder=self._loader, **self._spark_model_params)
-        arguments = {"verbose": 0, **dict(self.getOrDefault(self.kerasFitParams) or {})}
+        spark_model = SparkModel(model, decoder=self._imageLoader, **(self._sparkModelParams or {}))
+        arguments = {"verbose": 0, **dict(self.getOrDefault("kerasFitParams") or {})}
         spark_model.fit(dataset, features=self.getInputCol(), label=self.getLabelCol(), **arguments)
         fitted: KerasImageFileTransformer = KerasImageFileTransformer(
-            inputCol=self.getInputCol(), outputCol=self.getOutputCol(), imageLoader=self._loader,
-            outputMode=self.getOrDefault(self.outputMode), model=spark_model.model,
+            inputCol=self.getInputCol(), outputCol=self.getOutputCol(),
+            imageLoader=self._imageLoader, outputMode=self.getOrDefault("outputMode"),
+            model=spark_model.model,
         )  # fmt: skip
         return fitted
 
@@ -244,10 +200,10 @@ class KerasImageFileEstimator(_ImageFile, Estimator, HasLabelCol):
             path = self.getModelFile()
             content = read_keras_file(path)
         model = model_from_bytes(content, None, safe_mode=True, path=path, compiled=False)
-        optimizer = self.getOrDefault(self.kerasOptimizer)
+        optimizer = self.getOrDefault("kerasOptimizer")
         if not isinstance(optimizer, str):  # an optimizer belongs to one model
             optimizer = type(optimizer).from_config(optimizer.get_config())
-        model.compile(optimizer, self.getOrDefault(self.kerasLoss))
+        model.compile(optimizer, self.getOrDefault("kerasLoss"))
         return model
 
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparkdl.errors import ConfigError, SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, Resources
-from sparkdl.launch.results import Result
+from sparkdl.launch.results import Result, failed
 from sparkdl.process.log_lines import Sink
 
 
@@ -175,6 +175,14 @@ class RaisingTask:
     def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
         """Raises it: the launcher ends the other ranks, whatever they do, or Spark tries again."""
         raise RankFailure(Failure.of(rank.rank, error)) from error
+
+
+class ReturningTask:
+    """The base of tasks whose exceptions are results: another attempt would find the same."""
+
+    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
+        """Returns it."""
+        yield from failed(rank.rank, Failure.of(rank.rank, error)).batches()
 
 
 class QueryTask:

@@ -12,8 +12,8 @@ from sparkdl.layers.conversion import serve_embeddings, to_plain_model
 from sparkdl.layers.recompute import RecomputedSegment, recompute_segments
 from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.layers.sharded_classifier import ArcFace, CosFace, ShardedClassifier, SphereFace
+from sparkdl.tables.admission import CountFilter, Probability
 from sparkdl.tables.classes import Margin
-from sparkdl.tables.entry import CountFilter, Probability
 from sparkdl.tables.hashing import ids_of_texts
 
 __all__ = [

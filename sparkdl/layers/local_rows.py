@@ -9,7 +9,7 @@ import json
 import weakref
 from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import numpy as np
@@ -28,12 +28,9 @@ from sparkdl.tables.classes import (
 )
 from sparkdl.tables.index import owner
 from sparkdl.tables.reading import TableReader
-from sparkdl.tables.service import IdArray
+from sparkdl.tables.service import IdArray, ServesRows
 from sparkdl.tables.store import RowStore, merged
 from sparkdl.weights import FloatArray
-
-if TYPE_CHECKING:
-    from sparkdl.layers.table_layer import TableLayer
 
 Arrays = dict[str, npt.NDArray[Any]]
 _OF_ROWS = ("ids", "values", "state", "counts", "clocks")
@@ -47,7 +44,7 @@ class LocalRows:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[str, TableLayer] = {}
+        self._layers: dict[str, ServesRows] = {}
         self._model: weakref.ref[Any] | None = None
         self._stores: dict[str, RowStore] = {}
         self._loaded: dict[str, Arrays] = {}
@@ -61,7 +58,7 @@ class LocalRows:
         self._classes: dict[str, tuple[RowStore, ClassPart]] = {}
         self._measured: dict[str, Measured] = {}
 
-    def serve(self, layer: TableLayer, model: object) -> None:
+    def serve(self, layer: ServesRows, model: object) -> None:
         """Keeps the table of ``layer``, called within ``model`` (None: by itself)."""
         self._layers.setdefault(layer.table_name, layer)
         if isinstance(model, keras.Model):
@@ -175,7 +172,7 @@ class LocalRows:
         """Takes the rows of a file, see :meth:`arrays`."""
         self._loaded[table] = arrays
 
-    def put(self, layer: TableLayer, ids: IdArray, values: FloatArray) -> None:
+    def put(self, layer: ServesRows, ids: IdArray, values: FloatArray) -> None:
         """Sets rows of the table of a layer, whose state begins again."""
         self.serve(layer, None)
         self.flush()

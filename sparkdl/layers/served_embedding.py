@@ -15,12 +15,12 @@ from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
 from sparkdl.layers.local_rows import LocalRows
 from sparkdl.layers.table_layer import TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
-from sparkdl.tables.entry import EntryFilter, Eviction, make_entry_filter
+from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
+from sparkdl.tables.hashing import signed
+from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.service import IdArray, RowService, TableSpec
-from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
-from sparkdl.training.finite import is_finite
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, is_finite
 
 COMBINERS = ("sum", "mean", "sqrtn")
 
@@ -142,7 +142,7 @@ class ServedEmbedding(TableLayer):
             rows: Rows of shape ``(n, dim)``.
 
         Raises:
-            DataError: The shapes are others, an id is there twice, or a number is not finite.
+            DataError: Shapes are others, an id is there twice or too large, or a number not finite.
             ModelError: The rows lie in files that a fit has written.
         """
         given, values = np.asarray(ids), np.asarray(rows, np.float32)
@@ -161,7 +161,7 @@ class ServedEmbedding(TableLayer):
                 expected=f"spark_model.tables[{self.table!r}].load(ids, rows)",
                 received="layer.load(ids, rows)",
             )
-        self._service.put(self, given.astype(np.int64), values)
+        self._service.put(self, signed(given), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
         return self._start.rows(ids)

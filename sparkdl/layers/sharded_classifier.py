@@ -19,8 +19,8 @@ from sparkdl.layers.table_layer import TableLayer
 from sparkdl.learner.signature import loss_by_output
 from sparkdl.settings.values import require_int
 from sparkdl.tables.classes import Chunk, ClassSpec, Margin, best, checked_labels
+from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.service import IdArray, TableSpec
-from sparkdl.tables.starts import RowStart
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray
 

@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, restore_state
-from sparkdl.learner.archives.unsaved_settings import BesideFile, OwnAttributes
+from sparkdl.learner.archives.unsaved_settings import OwnAttributes
 from sparkdl.learner.prediction.generation import TextGenerator
 from sparkdl.learner.prediction.predictor import make_predictor
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.prediction.shared_weights import SharedWeights, frozen_weights, shared_weights
+from sparkdl.learner.prediction.shared_weights import (
+    SharedWeights,
+    frozen_weights,
+    shared_weights,
+    sparing_memory,
+)  # fmt: skip
 from sparkdl.learner.state.carried_state import ValuesBefore
 from sparkdl.training.learning import Predictor
 
@@ -89,14 +94,16 @@ def cached_learner(archive: ModelArchive, form: str = "") -> KerasLearner:
     """
     kept = _kept.pop((archive.key, form), None)
     if kept is None:
-        model = decode_model(archive)
+        with sparing_memory():
+            model = decode_model(archive)
         own = OwnAttributes.of(model)
         kept = _KeptLearner(make_learner(model), own)
         kept.share(frozen_weights(model))
     else:
         model = kept.learner.model
         kept.own.give_back(model)
-        restore_state(model, archive)
+        with sparing_memory():
+            restore_state(model, archive)
         kept.share(frozen_weights(model))
         model.reset_metrics()
         kept.learner.reload()
@@ -112,9 +119,9 @@ def keras_settings(archive: ModelArchive) -> Iterator[None]:
 
     To be left only when what the model compiles has been called: Keras asks for some of them there.
     """
-    made_with = BesideFile.from_bytes(archive.beside).settings.globals if archive.beside else None
+    beside = archive.open_beside()
     del archive  # a model's size once or twice, which nobody wants while the model trains
-    with contextlib.nullcontext() if made_with is None else made_with.set():
+    with contextlib.nullcontext() if beside is None else beside.settings.globals.set():
         yield
 
 
@@ -160,7 +167,8 @@ def _opened(wanted: PredictorArchive) -> _KeptPredictor:
         from sparkdl.learner.prediction.saved_model import SavedModelPredictor
 
         return _KeptPredictor(key, digest, None, SavedModelPredictor(wanted.archive.content), None)
-    model = decode_model(wanted.archive, compiled=False)
+    with sparing_memory():
+        model = decode_model(wanted.archive, compiled=False)
     shared = shared_weights(model.weights, digest)
     if wanted.generation is not None:
         writer = TextGenerator(model, wanted.generation)
@@ -185,7 +193,8 @@ def _renew(kept: _KeptPredictor, wanted: PredictorArchive | None) -> None:
     assert kept.own is not None
     kept.own.give_back(kept.model)
     if wanted is not None:
-        restore_state(kept.model, wanted.archive)
+        with sparing_memory():
+            restore_state(kept.model, wanted.archive)
         kept.digest = wanted.digest
         kept.share(kept.model.weights, kept.digest)
         if kept.before is not None:

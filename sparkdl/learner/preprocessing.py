@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -45,6 +45,8 @@ class LayerEncoder:
     @classmethod
     def of(cls, decoder: object) -> LayerEncoder | None:
         """The encoder of what a user gave as a decoder; None for a function of one value."""
+        if isinstance(decoder, LayerEncoder):
+            return decoder
         keras = sys.modules.get("keras")
         is_layer = keras is not None and isinstance(decoder, keras.Layer)
         return cls(decoder) if is_layer and space_in(decoder) is None else None
@@ -61,10 +63,20 @@ class LayerEncoder:
         """Whether it makes whole numbers, and of how many dimensions, the rows included."""
         try:
             symbol = _keras().KerasTensor((None,), "string")
-            made = self.layer.compute_output_spec(symbol)
+            made = self.made_again().compute_output_spec(symbol)
         except Exception:  # a layer of the user's own
             made = self.made(np.array([EXAMPLE], object), label)
         return "int" in str(made.dtype), len(made.shape)
+
+    def __call__(self, value: object) -> Any:
+        """Makes an array of one value of a column that is no text."""
+        return self.made_again()(value)
+
+    def made_again(self) -> Any:
+        """The layer, in this process; Keras is up."""
+        if isinstance(self.layer, bytes):
+            object.__setattr__(self, "layer", payload.load(self.layer))
+        return self.layer
 
     def made(self, texts: npt.NDArray[Any], label: str) -> npt.NDArray[Any]:
         """What the layer makes of texts of the column ``label``.
@@ -76,9 +88,7 @@ class LayerEncoder:
         what = f"column {label}: the layer before the model cannot take these texts"
         expected = "texts of which it makes an array of numbers with a row for each"
         try:
-            if isinstance(self.layer, bytes):
-                object.__setattr__(self, "layer", payload.load(self.layer))
-            found = _array(self.layer(np.array(_texts(texts), object)))
+            found = _array(self.made_again()(np.array(_texts(texts), object)))
         except ImportError as error:
             raise _missing(f"the layer before the model, for column {label},", error) from error
         except Exception as error:
@@ -140,11 +150,13 @@ class Preprocessing:
         model: Has a ``preprocess_samples``, as ``keras_hub.models.Task``; None where this came with
             a signature from another process.
         inputs: Names of the model's inputs, in its order.
+        columns: Feature -> dtype, of a ``FeatureSpace``; a row of any other is what it takes.
     """
 
     model: Any
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "model": None}

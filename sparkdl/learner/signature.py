@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.preprocessing import ROW, Preprocessing, preprocessor_of
+from sparkdl.learner.preprocessing import ROW, Preprocessing, preprocessor_of, space_of
 
 if TYPE_CHECKING:
     import keras
@@ -190,7 +190,9 @@ def model_signature(model: keras.Model) -> Signature:
     first = next(iter(inputs.values())).shape
     images = len(inputs) == 1 and first is not None and len(first) == 3
     row = TensorSpec(ROW, (None,) * 3 if images else None, AS_GIVEN)
-    prepares = Preprocessing(model, tuple(inputs), tuple(outputs))
+    space = space_of(model)
+    columns = {} if space is None else {n: str(f.dtype) for n, f in space.features.items()}
+    prepares = Preprocessing(model, tuple(inputs), tuple(outputs), columns)
     return replace(signature, inputs={ROW: row}, named_inputs=False, preprocessing=prepares)
 
 

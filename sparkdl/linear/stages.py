@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from pyspark.ml.classification import ProbabilisticClassificationModel, ProbabilisticClassifier
 from pyspark.ml.linalg import DenseVector, SparseVector
 from pyspark.ml.param.shared import HasSeed, HasWeightCol
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, raised_of
@@ -28,17 +28,14 @@ from sparkdl.linear.sparse_rows import SparseVectors
 from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
-from sparkdl.spark.executor.stage import stage_function
 from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
 from sparkdl.spark.forms.wire import wire_names
-from sparkdl.spark.inference.function import as_rows, column_function
+from sparkdl.spark.inference.function import append_results
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent
 from sparkdl.spark.ml.stage import ParamSpec, Stage, check_thresholds, has_params, param, taking
 from sparkdl.spark.runs.function_stage import run_stage
-from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.frames import is_vector_column, require_frame
-from sparkdl.spark.session.running import context_of, require_running, this_interpreter
-from sparkdl.spark.session.versions import has_arrow_functions
+from sparkdl.spark.session.frames import column_named, is_vector_column, require_frame
+from sparkdl.spark.session.running import require_running
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -163,17 +160,14 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         kinds = tuple(self._outputs())
         if not kinds:
             return dataset
-        place = dataset.schema.names.index(self.getOrDefault("featuresCol"))
-        names = wire_names(len(dataset.columns))
-        frame = dataset.toDF(*names)
-        if not has_arrow_functions():
-            task = LinearScores(self.weights, self._cut(), kinds, len(names), place)
-            return _appended(frame, task, schema)
+        column, names = self.getOrDefault("featuresCol"), dataset.schema.names
         task = LinearScores(self.weights, self._cut(), kinds)
-        function = column_function(task, frame.sparkSession, "sparkdl_ftrl", once=True)
-        scored = as_rows(frame).select("*", function(F.col(names[place])).alias("scores"))
-        added = [F.col(f"scores.{name}") for name in wire_names(len(kinds))]
-        return scored.select(*names, *added).toDF(*schema.names)
+        appending = replace(task, kept=len(names), place=names.index(column))
+        wire = dataset.toDF(*wire_names(len(names)))
+        scored = append_results(
+            wire, dataset.schema, task, task.result, [column], appending, "sparkdl_ftrl"
+        )
+        return scored.toDF(*schema.names)
 
     def predictRaw(self, value: object) -> DenseVector:
         """``[-m, m]`` for the features of one row."""
@@ -216,19 +210,6 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
             int(plain["size"]), arrays["ids"], arrays["weights"], float(plain["intercept"])
         )
         self._with(model, tuple(plain["losses"]))
-
-
-def _appended(frame: DataFrame, task: LinearScores, schema: StructType) -> Any:
-    """All columns travel to Python and back: for Spark before 4.1."""
-    context = context_of(frame.sparkSession)
-    names = wire_names(len(schema))
-    fields = [
-        T.StructField(name, field.dataType, field.nullable, field.metadata)
-        for name, field in zip(names, schema.fields, strict=True)
-    ]
-    function = stage_function(ship(task, context, frame.sparkSession), 0)
-    with this_interpreter(context):
-        return frame.mapInArrow(function, T.StructType(fields)).toDF(*schema.names)
 
 
 def require_vectors(schema: StructType, name: str) -> None:
@@ -344,7 +325,7 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
                 raise wrong_type(found, argument, "numbers")
         columns = []
         for wire, (argument, name) in zip(wire_names(len(names)), names.items(), strict=True):
-            column = F.col("`" + name.replace("`", "``") + "`")
+            column = column_named(name)
             column = column if argument == "featuresCol" else column.cast("double")
             columns.append(column.alias(wire))
         return dataset.select(*columns)

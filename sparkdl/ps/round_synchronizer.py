@@ -11,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.files.run_state import RunState
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.way import Unwrapping, Way
@@ -18,7 +19,6 @@ from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import BatchStack, InGraph, SharedLearner
 from sparkdl.training.phases import current_clock
-from sparkdl.training.run_state import RunState
 from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray, Layout
 

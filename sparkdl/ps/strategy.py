@@ -11,6 +11,7 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import open_session, report_failure
+from sparkdl.files.run_state import RunState
 from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
@@ -21,7 +22,6 @@ from sparkdl.rules.rule import Rule
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner
 from sparkdl.training.reports import EpochReport, MetricState, Report
-from sparkdl.training.run_state import RunState
 from sparkdl.training.syncing import Orders, Outcome, RankIdentity, Start
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import NO_VALUES, Layout

@@ -17,17 +17,17 @@ import numpy as np
 
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
-from sparkdl.ps.shards.ahead import Wanted
 from sparkdl.ps.shards.client import ShardedClient
+from sparkdl.ps.shards.prefetch import Wanted
 from sparkdl.ps.shards.rows import RowsOfWorker
 from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
-from sparkdl.training.finite import FiniteCheck, NotFiniteError, finite_state
+from sparkdl.training.finite import FiniteCheck, finite_state
 from sparkdl.training.learning import BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
-from sparkdl.weights import FloatArray, Layout
+from sparkdl.weights import FloatArray, Layout, NotFiniteError
 
 
 class TableBatches:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
@@ -13,12 +12,12 @@ from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
-from sparkdl.learner.preprocessing import LayerEncoder, give_space, space_in
+from sparkdl.learner.preprocessing import LayerEncoder
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_objects
 from sparkdl.spark.forms.arrays import ArraysForm, input_arrays
 from sparkdl.spark.forms.frames import FrameForm
-from sparkdl.spark.forms.matching import Decoder, InputColumns
+from sparkdl.spark.forms.matching import Decoder, InputColumns, decoders_of
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.sequences import Pad, mask_inputs, paddings_of
@@ -83,11 +82,10 @@ def predict(
         handle_invalid: Rows that no model can take, with a null in a feature column (or in an
             array there), or whose value the decoder raises on: ``'error'``, ``'skip'`` (left out),
             or ``'keep'`` (their predictions are null). NaN is a number here.
-        decoder: See :class:`sparkdl.SparkModel`.
+        decoder, use_gpu: As for :class:`sparkdl.SparkModel`.
         pad: See there; for the columns of a DataFrame or a path.
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a file (``Lambda`` layers).
-        use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
         For a DataFrame or a path a DataFrame of Spark: the same rows in the same order with all
@@ -107,9 +105,8 @@ def predict(
         output_column, outputs, probability_column, class_column, layers or {}, dtype,
         handle_invalid,
     )  # fmt: skip
-    if space_in(decoder) is not None and not isinstance(model, (str, os.PathLike)):
-        give_space(model, decoder)
-    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
+    objects = require_objects(custom_objects)
+    source = open_model(model, objects, safe_mode=safe_mode, decoder=decoder)
     inputs = Columns(features, decoder=decoder, pad=pad)
     return predict_data(source, data, inputs, choice, batch_size=batch_size, use_gpu=use_gpu)
 
@@ -207,10 +204,11 @@ def predict_udf(
         df.select('id', churn('age', 'income'))       # several numbers
 
     A model with several inputs takes a column for each by name, ``churn(age='age', city='c')``, or
-    a struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. Columns
-    without names are the inputs in the order of the model's maker: of the dict or list that
-    ``keras.Model`` was given. A column that cannot be its input's is an error. The model is loaded
-    once per Python worker; each function in a query has workers of its own, so that several
+    a struct with a field for each, in SQL ``churn(named_struct('age', age, 'city', c))``. So do a
+    ``FeatureSpace`` as the decoder, and a preprocessor that takes a dict. Columns without names are
+    the inputs in the order of the model's maker: of the dict or list that ``keras.Model`` (or
+    ``FeatureSpace``) was given. A column that cannot be its input's is an error. The model is
+    loaded once per Python worker; each function in a query has workers of its own, so that several
     columns of one model come sooner from :func:`sparkdl.predict`. Spark may run a function on more
     rows than it shows: ``df.limit(10).cache()`` comes first where only ten rows are wanted.
     On Spark 4.2 and newer the session's setting
@@ -219,7 +217,7 @@ def predict_udf(
     Before Spark 4.1 the function is one of pandas', for which NaN is a null.
 
     Args:
-        model: See :func:`sparkdl.predict`.
+        model, safe_mode: As for :func:`sparkdl.predict`.
         batch_size: Rows per forward pass.
         output: Which output; not needed where the model has one.
         layer: A layer whose output is returned instead.
@@ -228,10 +226,8 @@ def predict_udf(
         dtype: See :func:`sparkdl.predict`; classes are integers.
         name: Of the function, in plans of Spark.
         handle_invalid: Rows that no model can take: ``'error'``, or ``'keep'`` (null).
-        decoder, pad: See :class:`sparkdl.SparkModel`.
+        decoder, pad, use_gpu: As for :class:`sparkdl.SparkModel`.
         custom_objects: Name -> class or function that the model uses.
-        safe_mode: See :func:`sparkdl.predict`.
-        use_gpu: See :class:`sparkdl.SparkModel`.
 
     Returns:
         A user-defined function of Spark: number, array of numbers, or nested arrays.
@@ -250,11 +246,13 @@ def predict_udf(
             expected="handle_invalid='error' or 'keep'", received="handle_invalid='skip'",
             hint="sparkdl.predict(model, df, handle_invalid='skip') leaves rows out",
         )  # fmt: skip
-    source = open_model(model, require_objects(custom_objects), safe_mode=safe_mode)
+    objects = require_objects(custom_objects)
+    source = open_model(model, objects, safe_mode=safe_mode, decoder=decoder)
     signature = source.signature
     masks = mask_inputs(pad, None, signature.inputs)
     padded = {name: spec for name, spec in signature.inputs.items() if name not in masks}
     paddings_of(pad, padded)  # an error now, and not where the function is called
+    decoders = decoders_of(decoder, signature.inputs, signature)
     if layer is not None:
         if output is not None or returns != "values":
             raise ConfigError(
@@ -262,28 +260,24 @@ def predict_udf(
                 expected="layer, without output and returns",
                 received=f"layer={layer!r}, output={output!r}, returns={returns!r}",
             )
-        choice = PredictionChoice(
-            outputs=[], layers={layer: "prediction"}, dtype=dtype, handle_invalid=handle_invalid
-        )
-    else:
-        if output is None and len(signature.outputs) > 1:
-            raise ConfigError(
-                f"the model has {len(signature.outputs)} outputs, and a function returns one",
-                expected=f"output=, one of {list(signature.outputs)}", received="output=None",
-            )  # fmt: skip
-        output = next(iter(signature.outputs)) if output is None else output
-        column = {output: "prediction"}
-        choice = PredictionChoice(
-            outputs=column if returns == "values" else [],
-            probability_column=column if returns == "probability" else None,
-            class_column=column if returns == "class" else None,
-            dtype=dtype,
-            handle_invalid=handle_invalid,
-        )
+    elif output is None and len(signature.outputs) > 1:
+        raise ConfigError(
+            f"the model has {len(signature.outputs)} outputs, and a function returns one",
+            expected=f"output=, one of {list(signature.outputs)}", received="output=None",
+        )  # fmt: skip
+    output = next(iter(signature.outputs)) if output is None else output
+    column = {output: "prediction"} if layer is None else {}
+    choice = PredictionChoice(
+        outputs=column if returns == "values" else {},
+        probability_column=column if returns == "probability" else None,
+        class_column=column if returns == "class" else None,
+        layers={} if layer is None else {layer: "prediction"},
+        dtype=dtype, handle_invalid=handle_invalid,
+    )  # fmt: skip
     archive = source.encode(choice.outputs_of(signature), list(choice.layers))
     (result,) = choice.columns(archive, signature)
     task = UdfTask(
-        archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoder, pad
+        archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoders, pad
     )
     return _function(task, name)
 

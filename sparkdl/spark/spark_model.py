@@ -291,13 +291,8 @@ class SparkModel(ModelInference):
                 are rows.
             on_batch: Is called after each micro-batch with its number and the history of its
                 epochs; what it raises ends the stream.
-            batch_size: See :meth:`fit`, as for the arguments after it.
+            batch_size, features, label, sample_weight, shuffle, verbose: As for :meth:`fit`.
             callbacks: See there; they see each micro-batch as a training of its own.
-            features: See there.
-            label: See there.
-            sample_weight: See there.
-            shuffle: See there.
-            verbose: See there.
 
         Returns:
             The training, which runs in threads of its own.

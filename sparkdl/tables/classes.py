@@ -20,8 +20,7 @@ from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import Slots, owner
 from sparkdl.tables.store import RowStore
-from sparkdl.training.finite import is_finite
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, is_finite
 
 _LEAST_NORM = np.float32(1e-12)
 _BLOCK = 1 << 16

@@ -31,7 +31,7 @@ from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
-from sparkdl.tables.entry import Counts
+from sparkdl.tables.admission import Counts
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import Slots, hash_range, in_order
 from sparkdl.tables.rules import RowRule

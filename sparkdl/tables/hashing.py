@@ -99,8 +99,13 @@ def _round(lane: Hashes, word: Hashes) -> Hashes:
 
 
 def signed(ids: npt.ArrayLike) -> Ids:
-    """Ids as int64; raises DataError where one of uint64 would become another number."""
+    """Ids of shape (n,) as int64; raises DataError where one would become another number."""
     given = np.asarray(ids)
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise DataError(
+            "these are no ids of a table", expected="integers of shape (n,)",
+            received=f"{given.dtype} of shape {given.shape}",
+        )  # fmt: skip
     if given.dtype == np.uint64 and len(too_large := given[given > np.iinfo(np.int64).max]):
         raise DataError(
             "an id is too large for a table, whose ids are integers of 64 bits with a sign",

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.tables.admission import Mask
 from sparkdl.tables.classes import Chunk
-from sparkdl.tables.entry import Mask
 from sparkdl.tables.files import TableFiles
 from sparkdl.tables.functions import Statistics
 from sparkdl.tables.hashing import Hashes, Ids, mix64, signed

@@ -32,13 +32,17 @@ class TableSpec:
     learning_rate: float | None = None
     classes: ClassSpec | None = None
 
-    def store(self, num_ranks: int = 1) -> RowStore:
-        """An empty one, for the rows that one of the ranks owns."""
+    def store(self, num_ranks: int = 1, *, ignores_nan: bool = False) -> RowStore:
+        """An empty one, for the rows that one of the ranks owns.
+
+        Args:
+            ignores_nan: Gradients that are not finite are taken; else they are an error.
+        """
         settings, eviction = dict(self.settings), self.settings["eviction"]
         if isinstance(eviction, Mapping) and eviction["max_rows"] is not None:
             most = -(-int(eviction["max_rows"]) // num_ranks)
             settings["eviction"] = {**eviction, "max_rows": most}
-        return RowStore.from_settings(settings)
+        return RowStore.from_settings(settings, "ignore" if ignores_nan else "raise")
 
 
 class CallOfStep(Protocol):

@@ -12,14 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.tables.entry import Counts, EntryFilter, Eviction, Mask, WaitingIds, make_entry_filter
+from sparkdl.settings.values import require_int
+from sparkdl.tables.admission import (
+    Counts,
+    EntryFilter,
+    Eviction,
+    Mask,
+    WaitingIds,
+    make_entry_filter,
+)
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown, in_order
+from sparkdl.tables.initial_rows import RowStart
 from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
-from sparkdl.tables.starts import RowStart
-from sparkdl.training.finite import is_finite
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, is_finite
 
 BLOCK_ROWS = 1 << 14
 """Rows that are copied in one go when a table is written."""
@@ -92,11 +99,7 @@ class RowStore:
         tracks: bool = False,
         on_nan: Literal["raise", "skip", "ignore"] = "raise",
     ) -> None:
-        if isinstance(dim, bool) or not isinstance(dim, int) or dim < 1:
-            raise ConfigError(
-                f"table {name!r}: dim says how many numbers a row has",
-                expected="an integer of 1 or more", received=repr(dim),
-            )  # fmt: skip
+        dim = require_int(f"the dim of table {name!r}", dim, 1)
         self.name, self.dim, self.on_nan = require_table_name(name), dim, on_nan
         self.rule, self.start = make_row_rule(rule), RowStart(name, dim, start, seed)
         self.entry, self.eviction = make_entry_filter(entry), eviction or Eviction()
@@ -136,7 +139,9 @@ class RowStore:
         }
 
     @classmethod
-    def from_settings(cls, settings: Mapping[str, object]) -> RowStore:
+    def from_settings(
+        cls, settings: Mapping[str, object], on_nan: Literal["raise", "ignore"] = "raise"
+    ) -> RowStore:
         """An empty store with these :attr:`settings`.
 
         Raises:
@@ -146,7 +151,7 @@ class RowStore:
         try:
             if isinstance(options.get("eviction"), Mapping):
                 options["eviction"] = Eviction(**options["eviction"])  # type: ignore[arg-type]
-            return cls(**options)  # type: ignore[arg-type]
+            return cls(**options, on_nan=on_nan)  # type: ignore[arg-type]
         except (TypeError, KeyError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise

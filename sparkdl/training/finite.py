@@ -9,32 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.training.slices import Slices
-from sparkdl.weights import FloatArray
+from sparkdl.weights import FloatArray, NotFiniteError, is_finite
 
 PIECE = 1 << 18
 """Numbers that are looked at in one go, so that what NumPy notes of each stays small."""
-
-
-class NotFiniteError(Exception):
-    """A worker's update is not finite; the loop finds out why and raises what the user sees.
-
-    Args:
-        batch: Which batch of the present stack made it, from 0; None: not known.
-        joined: Whether it came from another worker, by a sum over the updates of all.
-        among: The first of the batches that may have made it, and the one after the last, counted
-            as ``batch`` is: below 0 for those of stacks before. None: those of the present window.
-    """
-
-    def __init__(
-        self,
-        batch: int | None = None,
-        *,
-        joined: bool = False,
-        among: tuple[int, int] | None = None,
-    ) -> None:
-        super().__init__("an update is not finite")
-        self.among = (batch, batch + 1) if batch is not None else among
-        self.joined = joined
 
 
 class FiniteCheck:
@@ -145,8 +123,3 @@ def finite_state(optimizer_state: bytes) -> bytes:
     buffer = io.BytesIO()
     np.savez(buffer, *(v if is_finite(v) else np.zeros_like(v) for v in values))
     return buffer.getvalue()
-
-
-def is_finite(array: npt.NDArray[np.generic]) -> bool:
-    """Whether all numbers of an array are finite; what is no floating-point array is."""
-    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())

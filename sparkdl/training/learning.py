@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.files.run_state import Stateful, StatefulOptimizer
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.reports import MetricState
-from sparkdl.training.run_state import Stateful, StatefulOptimizer
 from sparkdl.training.slices import Slices
 from sparkdl.weights import FloatArray
 

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
+from sparkdl.files.run_state import RunState, StoredBytes
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.learning import BatchStack, Learner, SharedLearner
 from sparkdl.training.reports import EpochReport, MetricState, Report
-from sparkdl.training.run_state import RunState, StoredBytes
 from sparkdl.weights import Layout
 
 L = TypeVar("L", bound=Learner, contravariant=True)

@@ -26,7 +26,7 @@ from sparkdl.settings.values import (
     shown,
 )
 from sparkdl.spark.fit.arguments import verbosity
-from sparkdl.spark.fit.telling import open_sinks
+from sparkdl.spark.fit.fit_sinks import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.opening import settled
 from sparkdl.spark.forms.shipped import removes_tables

@@ -334,7 +334,6 @@ def test_a_failure_reaches_a_rank_that_waits(transport: str) -> None:
         assert isinstance(out[0], WorkerError)
         assert out[0].rank == 1
         assert "the traceback" in str(out[0])
-        assert clients[0].session.aborted
         for client in clients:
             client.close()
 

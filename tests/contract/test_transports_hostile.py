@@ -226,7 +226,7 @@ def test_http_refuses_before_it_reads(server: ServerProcess) -> None:
     assert post(server, b"short") == 413
     start = time.monotonic()
     assert post(server, b"some", length=2**40, Authorization="Bearer wrong") == 401
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # a thread waits 20 s for the rest of a request
     assert post(server, os.urandom(HEADER_BYTES)) == 400
     assert post(server, frame + b"more") == 400
     assert post(server, frame, X_Sparkdl_Client="x") == 400

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from keras_backends import environment_of
 
 KIT = Path(__file__).with_name("kit.py")
 
@@ -16,7 +16,7 @@ KIT = Path(__file__).with_name("kit.py")
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(KIT), "--cpu", *arguments], capture_output=True, text=True,
-        check=False, timeout=800, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False, timeout=800, env=environment_of("jax"),
     )  # fmt: skip
 
 

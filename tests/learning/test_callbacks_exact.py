@@ -14,6 +14,7 @@ from harness import global_batches, split
 
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.files.run_state import RunState
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.callback_sink import CallbackSink
@@ -27,7 +28,6 @@ from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, Downpour
 from sparkdl.testing.inproc import InprocParameterServer
-from sparkdl.training.run_state import RunState
 from sparkdl.worker import train
 
 Part = tuple[np.ndarray, np.ndarray]

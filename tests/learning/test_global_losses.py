@@ -6,12 +6,12 @@ The cases of ``loss_cases.py`` on each Keras backend, in a process each.
 from __future__ import annotations
 
 import importlib.util
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from keras_backends import environment_of
 
 _HERE = Path(__file__).parent
 
@@ -28,17 +28,7 @@ _HERE = Path(__file__).parent
 def test_losses_are_those_of_one_process(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        # The cases are tiny: compiling well takes longer than it saves.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-    }
+    environment = environment_of(backend, TF_NUM_INTRAOP_THREADS="1")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--noconftest", "loss_cases.py", "-p", "no:xdist"],
         cwd=_HERE, env=environment, capture_output=True, text=True, check=False,

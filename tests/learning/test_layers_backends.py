@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from keras_backends import environment_of, kept_programs
 
 _HERE = Path(__file__).parent
 
@@ -17,18 +18,13 @@ _HERE = Path(__file__).parent
 def test_layers_are_plain_keras(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        # The cases are tiny: compiling well takes longer than it saves.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-        "OMP_NUM_THREADS": "1",
+    environment = environment_of(
+        backend,
+        PYTHONPATH=os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
         # Ranks are threads here: one that waits inside a compiled call holds a thread of XLA's.
-        "NPROC": "8",
-    }
+        NPROC="8",
+        **kept_programs(),
+    )
     # Without the list of warnings, behind which the end of the output would not show a failure.
     command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--disable-warnings"]
     command += ["-k", "not Ftrl and not SGD"]

@@ -26,7 +26,8 @@ from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
 from sparkdl.testing.inproc import InprocParameterServer, connect_threads
-from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.finite import FiniteCheck
+from sparkdl.weights import NotFiniteError
 from sparkdl.worker import train
 
 SIZES = [64, 48]

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from keras_backends import environment_of
 
 _HERE = Path(__file__).parent
 _FILES = ("test_state_travels.py", "test_seeds.py", "test_all_models_train.py")
@@ -22,15 +23,8 @@ _FILES = ("test_state_travels.py", "test_seeds.py", "test_all_models_train.py")
 def test_state_seeds_and_settings_travel(backend: str) -> None:
     if importlib.util.find_spec(backend) is None:
         pytest.skip(f"{backend} is not installed")
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-        "OMP_NUM_THREADS": "1",
-    }
+    path = os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")])
+    environment = environment_of(backend, PYTHONPATH=path)
     cases = [str(_HERE / name) for name in _FILES]
     options = ["-q", "--noconftest", "-k", "allreduce and not eagerly and not policy"]
     done = subprocess.run(

@@ -23,7 +23,7 @@ from sparkdl.errors import ModelError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.learner.archives import archive, rebuilt
 from sparkdl.learner.archives.archive import decode_model, encode_model
-from sparkdl.learner.archives.unsaved_settings import BesideFile, GlobalSettings
+from sparkdl.learner.archives.unsaved_settings import GlobalSettings
 from sparkdl.learner.cache import cached_learner, keras_settings
 from sparkdl.learner.state.optimizer_state import take_averages
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -261,7 +261,7 @@ def test_nothing_is_carried_of_a_model_whose_configuration_says_all() -> None:
     first = encode_model(model)
     whole_fit.fit(model, parts(CLASSES, 2), "allreduce")
     model.predict(X, verbose=0)
-    assert BesideFile.from_bytes(encode_model(model).beside).settings.attributes == {}
+    assert encode_model(model).open_beside().settings.attributes == {}
     assert encode_model(model).key == first.key
 
 

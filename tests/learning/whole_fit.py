@@ -14,6 +14,7 @@ from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
+from sparkdl.files.run_state import RunState
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.state.model_weights import model_layout, read_model
@@ -22,7 +23,6 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.testing.inproc import InprocParameterServer, connect_threads
-from sparkdl.training.run_state import RunState
 from sparkdl.worker import train
 
 MODES = ("synchronous", "allreduce", "asynchronous")

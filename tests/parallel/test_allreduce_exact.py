@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ import exact_program
 import numpy as np
 import pytest
 from exact_program import Case
+from keras_backends import environment_of
 
 WORLDS = [("tensorflow", 2), ("jax", 2), ("tensorflow", 3), ("tensorflow", 4), ("torch", 2)]
 HEAVIER = WORLDS[1:]
@@ -45,17 +45,7 @@ pytestmark = pytest.mark.timeout(WORLD_TIMEOUT_S + 60)
 
 def run_world(backend: str, size: int, folder: Path, light: bool) -> dict[str, list[Any]]:
     """Case (or question) -> what each rank that knows it tells, its weights among them."""
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        # The cases are tiny: compiling well takes longer than it saves.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-    }
+    environment = environment_of(backend, TF_NUM_INTRAOP_THREADS="1", TF_NUM_INTEROP_THREADS="1")
     logs = [folder / f"log.{rank}" for rank in range(size)]
     processes = []
     try:

@@ -341,7 +341,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
         "sparkdl.spark.forms.shipped.frame_of_table": LocalFrame,
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
-        "sparkdl.spark.inference.evaluate.SparkLauncher": LocalLauncher,
+        "sparkdl.spark.runs.launcher.SparkLauncher": LocalLauncher,
         "sparkdl.spark.fit.server_run.ServerProcess": ServerInThreads,
         "sparkdl.spark.fit.shard_servers.ServerProcess": ServerInThreads,
         "sparkdl.spark.fit.training.POLL_S": 0.05,

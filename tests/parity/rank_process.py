@@ -15,6 +15,7 @@ from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import pyarrow as pa
+from start.graph_rewriting import rewrite_graphs
 
 from sparkdl.errors import SparkDLError
 from sparkdl.launch.child import run_rank
@@ -56,16 +57,9 @@ def _end_with_parent(parent: int) -> None:
     os._exit(1)
 
 
-def _without_rewriting() -> None:
-    """TensorFlow rewrites each graph before its first run, longer than such small ones ever run."""
-    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
-        import tensorflow
-
-        tensorflow.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-
 def main() -> None:
-    _without_rewriting()
+    if os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+        rewrite_graphs(False)
     gc.collect()
     gc.freeze()
     threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()

@@ -12,7 +12,7 @@ from pathlib import Path
 import keras
 import pytest
 from case import Case, build
-from check import check
+from check import check, check_many
 from generate import BY_DESIGN
 from local_spark import LocalSession, LocalSparkModel, Workers
 from own_parts import CUSTOM
@@ -21,6 +21,7 @@ from referee import as_keras, rows
 from examples import EXAMPLES
 from sparkdl.errors import ModelError, SparkDLError
 
+pytestmark = pytest.mark.usefixtures("graphs_run_as_they_are_traced")
 HERE = Path(__file__).parent
 FEW, CASES, MANY = 30, 150, 2000
 PROCESSES = 2
@@ -34,9 +35,18 @@ def test_example(name: str, workers: Workers) -> None:
     assert not found, f"{why}\n{case!r}\n{json.dumps(found, indent=1)}"
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(CASES, marks=pytest.mark.slow)])
-def test_drawn_cases(count: int) -> None:
-    check_in_processes(count, range(PROCESSES))
+@pytest.mark.usefixtures("draws_of_the_seed_alone")
+@pytest.mark.parametrize("seed", range(PROCESSES))
+def test_drawn_cases(seed: int, workers: Workers) -> None:
+    """In this process, whose workers have imported all that a case needs."""
+    report = check_many(FEW // PROCESSES, workers, seed)
+    assert not report.failures, report
+    assert report.cases == FEW // PROCESSES, report
+
+
+@pytest.mark.slow
+def test_more_drawn_cases() -> None:
+    check_in_processes(CASES, range(PROCESSES))
 
 
 @pytest.mark.slow

@@ -11,9 +11,10 @@ from random import randrange
 import pytest
 from local_spark import Workers
 from session import call
-from session_check import check
+from session_check import check, check_many
 from session_examples import BUILD, EXAMPLES, FIT
 
+pytestmark = pytest.mark.usefixtures("graphs_run_as_they_are_traced")
 SCRIPT = Path(__file__).parent / "session_check.py"
 FEW, MANY = 40, 1000
 STEPS, MORE_STEPS = 5, 8
@@ -26,8 +27,12 @@ def test_example(name: str, workers: Workers) -> None:
     assert not found, "\n".join([why, *map(repr, calls), *found])
 
 
-def test_drawn_sessions() -> None:
-    check_in_process(FEW, 0, STEPS)
+@pytest.mark.usefixtures("draws_of_the_seed_alone")
+def test_drawn_sessions(workers: Workers) -> None:
+    """In this process, whose workers have imported all that a session needs."""
+    report = check_many(FEW, workers, 0, steps=STEPS)
+    assert not report.failures, report
+    assert report.sessions >= FEW, report
 
 
 @pytest.mark.slow

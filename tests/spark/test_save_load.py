@@ -20,9 +20,9 @@ from sparkdl import Limits, Network, SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, SparkDLError
 from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.files.run_state import RunState
 from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.spark import model_inference
-from sparkdl.training.run_state import RunState
 
 N = 40
 X = np.random.default_rng(0).normal(size=(N, 3)).astype("float32")

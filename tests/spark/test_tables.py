@@ -242,6 +242,8 @@ def test_what_is_no_row_of_a_table_is_refused(frame: Any, tmp_path: Any) -> None
         (made([(1.0, row)], "id double, row array<float>"), "id \\(bigint\\)"),
         (made([(1, row)], "key bigint, row array<float>"), "not rows of a table"),
         (made([(1, "a")], "id bigint, row string"), "an array of 4"),
+        (made([(1, ["a"] * 4)], "id bigint, row array<string>"), "row \\(array<string>\\)"),
+        (made([(1, [row])], "id bigint, row array<array<float>>"), "array<array<float>>"),
     ]:
         with pytest.raises(DataError, match=said):
             table.load(bad)

@@ -32,8 +32,8 @@ from sparkdl.failures import (
 )
 from sparkdl.launch.peers import DriverUnreachableError
 from sparkdl.launch.task import QueryTask, RankContext
-from sparkdl.training.finite import NotFiniteError
 from sparkdl.transport.frames import error_from_meta, error_to_meta
+from sparkdl.weights import NotFiniteError
 
 GONE = TransportError(
     "rank 1 is gone; rank 0 cannot go on", expected='all "ranks"', received="a\\b", hint="é\n"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparkdl.training.finite import PIECE, FiniteCheck, NotFiniteError
+from sparkdl.training.finite import PIECE, FiniteCheck
+from sparkdl.weights import NotFiniteError
 
 SIZE = 2 * PIECE + 5
 """The last piece is a short one."""

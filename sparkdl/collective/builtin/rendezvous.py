@@ -140,13 +140,12 @@ class Listener:
 
     Args:
         port: TCP ports to try; see :func:`sparkdl.settings.network.ports_of`.
-        local: Whether to listen for ranks of the same host too.
 
     Raises:
         ResourceError: The address or all of the ports are taken.
     """
 
-    def __init__(self, bind_host: str, port: PortSpec = 0, *, local: bool = True) -> None:
+    def __init__(self, bind_host: str, port: PortSpec = 0) -> None:
         self.refused: list[str] = []
         """Why connections were refused."""
         self._early: dict[tuple[bytes, ConnectionKey], socket.socket] = {}
@@ -155,7 +154,7 @@ class Listener:
         self.port = int(self._tcp.getsockname()[1])
         self.local = ""
         self._sockets = [self._tcp]
-        if local and sys.platform == "linux":
+        if sys.platform == "linux":
             unix = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self.local = f"sparkdl-{os.getpid()}-{secrets.token_hex(8)}"
             unix.bind("\0" + self.local)

@@ -13,10 +13,10 @@ from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
 from sparkdl.files.packed_arrays import pack_arrays
+from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.flat import FlatOptimizer, Made, State
 from sparkdl.rules.rule import Rule
 from sparkdl.settings.values import Options
-from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 Part = tuple[Callable[[FloatArray], None], int]

@@ -20,6 +20,7 @@ from sparkdl.collective.rules.exchange_rule import (
     choose_rate,
 )
 from sparkdl.files.packed_arrays import store_arrays
+from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.blocks import blocks
 from sparkdl.optimizers.flat import (
     FLAT_CLASSES,
@@ -28,7 +29,6 @@ from sparkdl.optimizers.flat import (
     optimizer_from_config,
     without_scaling,
 )
-from sparkdl.training.run_state import StoredBytes
 from sparkdl.weights import FloatArray, Layout
 
 _PIECE = 1 << 22

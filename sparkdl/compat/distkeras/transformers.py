@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.spark.forms.fields import field_of
+from sparkdl.spark.session.frames import column_named as column
 from sparkdl.spark.session.frames import require_frame
 
 if TYPE_CHECKING:
@@ -221,11 +222,6 @@ class LabelIndexTransformer(Transformer):
             .otherwise(F.lit(self.default_index))
         )
         return dataframe.withColumn(self.output_column, index.cast("double"))
-
-
-def column(name: str) -> Any:
-    """A column by its exact name, dots and all."""
-    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def check_columns(what: object, frame: DataFrame, argument: str, *names: str) -> None:

@@ -15,7 +15,6 @@ import json
 import os
 import re
 import threading
-import warnings
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +37,9 @@ from sparkdl.tables.beside import found_beside
 
 if TYPE_CHECKING:
     import keras
+    import numpy.typing as npt
+
+    from sparkdl.learner.archives.unsaved_settings import BesideFile
 
 making_models = threading.RLock()
 """Held while a Keras model is made, saved or loaded: Keras, and what is done to the classes of a
@@ -70,7 +72,7 @@ class ModelArchive:
         packages: Installed package -> its version, of those that ``objects`` names.
         named: See :func:`sparkdl.learner.archives.plain_config.names_of_data`.
         here: The custom objects by registered name, in the process that made the archive.
-        fresh: Whether the file lacks the state of the optimizer, which is as it is made.
+        values: Number of a variable -> its value, where that is not to be taken from the file.
     """
 
     content: bytes
@@ -81,10 +83,15 @@ class ModelArchive:
     packages: dict[str, str] = field(default_factory=dict, compare=False)
     named: frozenset[str] = frozenset()
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
-    fresh: bool = False
+    values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "here": None}
+
+    def open_beside(self) -> BesideFile | None:
+        """The settings beside the file; None for a model that is known as a file only."""
+        found: BesideFile | None = payload.load(self.beside) if self.beside else None
+        return found
 
     def own_code(self) -> dict[str, Any]:
         """The custom objects by registered name: the user's own, where the archive was made."""
@@ -118,20 +125,22 @@ class ModelArchive:
 
     def forget_content(self) -> None:
         """Drops the file, for all who hold this archive: a model was made of it."""
-        object.__setattr__(self, "content", b"")
-        object.__setattr__(self, "beside", b"")
-
-    def without_content(self) -> ModelArchive:
-        """The archive without its file, once a model was made of it."""
-        return replace(self, content=b"", beside=b"")
+        vars(self).update(content=b"", beside=b"", values={})
 
 
-def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = None) -> ModelArchive:
+def encode_model(
+    model: keras.Model,
+    custom_objects: dict[str, Any] | None = None,
+    *,
+    for_worker: bool = False,
+) -> ModelArchive:
     """A model, compiled or not, as an archive.
 
     Args:
         model: A built ``keras.Model``.
         custom_objects: Name → class or function, beside those found in the model itself.
+        for_worker: Whether a large model's values go beside the file, where all layers are Keras'
+            own: for :func:`decode_model` and :func:`restore_state`, and for no other reader.
 
     Raises:
         ModelError: Keras cannot serialize the model (e.g. a layer without ``get_config``).
@@ -139,35 +148,34 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt, parts_by_id
+    from sparkdl.learner.archives.rebuilt import (
+        compared_with_rebuilt,
+        parts_by_id,
+        values_left_out,
+    )
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
         functions_in_configs,
         named_functions,
     )
-    from sparkdl.learner.state.optimizer_state import (
-        fills_itself,
-        forget_lost_variables,
-        without_state,
-    )
+    from sparkdl.learner.state.optimizer_state import forget_lost_variables
 
     if optimizer is not None:
         forget_lost_variables(model)
-    fresh = fills_itself(optimizer)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
         given = compile_settings(model)
         with (
             making_models, named_functions(model) as functions, _present_settings(model, given),
-            without_state(optimizer if fresh else None),
+            values_left_out(model, for_worker) as whole,
         ):  # fmt: skip
             content = _save_bytes(model, objects)
         config = read_config(content).decode()
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise _cannot_travel(model, error) from error
-    archive = replace(archive_of_bytes(content, objects, parts_by_id(model)), fresh=fresh)
+    archive = archive_of_bytes(content, objects, parts_by_id(model))
 
     def load(with_values: bool) -> Any:
         if not with_values and not has_own(model, "compile_from_config"):
@@ -175,14 +183,13 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
                 return _without_values(json.loads(read_config(content)), objects)
         with _model_file(content) as path:
             try:
-                with _without_warnings(fresh):
-                    return load_model_file(path, objects, compiled=optimizer is not None)
+                return load_model_file(path, objects, compiled=optimizer is not None)
             except Exception as error:  # in which Keras quotes the whole configuration
                 raise _cannot_travel(model, error, functions_in_configs(model)) from None
 
     try:
         with making_models:
-            beside = compared_with_rebuilt(model, archive.key, load, objects, fresh)
+            beside, values = compared_with_rebuilt(model, archive.key, load, objects, whole)
     except ValueError as error:  # how Keras says that values found no place
         if isinstance(error, ModelError):
             raise
@@ -195,7 +202,7 @@ def encode_model(model: keras.Model, custom_objects: dict[str, Any] | None = Non
     key += space.key if space else ""
     key = hashlib.sha256(key.encode() + beside.settings.key).hexdigest()
     beside = replace(beside, space=space)
-    return replace(archive, key=key, beside=beside.to_bytes())
+    return replace(archive, key=key, beside=payload.dump(beside), values=values)
 
 
 def _cannot_travel(model: keras.Model, error: Exception, hint: str = "") -> ModelError:
@@ -253,17 +260,6 @@ def _present_settings(model: keras.Model, settings: dict[str, Any]) -> Iterator[
         compiled.config = given
 
 
-@contextlib.contextmanager
-def _without_warnings(fresh: bool) -> Iterator[None]:
-    """Within, Keras does not warn of an optimizer that is not in a file, if it is ``fresh``."""
-    if not fresh:
-        yield
-        return
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")
-        yield
-
-
 def archive_of_bytes(
     content: bytes, objects: dict[str, Any], parts: dict[int, str] | None = None
 ) -> ModelArchive:
@@ -312,12 +308,10 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
         ModelError: A class or function of the model is not among the archive's objects, or needs
             a package that is another one here.
     """
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
-
     objects = archive.own_code() if own_code else archive.code()
-    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    beside = archive.open_beside()
     try:
-        with _model_file(archive.content) as path, _without_warnings(archive.fresh):
+        with _model_file(archive.content) as path:
             if beside is None:
                 return load_model_file(path, objects, compiled=compiled)
             with beside.settings.globals.set():
@@ -326,7 +320,7 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
                 give_space(model, beside.space and decode_model(beside.space))
                 if beside.settings.apply(model, objects):
                     model.load_weights(path)
-                beside.give_values(model)
+                beside.give_values(model, archive.values)
             return model
     except Exception as error:
         missing = _missing_object(error)
@@ -439,18 +433,13 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
     """Loads the archive's weights and optimizer state into an equal model (same ``key``)."""
-    from sparkdl.learner.archives.unsaved_settings import BesideFile
-    from sparkdl.learner.state.optimizer_state import empty_slots
-
-    beside = BesideFile.from_bytes(archive.beside) if archive.beside else None
+    beside = archive.open_beside()
     if beside is None or not beside.whole:
-        with _model_file(archive.content) as path, _without_warnings(archive.fresh):
+        with _model_file(archive.content) as path:
             model.load_weights(path)
-    if archive.fresh:
-        empty_slots(model.optimizer)
     if beside is not None:
         give_space(model, beside.space and decode_model(beside.space))
-        beside.give_values(model)
+        beside.give_values(model, archive.values)
 
 
 def model_bytes(model: keras.Model, *, told: bool = False) -> bytes:

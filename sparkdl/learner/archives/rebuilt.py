@@ -14,6 +14,7 @@ import inspect
 import json
 import random
 import re
+import threading
 import zipfile
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +27,7 @@ import keras
 import numpy as np
 from keras.src.models import functional
 from keras.src.saving import serialization_lib
+from keras.src.saving.saving_lib import H5IOStore
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.plain_config import TOLD
@@ -43,6 +45,8 @@ from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numb
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import has_own_from_config, model_signature
 from sparkdl.learner.state.carried_state import (
+    SMALL,
+    is_zero,
     untrusted_values,
     values_of,
     variables_by_name,
@@ -54,6 +58,8 @@ from sparkdl.learner.structure import arrange_inputs
 LARGE_BYTES = 32 << 20
 """The values of a model with more are not compared: that needs the memory and the time of a second
 model. Its file is trusted as Keras' own tests and ours hold it, see :func:`untrusted_values`."""
+_MOST_ZEROS = 1 << 29
+"""Elements that a file may lack: Keras takes many more for an attack."""
 _CAPACITY = 8
 _PLAIN = (bool, int, float, str)
 Load = Callable[[bool], Any]
@@ -80,9 +86,37 @@ _known: OrderedDict[str, _Rebuilt] = OrderedDict()
 """Key of an architecture with its settings -> what is known; the one used last is last."""
 
 
+@contextlib.contextmanager
+def values_left_out(model: keras.Model, wanted: bool) -> Iterator[frozenset[str]]:
+    """Within, Keras writes large variables as zeros, which take no place in a file of HDF5.
+
+    Args:
+        wanted: False does so only with those that are 0, and so does a model of which no names
+            are yielded: see :func:`whole_names`.
+    """
+    whole, write = whole_names(model, large=wanted), H5IOStore.__setitem__
+    own = threading.get_ident()  # another thread's file is whole
+
+    def set_item(store: Any, key: str, value: Any) -> None:
+        size = np.prod(value.shape) if hasattr(value, "shape") else 1
+        counts = size > SMALL and threading.get_ident() == own
+        kind = keras.backend.standardize_dtype(value.dtype) if counts else ""
+        leave = kind in ("float16", "float32", "float64") and size < _MOST_ZEROS
+        if leave and not (wanted and whole):
+            leave = is_zero(value := keras.ops.convert_to_numpy(value))
+        write(store, key, np.zeros(0) if leave else value)
+        if leave:
+            group = store._h5_entry_group
+            del group[key]
+            group.create_dataset(key, tuple(value.shape), kind)
+
+    with replaced(H5IOStore, "__setitem__", set_item):
+        yield whole
+
+
 def compared_with_rebuilt(
-    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any], fresh: bool
-) -> BesideFile:
+    model: keras.Model, key: str, load: Load, custom_objects: dict[str, Any], whole: frozenset[str]
+) -> tuple[BesideFile, dict[str, np.ndarray]]:
     """The settings and values beside a model's file, with which a worker has the same model.
 
     Args:
@@ -90,7 +124,7 @@ def compared_with_rebuilt(
         key: Key of its architecture and compile settings.
         load: Loads the file here, with values or without.
         custom_objects: Name -> class or function of the user's own.
-        fresh: See :class:`sparkdl.learner.archives.archive.ModelArchive`.
+        whole: The names that :func:`values_left_out` gave.
 
     Raises:
         ModelError: The loaded model would be another one.
@@ -106,8 +140,7 @@ def compared_with_rebuilt(
         _known.popitem(last=False)
     settings = settings.placed(known.places)
     settings = replace(settings, orders=known.orders, attributes=_differences(model, known))
-    whole = whole_names(model, fresh=fresh)
-    return BesideFile(settings, untrusted_values(model, whole or known.lossy), bool(whole))
+    return BesideFile(settings, bool(whole)), untrusted_values(model, whole or known.lossy)
 
 
 def _compared(
@@ -452,7 +485,7 @@ class SharedLayers:
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
 
-        with _replaced(serialization_lib, "record_object_after_serialization", record_all, self):
+        with replaced(serialization_lib, "record_object_after_serialization", record_all, self):
             yield
 
     def mend_file(
@@ -515,8 +548,8 @@ class SharedLayers:
         try:
             with (
                 _nothing_drawn(),
-                _replaced(functional, "functional_from_config", make_graph),
-                _replaced(functional, "deserialize_node", read_node),
+                replaced(functional, "functional_from_config", make_graph),
+                replaced(functional, "deserialize_node", read_node),
             ):
                 made = load(given)
         except Exception as error:
@@ -561,7 +594,7 @@ def _renumber(value: object, calls: dict[str, int]) -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
+def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
     before = getattr(module, name)
     if wanted:
         setattr(module, name, function)

@@ -33,7 +33,7 @@ from sparkdl.learner.archives.value_forms import (
 )
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
 from sparkdl.learner.preprocessing import preprocessor_of
-from sparkdl.learner.state.carried_state import paired, variables_by_name
+from sparkdl.learner.state.carried_state import matched, variables_by_name
 from sparkdl.learner.state.model_weights import (
     Orders,
     attributes_of_keras,
@@ -485,35 +485,23 @@ def _is_inner(name: str, kind: type) -> bool:
 
 @dataclass(frozen=True)
 class BesideFile:
-    """The settings and values for a model that was loaded from its file.
+    """The settings for a model that was loaded from its file.
 
     Args:
         settings: Those that no configuration has.
-        values: Of variables by name, packed.
-        whole: Whether an equal model, to become this one, needs nothing but these values.
+        whole: Whether an equal model, to become this one, needs the archive's values alone.
         space: The ``FeatureSpace`` that makes the model's inputs of rows.
     """
 
     settings: UnsavedSettings
-    values: bytes
     whole: bool = False
     space: ModelArchive | None = None
 
-    def to_bytes(self) -> bytes:
-        """As bytes for :meth:`from_bytes`, which runs what is pickled in them."""
-        return payload.dump(self)
-
-    @classmethod
-    def from_bytes(cls, content: bytes) -> BesideFile:
-        """The counterpart of :meth:`to_bytes`."""
-        found: BesideFile = payload.load(content)
-        return found
-
-    def give_values(self, model: keras.Model) -> None:
+    @staticmethod
+    def give_values(model: keras.Model, values: Mapping[str, Any]) -> None:
         """Sets the variables whose values are not those of the file; without compile settings
         those of the model alone."""
-        variables = variables_by_name(model)
-        for variable, value in paired(variables, self.values, optional="optimizer"):
+        for variable, value in matched(variables_by_name(model), values, optional="optimizer"):
             variable.assign(value)
 
 

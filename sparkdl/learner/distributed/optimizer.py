@@ -15,6 +15,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.gradients import GradientReducer, as_dense, make_reducer
 from sparkdl.learner.state.synchronized_norms import refuse_among_ranks
 from sparkdl.settings.call_arguments import lists_its_arguments
+from sparkdl.settings.values import require_int
 
 
 @lists_its_arguments
@@ -302,11 +303,7 @@ def _check(optimizer: keras.Optimizer, passes: object) -> None:
             received=f"a DistributedOptimizer of {optimizer.name!r}",
             hint="its gradients would be joined twice",
         )  # fmt: skip
-    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
-        raise ConfigError(
-            "backward_passes_per_step cannot be this number",
-            expected="a whole number of at least 1", received=repr(passes),
-        )  # fmt: skip
+    passes = require_int("backward_passes_per_step", passes, 1)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if passes > 1 and inner.gradient_accumulation_steps:
         raise ConfigError(

@@ -8,10 +8,10 @@ from typing import Any
 import keras
 
 from sparkdl.errors import ModelError
+from sparkdl.files.run_state import RunState
 from sparkdl.learner.state.carried_state import load_carried_state
 from sparkdl.learner.state.model_weights import model_layout, write_model
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
-from sparkdl.training.run_state import RunState
 
 
 def vote(models: list[keras.Model], voting: str) -> keras.Model:

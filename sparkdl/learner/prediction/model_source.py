@@ -21,7 +21,7 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
 from sparkdl.learner.prediction.class_scores import class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
-from sparkdl.learner.preprocessing import give_space, space_of
+from sparkdl.learner.preprocessing import give_space, space_in, space_of
 from sparkdl.learner.signature import (
     Signature,
     TensorSpec,
@@ -54,7 +54,11 @@ class ModelSource(Protocol):
 
 
 def open_model(
-    model: object, custom_objects: dict[str, Any] | None = None, *, safe_mode: bool = True
+    model: object,
+    custom_objects: dict[str, Any] | None = None,
+    *,
+    safe_mode: bool = True,
+    decoder: object = None,
 ) -> ModelSource:
     """A model to predict with.
 
@@ -64,13 +68,14 @@ def open_model(
         custom_objects: Name -> class or function that the model uses.
         safe_mode: False also loads what runs code from a ``.keras`` or HDF5 file. A SavedModel is
             a program in any case.
+        decoder: A ``FeatureSpace`` in it makes the model's inputs from now on.
 
     Raises:
         ModelError: No built model, or a file that holds none.
         ResourceError: The path cannot be read.
     """
     if not isinstance(model, (str, os.PathLike)):
-        return KerasSource(model, custom_objects)
+        return KerasSource(model, custom_objects, decoder=decoder)
     path = os.fspath(model)
     if path.endswith((".keras", *HDF5)):
         content = read_keras_file(path)
@@ -78,8 +83,13 @@ def open_model(
             content, custom_objects, safe_mode=safe_mode, path=path, compiled=False
         )
         loss = _saved_loss(content) if path.endswith(".keras") else None
-        return KerasSource(loaded, custom_objects, loss)
+        return KerasSource(loaded, custom_objects, loss, decoder)
     if storage.exists(f"{path.rstrip('/')}/saved_model.pb"):
+        if space_in(decoder) is not None:
+            raise ConfigError(
+                "a SavedModel has its inputs fixed", expected="a decoder that makes one of them",
+                received="decoder=FeatureSpace", hint="a .keras file of the model takes one",
+            )  # fmt: skip
         from sparkdl.learner.prediction.saved_model import SavedModelSource
 
         return SavedModelSource(path)
@@ -97,12 +107,19 @@ class KerasSource:
         model: A built ``keras.Model``, compiled or not.
         custom_objects: Name -> class or function, beside those found in the model itself.
         loss: What it was compiled with, if it is not compiled now.
+        decoder: See :func:`open_model`.
     """
 
     def __init__(
-        self, model: keras.Model, custom_objects: dict[str, Any] | None = None, loss: object = None
+        self,
+        model: keras.Model,
+        custom_objects: dict[str, Any] | None = None,
+        loss: object = None,
+        decoder: object = None,
     ) -> None:
         _require_built(model)
+        if space_in(decoder) is not None:
+            give_space(model, decoder)
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
         from sparkdl.learner.prediction.predictor import prediction_signature
 

@@ -23,8 +23,7 @@ class Generation:
         seed: Of the rows' draws, together with the prompts.
         skips: Whether a prompt that leaves no room has no text; else it is an error.
         sampler: Class and configuration of KerasHub's sampler, pickled.
-        jit_compile: See ``keras.Model.compile``.
-        run_eagerly: See there.
+        jit_compile, run_eagerly: As for ``keras.Model.compile``.
     """
 
     max_length: int

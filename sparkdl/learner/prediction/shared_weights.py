@@ -13,18 +13,29 @@ import hashlib
 import mmap
 import os
 import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
+from keras.src.optimizers.base_optimizer import BaseOptimizer
+from keras.src.saving import saving_lib
 
 from sparkdl.data.columns import ALIGNMENT
+from sparkdl.files.temporary import executor_folder
+from sparkdl.learner.archives.archive import making_models
+from sparkdl.learner.archives.rebuilt import replaced
 from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 from sparkdl.process.closing import Closing
 
 LEAST_BYTES = 32 << 20
 """The size of the weights from which on they are shared."""
+_LARGE_BYTES = 1 << 20
+"""The size of a variable that waits for its value."""
+_PLAIN = {"float16", "float32", "float64", "int8", "int16", "int32", "int64"}
+"""Names of the dtypes that NumPy and DLPack know."""
 _FILE, _LOCK = "weights", "in-use"
 
 
@@ -40,6 +51,75 @@ def shared_weights(weights: list[Any], digest: str | None = None) -> SharedWeigh
         with contextlib.suppress(OSError):  # no room on the disk
             return SharedWeights(weights, folder, digest or _digest(weights))
     return None
+
+
+@contextlib.contextmanager
+def sparing_memory() -> Iterator[None]:
+    """Within, Keras reads a model file's values from the disk, not from a copy in memory.
+
+    TensorFlow's allocator on CPUs (oneDNN's) keeps for itself what variables once had, 1.5 times
+    the size of the weights: an initial value, which the file replaces, and a copy of what was read.
+    Large variables that this thread makes wait for their value, which stays in NumPy's memory.
+    """
+    with making_models, contextlib.ExitStack() as stack:
+        if hasattr(saving_lib, "is_memory_sufficient"):
+            stack.enter_context(replaced(saving_lib, "is_memory_sufficient", lambda model: False))
+        if keras.backend.backend() == "tensorflow" and not _has_tensorflow_gpus():
+            stack.enter_context(_given_values())
+        yield
+
+
+@contextlib.contextmanager
+def _given_values() -> Iterator[None]:
+    from keras.src.backend.tensorflow.core import Variable
+
+    here, waiting = threading.get_ident(), dict[int, Any]()
+    made, set_to = Variable._initialize_with_initializer, Variable._direct_assign
+    converted, built = Variable._convert_to_tensor, BaseOptimizer.build
+
+    def make(self: Any, initializer: Callable[..., Any]) -> None:
+        kind: str = self._dtype
+        size = np.prod(self._shape) * np.dtype(kind).itemsize if kind in _PLAIN else 0
+        if size < _LARGE_BYTES or threading.get_ident() != here:
+            made(self, initializer)
+        else:
+            self._value, self._initializer, waiting[id(self)] = None, initializer, self
+
+    def assign(self: Any, value: Any) -> None:
+        waiting.pop(id(self), None)
+        if self._value is not None:
+            set_to(self, value)
+        else:
+            self._initialize(value)
+            self._initializer = None
+
+    def build(self: Any, variables: list[Any]) -> None:
+        mine = waiting.values() if threading.get_ident() == here else ()
+        for variable in mine:  # an optimizer asks for their names
+            variable._initialize(_tensor(_aligned(variable.shape, np.dtype(variable._dtype))))
+        built(self, variables)
+
+    def convert(self: Any, value: Any, dtype: Any = None) -> Any:
+        size, kind = getattr(value, "nbytes", 0), getattr(value, "dtype", None)
+        same = isinstance(kind, np.dtype) and kind.name == dtype and dtype in _PLAIN
+        if size < _LARGE_BYTES or not same:
+            return converted(self, value, dtype)
+        array = _aligned(value.shape, value.dtype)
+        array[...] = value
+        return _tensor(array)
+
+    with (
+        replaced(Variable, "_initialize_with_initializer", make),
+        replaced(Variable, "_direct_assign", assign),
+        replaced(Variable, "_convert_to_tensor", convert),
+        replaced(BaseOptimizer, "build", build),
+    ):
+        yield
+    for variable in waiting.values():  # the file has no value of it
+        if variable._value is None:
+            variable._deferred_initialize()
+        else:  # the optimizer knows the one that it has
+            variable.assign(variable._initializer(variable.shape, dtype=variable.dtype))
 
 
 def frozen_weights(model: keras.Model) -> list[Any]:
@@ -139,12 +219,6 @@ class SharedWeights(Closing):
         self._lock = -1
 
 
-def executor_folder() -> str | None:
-    """The folder of the executor that this process works for; None outside of Spark's workers."""
-    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    return folders[0] if "blockmgr-" in folders[0] and os.path.isdir(folders[0]) else None
-
-
 def can_share(weights: list[Any]) -> bool:
     """Whether it is worth it, and the weights lie in this machine's memory."""
     sizes = [int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(weights)]
@@ -157,20 +231,31 @@ def can_share(weights: list[Any]) -> bool:
         import jax
 
         return jax.default_backend() == "cpu" and keras.distribution.distribution() is None
+    return not _has_tensorflow_gpus()
+
+
+def _has_tensorflow_gpus() -> bool:
     import tensorflow as tf
 
-    return not tf.config.list_physical_devices("GPU")
+    return bool(tf.config.list_physical_devices("GPU"))
 
 
 def _shareable(weights: list[Any]) -> list[Any]:
-    names = [(v, keras.backend.standardize_dtype(v.dtype)) for v in weights]
-    return [v for v, name in names if name.startswith(("float16", "float32", "float64", "int"))]
+    return [v for v in weights if keras.backend.standardize_dtype(v.dtype) in _PLAIN]
 
 
 def _kind(variable: keras.Variable) -> np.dtype[Any]:
     """The dtype of the value: JAX makes float32 of a layer's float64."""
     kind: np.dtype[Any] = np.dtype(keras.backend.standardize_dtype(variable.value.dtype))
     return kind
+
+
+def _aligned(shape: Sequence[int], kind: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Zeros that take memory when they are written, where a tensor may alias them."""
+    size = int(np.prod(shape)) * kind.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(kind).reshape(shape)
 
 
 def _padded(size_bytes: int) -> int:
@@ -199,6 +284,11 @@ def _alias(variable: keras.Variable, array: npt.NDArray[Any]) -> None:
 
         variable.assign(jax.dlpack.from_dlpack(array))
     else:
-        import tensorflow as tf
+        variable.assign(_tensor(array))
 
-        variable.assign(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
+
+def _tensor(array: npt.NDArray[Any]) -> Any:
+    """A tensor of TensorFlow that aliases an array."""
+    import tensorflow as tf
+
+    return tf.experimental.dlpack.from_dlpack(array.__dlpack__())

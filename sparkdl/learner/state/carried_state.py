@@ -106,13 +106,12 @@ class ValuesBefore:
 
 def load_carried_state(model: keras.Model, content: bytes) -> None:
     """Sets the variables of a Keras model from what :meth:`CarriedState.to_bytes` returned."""
-    if content:
-        for variable, value in paired(variables_by_name(model), content):
-            variable.assign(value)
+    for variable, value in paired(variables_by_name(model), content):
+        variable.assign(value)
 
 
-def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> bytes:
-    """The values that a ``.keras`` file is not trusted with, for :func:`load_carried_state`.
+def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) -> dict[str, Array]:
+    """The values that a ``.keras`` file is not trusted with, by name.
 
     These are small ones, all of a layer with adapters (LoRA: Keras adds them to the kernel when it
     saves, and sets them to zero when it loads) and of one that saves its variables by code of the
@@ -131,23 +130,41 @@ def untrusted_values(model: keras.Model, lossy: frozenset[str] = frozenset()) ->
         for name, variable in variables_by_name(model).items()
         if name in lossy or id(variable) in doubtful or _size(variable) <= SMALL
     }
-    values = map(plain, values_of(list(found.values())))
-    return pack_arrays(dict(zip(found, values, strict=True)))
+    return dict(zip(found, map(_sent, values_of(list(found.values()))), strict=True))
 
 
-def whole_names(model: keras.Model, *, fresh: bool) -> frozenset[str]:
-    """The names of all variables, but for ``fresh`` slots, of which the file has none.
+def _sent(value: Array) -> Array:
+    """A value as it travels: one 0 stands for many, as in the slots of an optimizer that is new."""
+    value = plain(value)
+    if value.size > SMALL and is_zero(value):
+        return np.zeros((), value.dtype)
+    return value if value.flags.owndata else value.copy()  # PyTorch's is the variable's memory
+
+
+def is_zero(value: Array) -> bool:
+    """Whether an array is 0 all over, and nowhere -0."""
+    bits = np.ascontiguousarray(value).view(np.uint8)
+    return not bits[:1].any() and not bits.any()
+
+
+def names_in_buffer(model: keras.Model) -> set[str]:
+    """The names of the variables that a flat float32 buffer holds as they are."""
+    held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
+    variables = variables_of_model(model).items()
+    return {name for name, v in variables if id(v) in held and not is_wide(v)}
+
+
+def whole_names(model: keras.Model, *, large: bool) -> frozenset[str]:
+    """The names of all variables.
 
     Empty where a file brings more to an equal model (layers that load tables, or by code of the
-    user's own), and for a large model.
+    user's own), and for a model of more than 2^17 elements unless ``large``.
     """
     sizes = {name: _size(variable) for name, variable in variables_by_name(model).items()}
-    if fresh:
-        sizes = {n: s for n, s in sizes.items() if s <= SMALL or not n.startswith("optimizer ")}
     layers = model._flatten_layers(include_self=True, recursive=True)
     optimizer = getattr(model, "optimizer", None)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
-    is_whole = sum(sizes.values()) <= _WHOLE
+    is_whole = large or sum(sizes.values()) <= _WHOLE
     is_whole &= all(comes_with_keras(part) for part in (*layers, *model.metrics, inner or model))
     is_whole &= all(type(layer).load_own_variables in _LOADS_VARIABLES for layer in layers)
     return frozenset(sizes if is_whole else ())
@@ -215,25 +232,29 @@ def variables_by_name(model: keras.Model) -> dict[str, Any]:
     return variables_of_model(model) | {f"optimizer {i}": v for i, v in enumerate(known)}
 
 
-def paired(
-    variables: Mapping[str, Any], content: bytes, optional: str | None = None
+def paired(variables: Mapping[str, Any], content: bytes) -> list[tuple[Any, Array]]:
+    """Variables by name, each with its value in ``content``, packed; see :func:`matched`."""
+    found = unpack_arrays(content, "the state of the model") if content else {}
+    return matched(variables, found)
+
+
+def matched(
+    variables: Mapping[str, Any], found: Mapping[str, Array], optional: str | None = None
 ) -> list[tuple[Any, Array]]:
-    """Variables by name, each with its value in ``content``.
+    """Variables, each with its value, both by name; one number is that of a whole variable.
 
     Args:
-        variables: By name.
-        content: Values by name, packed.
         optional: Names that begin so may be without a variable.
 
     Raises:
-        ModelError: The bytes are of other variables.
+        ModelError: The values are of other variables.
     """
-    if not content:
-        return []
-    found = unpack_arrays(content, "the state of the model")
     if optional is not None and not any(name.startswith(optional) for name in variables):
         found = {n: v for n, v in found.items() if not n.startswith(optional)}
+    pairs = []
     for name, value in found.items():
+        if name in variables and not value.shape:
+            value = np.full(tuple(variables[name].shape), value)
         if name not in variables or tuple(variables[name].shape) != value.shape:
             shape = tuple(variables[name].shape) if name in variables else "no such variable"
             raise ModelError(
@@ -241,7 +262,8 @@ def paired(
                 received=f"shape {value.shape}",
                 hint="was the model changed since the state was saved?",
             )  # fmt: skip
-    return [(variables[name], value) for name, value in found.items()]
+        pairs.append((variables[name], value))
+    return pairs
 
 
 def is_wide(variable: keras.Variable) -> bool:

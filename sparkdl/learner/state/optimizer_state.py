@@ -17,15 +17,12 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.packed_arrays import pack_arrays, unpack_arrays
-from sparkdl.learner.custom_objects import comes_with_keras
-from sparkdl.learner.state.carried_state import SMALL, plain
+from sparkdl.learner.state.carried_state import plain
 from sparkdl.learner.state.model_weights import trained_variables
 from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
 ArrayList = list[npt.NDArray[Any]]
-_WORTH = 1 << 16
-"""Elements of the slots from which on they are left out of a file while they are 0."""
 
 
 def _packed(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
@@ -101,47 +98,6 @@ def unknown_variables(model: keras.Model) -> list[Any]:
         return []
     known = {id(v) for v in optimizer._trainable_variables}
     return [v for v in model.trainable_variables if id(v) not in known]
-
-
-def fills_itself(optimizer: Any) -> bool:
-    """Whether an optimizer has large slots, all as they are when they are made: 0."""
-    slots = [] if optimizer is None else _slots_within(optimizer)
-    if sum(int(np.prod(v.shape)) for v in slots) < _WORTH or int(optimizer.iterations.numpy()):
-        return False
-    if not comes_with_keras(type(_within(optimizer))):
-        return False
-    made = type(optimizer).from_config(optimizer.get_config())
-    made.build([keras.Variable(np.zeros(SMALL + 1, np.float32), name="made")])
-    for variable in (*_slots_within(made), *slots):
-        if keras.ops.convert_to_numpy(variable.value).any():
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def without_state(optimizer: keras.Optimizer | None) -> Iterator[None]:
-    """Within, Keras saves an optimizer without its variables; None: all is saved."""
-    chain = []
-    while optimizer is not None:
-        chain.append(optimizer)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    for one in chain:
-        one.save_own_variables = lambda _: None
-    try:
-        yield
-    finally:
-        for one in chain:
-            del one.save_own_variables
-
-
-def empty_slots(optimizer: keras.Optimizer) -> None:
-    """Sets the large slots to 0."""
-    for variable in _slots_within(optimizer):
-        variable.assign(keras.ops.zeros_like(variable.value))
-
-
-def _slots_within(optimizer: keras.Optimizer) -> list[Any]:
-    return [v for v in optimizer.variables if int(np.prod(v.shape)) > SMALL]
 
 
 def learning_rate_of(model: keras.Model) -> float | None:

@@ -10,7 +10,7 @@ from sparkdl.codecs import Codec, Compression
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
-from sparkdl.ps.shards.cut import Range, ranges_of
+from sparkdl.ps.shards.ranges import Range, ranges_of
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.settings.network import PortSpec

@@ -9,12 +9,11 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import Session, Welcome
-from sparkdl.errors import WorkerError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
-from sparkdl.ps.shards.ahead import RowsAhead
-from sparkdl.ps.shards.cut import Range, compression_of, ranges_of
+from sparkdl.ps.shards.prefetch import RowsAhead
+from sparkdl.ps.shards.ranges import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
 from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
@@ -197,7 +196,8 @@ class ShardedClient(Client):
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
         decided = (lambda: self._decision.to_wire()) if self._rule.blocking else None
-        return RowLink(self._shards, tables, decided)
+        opened, limits = [s.open_another() for s in self._shards], [s.limits for s in self._shards]
+        return RowLink(opened, limits, self.session.rank, self.session.attempt, tables, decided)
 
     def close(self) -> None:
         if self._rows is not None:
@@ -315,12 +315,8 @@ class ShardedClient(Client):
         """Does something with all shards at the same time; raises the first error."""
         jobs = [self._threads.submit(do, shard) for shard in self._shards]
         wait(jobs)
-        try:
-            for job in jobs:
-                job.result()
-        except WorkerError:  # the rule's own code failed there: no other try would mend that
-            self.session.aborted = True
-            raise
+        for job in jobs:
+            job.result()
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]

@@ -12,7 +12,7 @@ from sparkdl.coordinator.blobs import chunked
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.process.closing import Closing
 from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
-from sparkdl.ps.shards.cut import ranges_of
+from sparkdl.ps.shards.ranges import ranges_of
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import ServerUsage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,9 @@ from sparkdl.ps.shards.pushes import (
 )
 from sparkdl.tables.index import by_owner
 from sparkdl.tables.service import IdArray, TableSpec
-from sparkdl.transport.frames import Flag, Message
+from sparkdl.transport.connection import Connection
+from sparkdl.transport.frames import Flag, FrameLimits, Message
 from sparkdl.weights import FloatArray
-
-if TYPE_CHECKING:
-    from sparkdl.ps.shards.client import ShardClient
 
 
 @dataclass(frozen=True)
@@ -52,26 +50,29 @@ class RowLink(Closing):
     """A worker's connections to the rows on all shards; one thread uses it at a time.
 
     Args:
-        shards: Clients of all shards, in order; each opens a connection for rows alone.
+        connections: One to each shard, in order, for rows alone; closed with the link.
+        limits: The limits of each connection.
         decided: The coordinator's last decision, as requests carry it; None where rows have no
             rounds.
     """
 
     def __init__(
         self,
-        shards: Sequence[ShardClient],
+        connections: Sequence[Connection],
+        limits: Sequence[FrameLimits],
+        rank: int,
+        attempt: int,
         tables: Sequence[TableSpec],
         decided: Callable[[], list[Any]] | None = None,
     ) -> None:
-        self._connections = [shard.open_another() for shard in shards]
-        self._limits = [shard.limits for shard in shards]
+        self._connections, self._limits = connections, limits
         stores = {spec.name: spec.store() for spec in tables}
         self._dims = {name: store.dim for name, store in stores.items()}
         self._counted = {name for name, s in stores.items() if s.entry is not None or s.tracks}
         self._decided = decided
-        self._rank, self._attempt = shards[0].rank, shards[0].attempt
+        self._rank, self._attempt = rank, attempt
         self._sequence = 0
-        self._threads = ThreadPoolExecutor(len(shards), thread_name_prefix="sparkdl-rows")
+        self._threads = ThreadPoolExecutor(len(connections), thread_name_prefix="sparkdl-rows")
 
     @property
     def num_shards(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Progress
-from sparkdl.ps.shards.ahead import RowsAhead, Wanted
+from sparkdl.ps.shards.prefetch import RowsAhead, Wanted
 from sparkdl.ps.shards.pushes import NO_CLOCK, PushReply, RowPush
 from sparkdl.ps.shards.row_link import Fetched, RowLink
 from sparkdl.tables.classes import ClassSpec, Softmax

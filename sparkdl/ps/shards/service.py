@@ -14,7 +14,7 @@ from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
 from sparkdl.ps.kinds import DECISION, ROWS, Decision, Member, StoreKind, limits_of
-from sparkdl.ps.shards.cut import Range
+from sparkdl.ps.shards.ranges import Range
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store.center import Center
 from sparkdl.ps.store.replies import CenterReplies

@@ -14,8 +14,8 @@ from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, RowsAheadError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import NO_CLOCK, Mask, PushReply, RowPush, pack_reply, unpack_push
+from sparkdl.tables.admission import Counts
 from sparkdl.tables.checkpoints import TableReference
-from sparkdl.tables.entry import Counts
 from sparkdl.tables.files import write_part
 from sparkdl.tables.hashing import Hashes, Ids
 from sparkdl.tables.index import Slots
@@ -142,7 +142,7 @@ class TableService:
     ) -> None:
         self._number, self._count, self._folder = number, count, folder
         self._rates = {spec.name: spec.learning_rate for spec in specs}
-        self.stores = {spec.name: spec.store(count) for spec in specs}
+        self.stores = {spec.name: spec.store(count, ignores_nan=ignores_nan) for spec in specs}
         """Table name -> the rows that this shard holds."""
         self._locks = {name: threading.Lock() for name in self.stores}
         self._dims = {name: store.dim for name, store in self.stores.items()}
@@ -156,7 +156,6 @@ class TableService:
         self.pulled = self.pushed = 0
         self._known_pushes = self._stale_steps = self._most_stale = 0
         for name, store in self.stores.items():
-            store.on_nan = "ignore" if ignores_nan else "raise"
             if reference:
                 TableReference.from_bytes(reference).load(name, store, number, count)
 

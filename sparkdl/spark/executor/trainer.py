@@ -20,6 +20,7 @@ from sparkdl.data import Batches, DataSpec, Partition, read_partition
 from sparkdl.data.rows import label_mean, off_center
 from sparkdl.errors import Cause, WorkerError
 from sparkdl.failures import Failure, RanksLost
+from sparkdl.files.run_state import RunState
 from sparkdl.launch.devices import DeviceRequest, start_framework
 from sparkdl.launch.results import Result, failed, of_kind
 from sparkdl.launch.task import RankContext
@@ -30,7 +31,6 @@ from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.wire import named_batches
 from sparkdl.training.phases import PhaseClock, Spans, Usage, current_clock, recording
 from sparkdl.training.reports import EpochReport, MetricState
-from sparkdl.training.run_state import RunState
 from sparkdl.training.syncing import RankIdentity, Strategy
 
 Key = tuple[str, int]
@@ -206,7 +206,7 @@ class TrainTask:
         learner = cached_learner(self.archive, form)
         learner.take_stream(rank.rank, rank.num_ranks)
         # The file is not needed while the model trains, and may be several times as large as it.
-        object.__setattr__(self, "archive", self.archive.without_content())
+        self.archive.forget_content()
         try:
             with self.strategy.open(met, learner.layout) as synchronizer:
                 with clock.within("read"):

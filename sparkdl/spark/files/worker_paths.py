@@ -5,6 +5,7 @@ Runs on the driver.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from sparkdl.errors import ResourceError
@@ -69,7 +70,7 @@ def path_for_workers(path: str) -> str:
     """A path that means to workers what ``path`` means to Spark.
 
     Without a scheme that is a path of Spark's default file system: unless it is this machine's, its
-    URI is put before the path.
+    URI is put before the path. A relative one begins in the folder where the JVM was started.
 
     Args:
         path: A path, URI or pattern.
@@ -92,7 +93,8 @@ def path_for_workers(path: str) -> str:
         )
     with explained("read", path):
         hadoop = HadoopFileSystem(session)
-        return path if hadoop.default_scheme() == "file" else hadoop.qualified(path)
+        is_plain = os.path.isabs(path) and hadoop.default_scheme() == "file"
+        return path if is_plain else hadoop.qualified(path)
 
 
 def files_for_workers(path: str) -> list[FoundFile]:

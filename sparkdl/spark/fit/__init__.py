@@ -5,5 +5,5 @@
   ``allreduce_run``: the driver's end while ranks train. ``shard_servers``: servers that hold the
   weights together.
 - ``trained_model``: the driver's model. ``tables``, ``trained_tables``: the rows outside of
-  it. ``telling``: who is told. ``fit_warnings``: its warnings.
+  it. ``fit_sinks``: who is told. ``fit_warnings``: its warnings.
 """

@@ -22,6 +22,7 @@ from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
+from sparkdl.files.run_state import RunState
 from sparkdl.learner.framework import running_backend
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
@@ -31,7 +32,6 @@ from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
 from sparkdl.training.phases import ServerUsage
-from sparkdl.training.run_state import RunState
 from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import Layout
 

@@ -26,6 +26,7 @@ from sparkdl.learner.callback_sink import (
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
+from sparkdl.learner.state.carried_state import names_in_buffer
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.learner.state.optimizer_state import (
     DriverSlots,
@@ -42,6 +43,7 @@ from sparkdl.spark.executor.trainer import TrainTask
 from sparkdl.spark.fit.allreduce_run import reports_live, start_all_reduce
 from sparkdl.spark.fit.arguments import FitArguments, verbosity
 from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.fit_sinks import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.fit_warnings import (
     described,
     guessing_loss,
@@ -60,7 +62,6 @@ from sparkdl.spark.fit.plan import (
 )
 from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
-from sparkdl.spark.fit.telling import describe_run, facts_of, open_sinks, progress_sink, window_of
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
 from sparkdl.spark.fit.training import (
     StageLost,
@@ -320,13 +321,16 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
         with interrupts.held():
             prepare_metrics(trained.model, source, settings.batch_size)
             with nullcontext() if trained.slots is None else trained.slots.left_out():
-                archive = encode_model(trained.model, plan.custom_objects)
+                archive = encode_model(trained.model, plan.custom_objects, for_worker=True)
+        # Workers begin with the values that a server has.
+        known = names_in_buffer(trained.model) if isinstance(plan.exchange, ServerExchange) else ()
+        sent = replace(archive, values={n: v for n, v in archive.values.items() if n not in known})
         run: Run = starting.result()
 
         waits = settings.wait_for_driver  # rows of the next round would be ahead of the weights
         monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
-            archive, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
+            sent, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
             plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
             source.dealt(plan.num_workers), source.shared.key if source.shared else None,
         )  # fmt: skip

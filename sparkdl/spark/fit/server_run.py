@@ -15,6 +15,7 @@ from sparkdl.config import FitConfig
 from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
+from sparkdl.files.run_state import RunState
 from sparkdl.progress.monitor import Command
 from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
@@ -30,7 +31,6 @@ from sparkdl.spark.fit.training_run import CoordinatedRun
 from sparkdl.spark.runs.resources import certificate_of, listening_address
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.training.phases import ServerUsage
-from sparkdl.training.run_state import RunState
 from sparkdl.weights import NO_VALUES, FloatArray, Layout
 
 _ASK_SERVERS_S = 1.0

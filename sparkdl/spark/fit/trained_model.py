@@ -11,6 +11,8 @@ from typing import Any
 from sparkdl.errors import ConfigError, DataError, ModelError
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.files.model_file import read_config
+from sparkdl.files.packed_arrays import pack_arrays
+from sparkdl.files.run_state import RunState
 from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.learner.checks.compile_parts import check_metrics_add_up
@@ -30,7 +32,6 @@ from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.spark.fit.tables import serve_trained
 from sparkdl.spark.forms.sources import Source
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
-from sparkdl.training.run_state import RunState
 
 _claimed: list[Any] = []
 """The Keras models that this process trains, or whose tables it changes, now."""
@@ -140,7 +141,8 @@ class TrainedModel:
         """
         with learning_rate_set(self.model, rate):
             content = model_bytes(self.model, told=True)
-            beside = replace(self.beside(epoch), carried=untrusted_values(self.model))
+            carried = pack_arrays(untrusted_values(self.model))
+            beside = replace(self.beside(epoch), carried=carried)
         checkpoints.save(content, beside)
 
     def restore(self, checkpoints: Checkpoints) -> int:

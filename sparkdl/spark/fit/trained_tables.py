@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.failures import Failure
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.results import Result
+from sparkdl.launch.task import RankContext, ReturningTask
 from sparkdl.settings.values import require_int
 from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.runs.launcher import run_on_partitions
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import context_of, session_of, this_interpreter
 from sparkdl.spark.session.versions import frame_of_table
@@ -30,10 +34,8 @@ from sparkdl.weights import FloatArray
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_MEASURED = "found string, failure string"
-_ANSWER = "part int, rows bigint, failure string"
-_MEASURED_NAMES = ["found", "failure"]
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_NUMBERS = re.compile(rf"array<({'|'.join(_INTEGERS)}|float|double|decimal\(.*\))>")
 
 _Change = Callable[[RowStore, "_Rows"], int]
 """Changes the rows of a part; returns how many."""
@@ -79,10 +81,9 @@ class TrainedTable(TableReader):
         if since is not None:
             self._require_tracking("to_dataframe(since=...)")
             require_int("since", since, least=0)
-        spark = session_of()
         kinds = "id bigint, row array<float>" + (", seen bigint, step bigint" * self.counts)
-        numbers = spark.range(0, self.parts, 1, max(1, self.parts))
-        with this_interpreter(context_of(spark)):
+        numbers = _numbers(self.parts)
+        with this_interpreter(context_of(numbers.sparkSession)):
             return numbers.mapInArrow(_reading(self.folder, self.parts, since), kinds)
 
     def load(self, data: DataFrame | npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
@@ -180,15 +181,9 @@ class TrainedTable(TableReader):
         if isinstance(function, str):
             Statistics().get(function)
         asked = None if isinstance(function, str) else TableFunction.of(function)
-        spark = session_of()
-        numbers = spark.range(0, self.parts, 1, max(1, self.parts))
-        with this_interpreter(context_of(spark)):
-            task = _measuring(self.folder, self.parts, asked)
-            answers = [tuple(row) for row in numbers.mapInArrow(task, _MEASURED).collect()]
-        for _, failure in answers:
-            if failure is not None:
-                raise Failure.from_json(failure).library_error()
-        found = [json.loads(text) for text, _ in answers if text is not None]
+        task = MeasureTask(self.folder, self.parts, asked)
+        results = run_on_partitions(_numbers(self.parts), task, "measure a table")
+        found = [json.loads(result.text) for result in results]
         if isinstance(function, str):
             every = Statistics()
             for part in found:
@@ -236,21 +231,16 @@ class TrainedTable(TableReader):
             checkpoints.require_newest(former)
             ranks = TableFiles(former.folder_of(self.name)).ranks
             changed = checkpoints.changed(former)
-            task = _changing(former, changed, self.name, self.dim, ranks, change)
+            task = ChangeTask(former, changed, self.name, self.dim, ranks, change)
             try:
-                frame = spread(ranks)
-                with this_interpreter(context_of(frame.sparkSession)):
-                    answers = frame.mapInArrow(task, _ANSWER).collect()
-                for answer in answers:
-                    if answer.failure is not None:
-                        raise Failure.from_json(answer.failure).library_error()
+                results = run_on_partitions(spread(ranks), task, "change a table")
                 checkpoints.finish(changed, ranks, former.to_bytes())
             except BaseException:
                 checkpoints.delete(changed)
                 raise
             of.take_tables(changed)
         super().__init__(changed.folder_of(self.name))
-        return sum(answer.rows for answer in answers)
+        return sum(int(result.text) for result in results)
 
     def _changeable(self) -> TrainedModel:
         if self._of is None:
@@ -282,6 +272,11 @@ def _every_part(parts: int) -> DataFrame:
     return _marks(session_of(), parts).repartition(parts, "part")
 
 
+def _numbers(parts: int) -> DataFrame:
+    """The numbers of the parts, each in a partition of its own."""
+    return session_of().range(0, parts, 1, max(1, parts))
+
+
 def _marks(spark: SparkSession, parts: int) -> DataFrame:
     """A row for each part, which says that it is to be written."""
     return spark.range(0, parts, 1, 1).selectExpr(
@@ -305,33 +300,35 @@ def _reading(
     return read
 
 
-def _measuring(
-    folder: str, parts: int, function: TableFunction | None
-) -> Callable[[Iterator[pa.RecordBatch]], Any]:
-    """A task that tells numbers about parts; without a function their :class:`Statistics`."""
+class _TableTask(ReturningTask):
+    """Work on the parts of a table, which needs no devices."""
 
-    def of_part(files: TableFiles, number: int) -> str | None:
-        if function is None:
-            every = Statistics()
-            for rows in files.blocks(number, parts):
-                every = every.joined(Statistics.of(rows.values))
-            return json.dumps(asdict(every))
-        found = [function.measure(rows.ids, rows.values) for rows in files.blocks(number, parts)]
-        return json.dumps(np.sum(found, axis=0).tolist()) if found else None
+    @property
+    def devices(self) -> DeviceRequest:
+        return DeviceRequest(None, unscheduled=True)
 
-    def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        told: list[str | None] = []
-        failure = None
-        try:
-            files = TableFiles(folder)
-            for batch in batches:
-                told += [of_part(files, number) for number in batch.column(0).to_pylist()]
-        except Exception as error:
-            told, failure = [None], Failure.of(-1, error).to_json()
-        failures = pa.array([failure] * len(told), pa.string())
-        yield pa.RecordBatch.from_arrays([pa.array(told, pa.string()), failures], _MEASURED_NAMES)
 
-    return measure
+@dataclass(frozen=True)
+class MeasureTask(_TableTask):
+    """What a function makes of each part; None: its statistics."""
+
+    folder: str
+    parts: int
+    function: TableFunction | None
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The numbers of each part whose number comes; none of a part without rows."""
+        files = TableFiles(self.folder)
+        for number in (n for batch in batches for n in batch.column(0).to_pylist()):
+            blocks = files.blocks(number, self.parts)
+            if self.function is None:
+                every = Statistics()
+                for rows in blocks:
+                    every = every.joined(Statistics.of(rows.values))
+                yield from Result(number, "measured", json.dumps(asdict(every))).batches()
+            elif found := [self.function.measure(rows.ids, rows.values) for rows in blocks]:
+                told = json.dumps(np.sum(found, axis=0).tolist())
+                yield from Result(number, "measured", told).batches()
 
 
 def _batch_of(rows: TableRows) -> pa.RecordBatch:
@@ -359,35 +356,29 @@ def _owned(parts: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
     return spread
 
 
-def _changing(
-    former: TableReference,
-    changed: TableReference,
-    table: str,
-    dim: int,
-    ranks: int,
-    change: _Change,
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A task that writes the parts anew whose marks it is given, each with a change of a table."""
+@dataclass(frozen=True)
+class ChangeTask(_TableTask):
+    """Writes the parts of all tables anew, those of one table changed."""
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        told: list[tuple[int, int, str | None]] = []
-        try:
-            marks, found = _sorted(batches, table, dim)
-            for part in marks:
-                for name in changed.tables:
-                    store = RowStore.from_settings(TableFiles(former.folder_of(name)).settings)
-                    load_rows(store, former.folder_of(name), part, ranks)
-                    if name == table:
-                        told.append((part, change(store, found.pop(part, [])), None))
-                    write_part(store, changed.folder_of(name), part, ranks)
-        except Exception as error:
-            told = [(-1, 0, Failure.of(-1, error).to_json())]
-        columns = zip(*told, strict=True) if told else ([], [], [])
-        kinds = (pa.int32(), pa.int64(), pa.string())
-        arrays = [pa.array(list(c), kind) for c, kind in zip(columns, kinds, strict=True)]
-        yield pa.RecordBatch.from_arrays(arrays, ["part", "rows", "failure"])
+    former: TableReference
+    changed: TableReference
+    table: str
+    dim: int
+    parts: int
+    change: _Change
 
-    return write
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """How many rows of each part were changed."""
+        marks, found = _sorted(batches, self.table, self.dim)
+        for part in marks:
+            for name in self.changed.tables:
+                former = self.former.folder_of(name)
+                store = RowStore.from_settings(TableFiles(former).settings)
+                load_rows(store, former, part, self.parts)
+                if name == self.table:
+                    count = self.change(store, found.pop(part, []))
+                    yield from Result(part, "changed", str(count)).batches()
+                write_part(store, self.changed.folder_of(name), part, self.parts)
 
 
 def _sorted(
@@ -439,7 +430,7 @@ def _frame_of(ids: object, rows: npt.ArrayLike, dim: int) -> DataFrame:
 
 def _require_columns(frame: DataFrame, dim: int) -> None:
     kinds = dict(frame.dtypes)
-    arrays = str(kinds.get("row")).startswith("array<")
+    arrays = _NUMBERS.fullmatch(str(kinds.get("row")))
     if kinds.keys() != {"id", "row"} or kinds["id"] not in _INTEGERS or not arrays:
         raise DataError(
             "these columns are not rows of a table",

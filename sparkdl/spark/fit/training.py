@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
+from sparkdl.files.run_state import RunState
 from sparkdl.launch import interrupts
 from sparkdl.launch.results import Result, failures_of
 from sparkdl.progress.monitor import Command, FitMonitor
@@ -23,7 +24,6 @@ from sparkdl.spark.runs.capacity import PartitionsError, SparkJob
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
-from sparkdl.training.run_state import RunState
 
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile

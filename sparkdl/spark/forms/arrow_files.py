@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO
+from itertools import islice
+from typing import Any, BinaryIO, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +21,7 @@ from sparkdl.files.streams import FilePlace, is_local, open_input, place_of
 _BLOCK_BYTES = _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 128 << 20
 """Row groups of no more are asked of another machine whole, not column by column."""
+_Reader: TypeAlias = "pa.ipc.RecordBatchFileReader | pa.ipc.RecordBatchStreamReader"
 _ARROW = (
     "an Arrow file or stream, as pyarrow.ipc.new_file and new_stream, "
     "pyarrow.feather.write_feather and datasets' save_to_disk write"
@@ -54,8 +56,7 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
             schema = _reader(stream).schema
             widths = [_width(field.type) for field in schema]
             reader = _opened(stream, path, [widths.index(min(widths))] if widths else [])
-            numbers = range(reader.num_record_batches)
-            return schema, tuple(reader.get_batch(n).num_rows for n in numbers)
+            return schema, tuple(batch.num_rows for _, batch in _numbered(reader))
         except (OSError, pa.ArrowException, KeyError) as error:
             raise _broken(path, error) from error
 
@@ -63,22 +64,16 @@ def arrow_facts(path: str) -> tuple[pa.Schema, tuple[int, ...]]:
 def arrow_pieces(
     path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Pieces[pa.RecordBatch]:
-    """The record batches of a file as pieces to be read; a file of this machine is one piece.
+    """The record batches of a file as pieces, see :func:`read_numbered`; a stream is one piece.
 
     Small record batches are joined, as if all had the same size.
-
-    Args:
-        numbers: Of the record batches; None for all.
-        columns: To read.
-
-    Raises:
-        DataError: It cannot be read.
     """
-    if is_local(path):
-        return [partial(read_arrow, path, numbers, columns)]
     with open_input(path) as stream:
         try:
-            count = _reader(stream).num_record_batches
+            reader = _reader(stream)
+            if isinstance(reader, pa.ipc.RecordBatchStreamReader):
+                return [partial(read_arrow, path, numbers, columns)]
+            count = reader.num_record_batches
             step = max(1, _CHUNK_BYTES * count // max(1, stream.seek(0, 2)))
         except (OSError, pa.ArrowException) as error:
             raise _broken(path, error) from error
@@ -92,12 +87,19 @@ def arrow_pieces(
 def read_arrow(
     path: str, numbers: Sequence[int] | None, columns: FileColumns
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of an Arrow file's record batches, in blocks of some megabytes.
+    """Columns of an Arrow file's record batches, see :func:`read_numbered`."""
+    yield from (batch for _, batch in read_numbered(path, numbers, columns))
+
+
+def read_numbered(
+    path: str, numbers: Sequence[int] | None, columns: FileColumns
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Columns of an Arrow file's record batches, with their numbers, in blocks of some megabytes.
 
     The blocks of a file of this machine that is not compressed are views of it.
 
     Args:
-        numbers: Of the record batches; None for all.
+        numbers: Of the record batches, in ascending order; None for all.
         columns: To read.
 
     Raises:
@@ -108,49 +110,50 @@ def read_arrow(
             schema = _reader(stream).schema
             found = columns.found_in(path, schema)
             reader = _opened(stream, path, [schema.get_field_index(name) for name in found])
-            for number in range(reader.num_record_batches) if numbers is None else numbers:
-                batch = reader.get_batch(number)
+            for number, batch in _numbered(reader, numbers):
                 arrays = [unwrapped(batch.column(name)) for name in found]
-                batch = pa.RecordBatch.from_arrays(arrays, names=list(columns.names))
+                batch = _batch(arrays, columns.names, batch)
                 step = max(1, _CHUNK_BYTES * batch.num_rows // max(1, size_of(batch)))
                 for start in range(0, batch.num_rows, step):
-                    yield batch.slice(start, step)
+                    yield number, batch.slice(start, step)
         except (OSError, pa.ArrowException, IndexError) as error:
             raise _broken(path, error) from error
 
 
-def _opened(stream: BinaryIO, path: str, fields: list[int]) -> Any:
+def _opened(stream: BinaryIO, path: str, fields: list[int]) -> _Reader:
     """The reader of some columns; of all of them where that costs nothing."""
-    reader = _reader(stream)
-    if is_local(path) and (not reader.num_record_batches or _is_view(reader.get_batch(0), stream)):
-        return reader
-    options = pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)
-    return _reader(stream, options)
+    begin = islice(_numbered(_reader(stream)), 1) if is_local(path) else None
+    if begin is not None and all(_is_view(first, stream) for _, first in begin):
+        return _reader(stream)
+    return _reader(stream, pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
 
 
-@dataclass(frozen=True)
-class _Streamed:
-    """The record batches of a stream, which can be read in their order alone."""
+def _numbered(
+    reader: _Reader, numbers: Sequence[int] | None = None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Record batches with their numbers; a stream is read from its begin, in its order."""
+    if isinstance(reader, pa.ipc.RecordBatchFileReader):
+        for number in range(reader.num_record_batches) if numbers is None else numbers:
+            yield number, reader.get_batch(number)
+        return
+    wanted, last = set(numbers or ()), -1 if numbers is None else max(numbers, default=0)
+    for number, batch in enumerate(reader):
+        if numbers is None or number in wanted:
+            yield number, batch
+        if number == last:
+            return
+    if numbers:
+        raise IndexError(f"no record batch {last}")
 
-    schema: pa.Schema
-    batches: list[pa.RecordBatch]
 
-    @property
-    def num_record_batches(self) -> int:
-        return len(self.batches)
-
-    def get_batch(self, number: int) -> pa.RecordBatch:
-        return self.batches[number]
-
-
-def _reader(
-    stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None
-) -> pa.ipc.RecordBatchFileReader | _Streamed:
+def _reader(stream: BinaryIO, options: pa.ipc.IpcReadOptions | None = None) -> _Reader:
     is_file = _begin(stream).read(6) == b"ARROW1"
-    if is_file:
-        return pa.ipc.open_file(_begin(stream), options=options)
-    reader = pa.ipc.open_stream(_begin(stream), options=options)
-    return _Streamed(reader.schema, list(reader))
+    open_reader = pa.ipc.open_file if is_file else pa.ipc.open_stream
+    return open_reader(_begin(stream), options=options)
+
+
+def _batch(arrays: list[pa.Array], names: Sequence[str], of: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(arrays, names=list(names)) if arrays else of.select([])
 
 
 def _is_view(batch: pa.RecordBatch, stream: Any) -> bool:
@@ -204,7 +207,7 @@ class ParquetPiece:
                     use_threads=False,
                 ):  # fmt: skip
                     arrays = [batch.column(name) for name in self.columns]
-                    yield pa.RecordBatch.from_arrays(arrays, names=list(self.columns.values()))
+                    yield _batch(arrays, [*self.columns.values()], batch)
             except (OSError, pa.ArrowException) as error:
                 raise _broken(self.path, error, "a sound Parquet file") from error
 

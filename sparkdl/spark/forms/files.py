@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -35,6 +36,7 @@ from sparkdl.spark.forms.arrow_files import (
     parquet_footer,
     parquet_pieces,
     read_arrow,
+    read_numbered,
 )
 from sparkdl.spark.forms.wire import ONES, no_type
 from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
@@ -57,6 +59,7 @@ _KINDS: dict[FileKind, tuple[str, ...]] = {
     "tfrecord": (".tfrecord", ".tfrec"),
 }
 """The ends of the names of files of each kind."""
+ENDS = tuple(end for ends in _KINDS.values() for end in ends)
 
 _FILES_PER_WORKER = 4
 """With fewer files for each worker, row groups are dealt instead."""
@@ -95,10 +98,9 @@ class FileInput:
     """The files that the workers of a fit read.
 
     Args:
-        schema: See :class:`FileSet`.
+        schema, exact: As for :class:`FileSet`.
         split: Share of the training rows that is used for validation instead.
         seed: Seed of the choice of these rows.
-        exact: See :class:`FileSet`.
     """
 
     kind: FileKind
@@ -152,29 +154,28 @@ class FileInput:
     def _read(
         self, shards: Sequence[FileShard], spec: DataSpec, readers: int | None
     ) -> Generator[tuple[FileShard, pa.RecordBatch]]:
-        files = [partial(self._open, shard, spec) for shard in shards]
         if self.kind != "arrow" or not all(is_local(shard.file.path) for shard in shards):
-            yield from read_files(files, readers)
+            yield from read_files([partial(self._open, shard, spec) for shard in shards], readers)
             return
-        for open_file in files:  # what is mapped is there already
-            for read in open_file():
-                yield from read()
+        for (file, _), parts in groupby(shards, lambda shard: (shard.file, shard.role)):
+            first, *others = parts  # a file that is mapped is opened once for all of them
+            of = {number: part for part in (first, *others) for number in part.row_groups or ()}
+            for number, batch in read_numbered(file.path, [*of] or None, self._columns(file, spec)):
+                yield of.get(number, first), batch
+
+    def _columns(self, file: FoundFile, spec: DataSpec) -> FileColumns:
+        others = {spec.role_column, ONES, *file.partition_values}
+        return FileColumns([n for n in spec.columns if n not in others], self.schema, self.exact)
 
     def _open(self, shard: FileShard, spec: DataSpec) -> Pieces[tuple[FileShard, pa.RecordBatch]]:
-        folders = shard.file.partition_values
-        wanted = [
-            name
-            for name in spec.columns
-            if name not in (spec.role_column, ONES) and name not in folders
-        ]
-        columns = FileColumns(wanted, self.schema, self.exact)
+        columns = self._columns(shard.file, spec)
         pieces: Pieces[pa.RecordBatch]
         if self.kind == "arrow":
             pieces = arrow_pieces(shard.file.path, shard.row_groups, columns)
         elif self.kind == "parquet":
             pieces = [piece.read for piece in parquet_pieces(shard, columns)]
         else:
-            pieces = [partial(_records, shard, self.schema, wanted)]
+            pieces = [partial(_records, shard, self.schema, columns.names)]
         return [partial(_of_shard, shard, read) for read in pieces]
 
 
@@ -185,8 +186,8 @@ def _of_shard(
         yield shard, batch
 
 
-def _records(shard: FileShard, schema: pa.Schema, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    schema = pa.schema([schema.field(name) for name in columns])
+def _records(shard: FileShard, schema: pa.Schema, own: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([schema.field(name) for name in own])
     with open_input(shard.file.path) as stream:
         for block in file_blocks(stream, shard.file.path):
             yield decode_block(block, schema, "Example")
@@ -198,7 +199,9 @@ def _column(batch: pa.RecordBatch, name: str, shard: FileShard, schema: pa.Schem
     folders = shard.file.partition_values
     if name in folders:
         return folder_column(folders[name], schema.field(name), batch.num_rows)
-    return batch.column(name)
+    column, kind = batch.column(name), dict(zip(schema.names, schema.types, strict=True)).get(name)
+    truth = kind == pa.bool_() and pa.types.is_integer(column.type)  # of a bool8, 5 is true
+    return column.cast(kind) if truth else column
 
 
 def _row_groups(shard: FileShard) -> Iterator[FileShard]:
@@ -330,7 +333,10 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
                 raise same_names(f"files at {path!r}", str(error).partition("\n")[0]) from None
             with contextlib.suppress(ResourceError):
                 return _read_by_tasks(spark, path, kind)
-            raise
+            raise ResourceError(
+                f"{path!r} cannot be read", expected="files that Spark or pyarrow can read",
+                received=_said(error),
+            ) from error  # fmt: skip
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
         return FileFrame(frame)
@@ -355,6 +361,10 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
     return FileFrame(read_tfrecords(spark, path, schema))
 
 
+def _said(error: Exception) -> str:  # the first line of an error of Java's tells nothing
+    return " ".join(str(error).split("\n")[:2])[:300]
+
+
 def _is_beyond_spark(path: str) -> bool:
     """Whether a Parquet file has what Spark's reader fails on (half floats, Brotli), or reads in
     another order (permuted tensors). Of files elsewhere only the first one is searched."""
@@ -369,9 +379,11 @@ def _is_beyond_spark(path: str) -> bool:
 def _has_beyond_spark(metadata: Any, schema: pa.Schema) -> bool:
     groups = [metadata.row_group(0)] if metadata.num_row_groups else []
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
-    brotli = any(column.compression == "BROTLI" for column in columns)
+    # "UNKNOWN" is the older LZ4, of which Java's writer alone makes what Spark reads
+    odd = {"BROTLI"} if str(metadata.created_by).startswith("parquet-mr") else {"BROTLI", "UNKNOWN"}
     permuted = any(getattr(kind, "permutation", None) for kind in schema.types)
-    return brotli or permuted or "halffloat" in str(schema.types)
+    packed = any(column.compression in odd for column in columns)
+    return packed or permuted or "halffloat" in str(schema.types)
 
 
 def _read_by_tasks(
@@ -383,6 +395,7 @@ def _read_by_tasks(
     files = files_for_workers(path)
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]
     types, known = folder_types_of(spark), spark_fields_of(there)
+    known = [field for field in known if there.names.count(field.name) == 1]
     if fields is None:
         fields = with_folders(known, files, types, exact=is_exact(spark))
     task = _FilesTask(tuple(files), kind, is_exact(spark), pa.schema([]), types.zone)
@@ -454,7 +467,7 @@ def _as_spark(path: str, column: pa.Array, wanted: pa.Field) -> pa.Array:
     try:
         column = unwrapped(column)
         return column if column.type == wanted.type else column.cast(wanted.type)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise no_type(wanted.name, f"{str(error)[:200]}, in {path}", value=True) from error
 
 
@@ -477,7 +490,7 @@ def _frame_of_table(spark: Any, path: str, table: FoundTable) -> Any:
             return spark.read.format(kind).load(path)
         why = "files or folders in it"
     except Exception as error:
-        why = str(error).partition("\n")[0][:300]
+        why = _said(error)
     raise ConfigError(
         f"{path!r} is {within}a table of the format {kind!r}, whose files hold deleted rows, too",
         expected=f"a Spark session that can read {kind!r}" if table.whole else "the table's folder",
@@ -500,4 +513,8 @@ def file_set(path: str, frame: Any, role: int) -> FileSet:
             expected="files that are all of the rows", received="files with other rows, too",
         )  # fmt: skip
     kind, files = kind_of_path(path), tuple(files_for_workers(path))
+    try:
+        _ = parquet_footer(files[0].path) if kind == "parquet" else None
+    except DataError as e:  # such as 128 bits of polars, which Spark reads as binary
+        raise NoFileSystemError(e.what, expected=e.expected, received=e.received) from e
     return FileSet(kind, files, arrow_fields_of(frame.schema), role, is_exact(frame.sparkSession))

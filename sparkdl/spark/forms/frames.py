@@ -35,6 +35,7 @@ from sparkdl.spark.forms.shipped import (
 )
 from sparkdl.spark.forms.sources import Columns, Source
 from sparkdl.spark.forms.wire import GROUP, selection, wire_names
+from sparkdl.spark.session.frames import column_named
 from sparkdl.spark.session.running import require_running, session_of
 
 if TYPE_CHECKING:
@@ -124,7 +125,6 @@ class FrameForm(Form):
         return name in self.frame().schema.names or not looks_like_files(name)
 
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
-        from pyspark.sql import functions as F
 
         origin: Any = self.numbered()
         weight = columns.sample_weight
@@ -133,7 +133,7 @@ class FrameForm(Form):
         for name in names:
             if isinstance(name, str) and origin.columns.count(name) == 1:
                 copies[name] = f"{name} as sample_weight"
-                frame = frame.withColumn(copies[name], F.col("`" + name.replace("`", "``") + "`"))
+                frame = frame.withColumn(copies[name], column_named(name))
         if isinstance(weight, Mapping):
             weight = {output: copies.get(name, name) for output, name in weight.items()}
         elif isinstance(weight, str):

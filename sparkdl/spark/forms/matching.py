@@ -6,7 +6,7 @@ Runs on the driver, before a job starts: all that a schema can say is checked he
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -33,19 +33,44 @@ from sparkdl.spark.forms.wire import ONES, holds_vectors
 Decoder = Callable[[Any], Any]
 
 
-def check_decoder(decoder: Any) -> Decoder:
-    """Returns the function from one value of a column to one array.
+def decoders_of(
+    decoder: Decoder | Mapping[str, Decoder] | None, inputs: Collection[str], signature: Signature
+) -> dict[str, Decoder]:
+    """The decoders by names of inputs, outputs or ``'label'``; a ``FeatureSpace`` is none of them.
+
+    Layers of Keras become encoders.
+
+    Args:
+        decoder: As a user gave it.
+        inputs: Names of the inputs that may have one.
+        signature: The model's outputs.
 
     Raises:
-        DataError: It is no function.
+        DataError: One is no function, or of no input and no output.
     """
-    if not callable(decoder):
+    space = space_in(decoder) is not None
+    if decoder is None or (space and not isinstance(decoder, Mapping)):
+        return {}
+    only = next(iter(inputs)) if len(inputs) == 1 else "features"
+    named = decoder if isinstance(decoder, Mapping) else dict.fromkeys(inputs, decoder)
+    given = {
+        only if name == "features" else name: made
+        for name, made in named.items() if not (space and name == "features")
+    }  # fmt: skip
+    strange = sorted(set(given) - set(inputs) - {*signature.outputs, "label"})
+    if strange:
         raise DataError(
-            "a decoder must be a function", expected="a function from one value to one array",
-            received=repr(decoder),
-        )  # fmt: skip
-    function: Decoder = decoder
-    return function
+            "a decoder for an unknown input",
+            expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
+            received=str(strange),
+        )
+    for made in given.values():
+        if not callable(made):
+            raise DataError(
+                "a decoder must be a function", expected="a function from one value to one array",
+                received=repr(made),
+            )  # fmt: skip
+    return {name: LayerEncoder.of(made) or made for name, made in given.items()}
 
 
 ColumnNames = str | Iterable[str]
@@ -53,7 +78,8 @@ ColumnNames = str | Iterable[str]
 InputColumns = ColumnNames | Mapping[str, ColumnNames]
 """The columns of a model's only input (or output), or of each by its name."""
 
-_IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
+IMAGE_FIELDS = {"origin", "height", "width", "nChannels", "mode", "data"}
+"""The fields of Spark's image struct."""
 
 
 def make_spec(
@@ -84,36 +110,25 @@ def make_spec(
         DataError: A column is missing or of a type that cannot be fed, or does not fit the model.
         ConfigError: ``pad`` has no effect.
     """
-    space = space_in(decoder)
-    if space is not None:
+    before = signature.preprocessing
+    if before is not None and before.columns:
         if not isinstance(features, Mapping):
-            given = space.features if features == "features" else _names(features, "features")
+            given = before.columns if features == "features" else _names(features, "features")
             features = {name: name for name in given}
-        rest = decoder.items() if isinstance(decoder, Mapping) else ()
-        decoder = {name: made for name, made in rest if name != "features"}
-    elif signature.preprocessing is not None:
+    elif before is not None:
         features = _rows(schema, features)
     masks = mask_inputs(pad, features, signature.inputs)
     wanted = {name: spec for name, spec in signature.inputs.items() if name not in masks}
-    inputs = _match(features, wanted, "features", "input", signature.named_inputs)
-    if isinstance(decoder, Mapping):
-        only = next(iter(inputs)) if len(inputs) == 1 else "features"
-        decoder = {only if name == "features" else name: made for name, made in decoder.items()}
-        strange = sorted(set(decoder) - set(inputs) - {*signature.outputs, "label"})
-        if strange:
-            raise DataError(
-                "a decoder for an unknown input",
-                expected=f"names among {[*sorted(inputs), *signature.outputs, 'label']}",
-                received=str(strange),
-            )
-        decoders = {name: check_decoder(function) for name, function in decoder.items()}
-    else:
-        decoders = {} if decoder is None else dict.fromkeys(inputs, check_decoder(decoder))
+    known, strict = (before.columns, True) if before and before.columns else (
+        wanted, signature.named_inputs,
+    )  # fmt: skip
+    inputs = _match(features, known, "features", "input", strict)
+    decoders = decoders_of(decoder, inputs, signature)
     feature_specs = {
         name: _feature(
             schema,
             _names(columns, "features"),
-            signature.inputs.get(ROW if signature.preprocessing else name),
+            signature.inputs.get(ROW if before else name),
             decoders.get(name),
         )
         for name, columns in inputs.items()
@@ -127,7 +142,7 @@ def make_spec(
             feature_specs[name] = padded_spec(feature_specs[name], padding)
     for mask, name in masks.items():
         feature_specs[mask] = mask_spec(mask, signature.inputs[mask], feature_specs[name])
-    if signature.preprocessing is not None and signature.preprocessing.model is not None:
+    if before is not None and before.model is not None:
         label = _label_beside(signature, feature_specs, label)
     label_specs: dict[str, ColumnSpec] = {}
     if label is not None:
@@ -205,7 +220,7 @@ def _are_own(label: InputColumns, signature: Signature) -> bool:
 
 
 def _match(
-    given: Any, wanted: Mapping[str, TensorSpec], argument: str, what: str, strict: bool
+    given: Any, wanted: Mapping[str, object], argument: str, what: str, strict: bool
 ) -> dict[str, Any]:
     """The columns that the user named for each of the model's inputs (or outputs)."""
     if isinstance(given, Mapping):
@@ -283,7 +298,7 @@ def _feature(
         return ColumnSpec(columns, rows, dtype, "scalars")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec(columns, _known(shape, field), dtype, "binary")
-    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+    if isinstance(kind, T.StructType) and set(kind.names) >= IMAGE_FIELDS:
         return ColumnSpec(columns, (None, None, None) if shape is None else shape, dtype, "image")
     raise wrong_type(
         field, "features", "numbers, an array, an ML vector, an image, or bytes with a decoder"
@@ -381,7 +396,7 @@ def _label(
     if isinstance(kind, T.ArrayType) and is_number(element_of(kind)[1]):
         depth = element_of(kind)[0]
         return ColumnSpec((name,), (None,) * depth if shape is None else shape, dtype, "array")
-    if isinstance(kind, T.StructType) and set(kind.names) >= _IMAGE_FIELDS:
+    if isinstance(kind, T.StructType) and set(kind.names) >= IMAGE_FIELDS:
         return ColumnSpec((name,), (None, None, None) if shape is None else shape, dtype, "image")
     if isinstance(kind, T.BinaryType):
         return ColumnSpec((name,), _known(shape, field), dtype, "binary")

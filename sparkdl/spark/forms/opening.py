@@ -18,15 +18,17 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
+from sparkdl.settings.values import shown
 from sparkdl.spark.forms.arrays import ArraysForm, no_group
 from sparkdl.spark.forms.fields import expression_error, require_booleans
+from sparkdl.spark.forms.files import ENDS
 from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
-from sparkdl.spark.session.frames import is_frame, is_rdd
+from sparkdl.spark.session.frames import column_named, is_frame, is_rdd
 from sparkdl.spark.session.running import require_running
 
 
@@ -47,6 +49,13 @@ def form_of(data: Any) -> Form:
         return TableForm(data)
     if isinstance(data, (str, os.PathLike)):
         return PathForm(os.fspath(data))
+    paths = data if isinstance(data, (list, tuple)) else ()
+    if paths and all(isinstance(p, (str, os.PathLike)) and str(p).endswith(ENDS) for p in paths):
+        raise ConfigError(
+            "several paths are no form of data", received=shown(data),
+            expected="one path, or a pattern: 'rows/{a,b}.parquet'",
+            hint="fit(spark.read.parquet(*paths)) takes the rows of all",
+        )  # fmt: skip
     return ArraysForm(data)
 
 
@@ -181,7 +190,7 @@ def _validated_by_column(
     expected = "rows like data, or a boolean column of data"
     require_booleans(data.schema, name, "validation_data", expected)
     source = form.open(signature, columns)
-    held_out = F.col("`" + name.replace("`", "``") + "`").cast("byte")
+    held_out = column_named(name).cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     places = places_in(data)
     frame = data.select(*places, *chosen, F.coalesce(held_out, F.lit(-1).cast("byte")).alias(ROLE))

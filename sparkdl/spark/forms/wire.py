@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparkdl.data import DataSpec
 from sparkdl.data.decode import VECTOR_FIELDS
 from sparkdl.errors import DataError
-from sparkdl.spark.session.frames import is_vector_column
+from sparkdl.spark.session.frames import column_named, is_vector_column
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -50,10 +50,10 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
             columns.append(F.lit(1.0).cast("float").alias(alias))
             continue
         if name.startswith(GROUP):
-            column = F.col("`" + name.removeprefix(GROUP).replace("`", "``") + "`")
+            column = column_named(name.removeprefix(GROUP))
             columns.append(F.when(column.isNotNull(), F.xxhash64(column)).alias(alias))
             continue
-        column = F.col("`" + name.replace("`", "``") + "`")
+        column = column_named(name)
         if is_vector_column(schema[name].dataType):
             column = vector_to_array(column, "float32")
         columns.append(column.alias(alias))

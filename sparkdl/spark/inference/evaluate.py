@@ -17,11 +17,9 @@ import pyarrow as pa
 from sparkdl.config import UseGpu
 from sparkdl.data import Batch, Batches, DataSpec, decode, read_partition, rows_from_numpy
 from sparkdl.errors import DataError
-from sparkdl.failures import Failure, root_cause
-from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.results import Result, failed, failures_of, of_kind
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.results import Result, of_kind
+from sparkdl.launch.task import RankContext, ReturningTask
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.signature import Signature
@@ -29,7 +27,7 @@ from sparkdl.spark.forms.arrays import arrays_of, wanted_spec
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.runs.capacity import default_parallelism
-from sparkdl.spark.runs.launcher import SparkLauncher
+from sparkdl.spark.runs.launcher import run_on_partitions
 from sparkdl.training.learning import BatchStack
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class EvaluateTask:
+class EvaluateTask(ReturningTask):
     """Evaluates a partition; see :class:`sparkdl.launch.task.Task`.
 
     Args:
@@ -87,10 +85,6 @@ class EvaluateTask:
         if state.size:
             yield from Result(rank.rank, "metrics", json.dumps(state.tolist())).batches()
 
-    def failed(self, rank: RankContext, error: Exception | SystemExit) -> Iterator[pa.RecordBatch]:
-        """Returns it: another attempt would find the same."""
-        yield from failed(rank.rank, Failure.of(rank.rank, error)).batches()
-
 
 def evaluate_source(
     source: Source, archive: ModelArchive, *, batch_size: int, use_gpu: UseGpu
@@ -105,22 +99,9 @@ def evaluate_source(
     frame = source.frame
     if source.spec.group is not None:
         frame, _ = source.spread(default_parallelism(source.spark))
-    launcher = SparkLauncher(
-        frame, 0, barrier=False, description="sparkdl: evaluate", noun="evaluation"
-    )
-    with interrupts.CleanStack() as stack:
-        ranks = stack.begin(launcher.launch(task))
-        while not ranks.wait(0.1):
-            interrupts.check()
-        results = ranks.results()
-    cause = root_cause(failures_of(results))
-    if cause is not None:
-        raise cause.library_error()
-    told = of_kind(results, "metrics").values()
+    told = of_kind(run_on_partitions(frame, task, "evaluate"), "metrics").values()
     if not told:
-        raise DataError(
-            "there are no rows to evaluate", expected="at least one row", received="0 rows"
-        )
+        raise _no_rows()
     state: npt.NDArray[np.float64] = np.sum([json.loads(r.text) for r in told], axis=0)
     return state
 
@@ -215,7 +196,11 @@ def evaluate_arrays(
     with closing(batches.stacks(0, 8)) as stacks:
         state: npt.NDArray[np.float64] = np.asarray(learner.evaluate(stacks))
     if not state.size:
-        raise DataError(
-            "there are no rows to evaluate", received="0 rows", expected="at least one row"
-        )
+        raise _no_rows()
     return state
+
+
+def _no_rows() -> DataError:
+    return DataError(
+        "there are no rows to evaluate", expected="at least one row", received="0 rows"
+    )

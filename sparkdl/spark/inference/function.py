@@ -12,7 +12,7 @@ import operator
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
@@ -25,11 +25,13 @@ from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
 from sparkdl.data.decode import is_vector
 from sparkdl.errors import DataError
+from sparkdl.launch.devices import start_framework
 from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
+from sparkdl.learner.preprocessing import LayerEncoder
 from sparkdl.learner.signature import TensorSpec
-from sparkdl.spark.executor.stage import input_of, run_task
-from sparkdl.spark.forms.matching import Decoder, InputColumns, make_spec
+from sparkdl.spark.executor.stage import input_of, run_task, stage_function
+from sparkdl.spark.forms.matching import IMAGE_FIELDS, Decoder, InputColumns, make_spec
 from sparkdl.spark.forms.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.inference.forward import (
@@ -60,9 +62,8 @@ class UdfTask(ForwardTask):
 
     Args:
         batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
+        use_gpu, decoder, pad: As for :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.
-        decoder, pad: See :class:`sparkdl.SparkModel`.
     """
 
     archive: PredictorArchive
@@ -70,7 +71,7 @@ class UdfTask(ForwardTask):
     batch_size: int
     use_gpu: UseGpu
     handle_invalid: HandleInvalid = "error"
-    decoder: Decoder | Mapping[str, Decoder] | None = None
+    decoder: Mapping[str, Decoder] = field(default_factory=dict)
     pad: Pad | None = None
 
     @property
@@ -83,9 +84,13 @@ class UdfTask(ForwardTask):
         if first is None:
             return
         inputs = self.inputs
+        by_name = inputs.have_names(first.schema)
         named = (inputs.named(batch) for batch in chain([first], batches))
         first = next(named)
-        task = PredictorTask(self.archive, self._spec(first.schema), self.batch_size, self.use_gpu)
+        if any(isinstance(made, LayerEncoder) for made in self.decoder.values()):
+            start_framework(self.devices.place(rank.resources))
+        spec = self._spec(first.schema, by_name)
+        task = PredictorTask(self.archive, spec, self.batch_size, self.use_gpu)
         with ForwardPass(
             task.spec, self.batch_size, [self.output], self.archive, self.handle_invalid,
             lambda: task.predictor(rank.resources),
@@ -97,24 +102,27 @@ class UdfTask(ForwardTask):
     def inputs(self) -> FunctionInputs:
         """The inputs that take a column; masks are made of other inputs."""
         signature = self.archive.signature
-        masks = mask_inputs(self.pad, None, signature.inputs)
+        masks, before = mask_inputs(self.pad, None, signature.inputs), signature.preprocessing
         specs = {n: s for n, s in signature.inputs.items() if n not in masks}
-        if self.decoder is not None:  # which takes other values than the model
-            decoded = self.decoder if isinstance(self.decoder, Mapping) else specs
-            specs.update({n: TensorSpec(n, None, "float32") for n in decoded if n in specs})
-        return FunctionInputs(specs)
+        for name, made in self.decoder.items():  # which takes other values than the model
+            if name in specs:
+                text = isinstance(made, LayerEncoder)
+                specs[name] = TensorSpec(name, None, "string" if text else "float32")
+        if before is not None and before.columns:
+            specs = {n: TensorSpec(n, (), dtype) for n, dtype in before.columns.items()}
+        free = before is not None and not before.columns and not self.decoder
+        return FunctionInputs(specs, free)
 
-    def _spec(self, schema: pa.Schema) -> DataSpec:
-        fields = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
+    def _spec(self, schema: pa.Schema, by_name: bool) -> DataSpec:
+        kinds = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
         names, inputs = schema.names, self.inputs
-        single = len(inputs.specs) == 1
         features: InputColumns = dict(zip(names, names, strict=True))
-        if single:
+        if not by_name:
             features = names if len(names) > 1 else names[0]
-        for field in [] if single else fields:
-            inputs.check(field)
+        for kind in kinds if by_name and not inputs.free else []:
+            inputs.check(kind)
         spec = make_spec(
-            T.StructType(fields), self.archive.signature, features, None,
+            T.StructType(kinds), self.archive.signature, features, None,
             decoder=self.decoder, pad=self.pad,
         )  # fmt: skip
         return few_lengths(spec) if self.archive.archive.backend == "jax" else spec
@@ -126,9 +134,12 @@ class FunctionInputs:
 
     Args:
         specs: The inputs, in the order in which a call without names gives their columns.
+        free: Whether a preprocessor takes what comes: one value, texts in an order, or a struct of
+            parts that it knows by their names.
     """
 
     specs: Mapping[str, TensorSpec]
+    free: bool = False
 
     def __str__(self) -> str:
         return ", ".join(
@@ -145,6 +156,12 @@ class FunctionInputs:
             "a struct of DataFrame columns"
         )
 
+    def have_names(self, schema: pa.Schema) -> bool:
+        """Whether a row of such columns is a dict, by the names that :meth:`named` gives."""
+        if self.free and len(schema) == 1 and pa.types.is_struct(schema.types[0]):
+            return not {field.name for field in schema.types[0]} >= IMAGE_FIELDS
+        return len(self.specs) > 1
+
     def named(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """A batch whose columns are called as the inputs that they are for.
 
@@ -158,6 +175,8 @@ class FunctionInputs:
         if len(columns) == 1:
             (kind,) = batch.schema.types
             fields = [f.name for f in kind] if pa.types.is_struct(kind) else []
+            if self.have_names(batch.schema) and self.free:
+                names = fields
             if fields and sorted(fields) == sorted(names):
                 parts = dict(zip(fields, columns[0].flatten(), strict=True))
                 columns = [parts[name] for name in names]
@@ -233,6 +252,9 @@ class FunctionInputs:
             DataError: Names that are not those of the inputs.
         """
         names = list(self.specs)
+        if self.free and named and not arguments and sorted(named) != names:
+            parts = {n: F.col(c) if isinstance(c, str) else c for n, c in named.items()}
+            return [F.struct(*(column.alias(name) for name, column in parts.items()))]
         if named:
             if arguments or sorted(named) != sorted(names):
                 raise DataError(
@@ -360,6 +382,64 @@ def column_function(
             made(F.lit(None))
     function: Callable[..., Any] = made
     return function
+
+
+_RESULTS = "results"
+
+
+def append_results(
+    frame: Any, schema: T.StructType, task: ColumnTask, struct: T.StructType, read: Sequence[str],
+    appending: Task, name: str, *, left_out: bool = False,
+) -> Any:  # fmt: skip
+    """The frame with what a task makes of each row in columns after the others; nothing runs yet.
+
+    Args:
+        frame: The rows, with columns under wire names.
+        schema: Its schema, with the columns' own names.
+        task: Makes a ``struct`` for each row, of the columns ``read``: only these travel to Python.
+        appending: The same for Spark before 4.1, where all columns travel there and back.
+        name: Name of the function, in plans of Spark.
+        left_out: Rows for which the task makes null are left out.
+
+    Raises:
+        DataError: A column that cannot travel.
+    """
+    if has_arrow_functions():
+        function = column_function(task, frame.sparkSession, name, once=True)
+        columns = [frame.columns[schema.names.index(column)] for column in read]
+        made = as_rows(frame).select("*", function(*map(F.col, columns)).alias(_RESULTS))
+        made = made.filter(F.col(_RESULTS).isNotNull()) if left_out else made
+        return made.select(*frame.columns, *(F.col(f"{_RESULTS}.{one}") for one in struct.names))
+    for column in schema:
+        if not _is_known_to_arrow(column.dataType):
+            raise DataError(
+                f"column {column.name!r} cannot pass predict or transform on this Spark",
+                expected="Spark 4.1 or newer, or columns that Arrow knows",
+                received=column.dataType.simpleString(),
+                hint="cast it to a string, or give its fields names of their own",
+            )
+    context = context_of(frame.sparkSession)
+    warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
+    every = [*schema.fields, *struct.fields]
+    returned = [
+        T.StructField(name, field.dataType, field.nullable, field.metadata)
+        for name, field in zip(wire_names(len(every)), every, strict=True)
+    ]
+    function = stage_function(ship(appending, context, frame.sparkSession), 0)
+    with this_interpreter(context):
+        return frame.mapInArrow(function, T.StructType(returned))
+
+
+def _is_known_to_arrow(kind: T.DataType) -> bool:
+    """Whether older Sparks give such a column to tasks."""
+    if isinstance(kind, T.StructType):
+        own = len(set(kind.names)) == len(kind)
+        return own and all(_is_known_to_arrow(field.dataType) for field in kind)
+    if isinstance(kind, T.MapType):
+        return _is_known_to_arrow(kind.keyType) and _is_known_to_arrow(kind.valueType)
+    if isinstance(kind, T.ArrayType):
+        return _is_known_to_arrow(kind.elementType)
+    return kind.typeName() not in ("interval", "yearmonthinterval")
 
 
 def run_arguments(

@@ -11,19 +11,18 @@ from typing import Any, cast
 import numpy.typing as npt
 import pyarrow as pa
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec
-from sparkdl.errors import ConfigError, DataError, UnknownNameError
+from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.launch.task import RankContext
 from sparkdl.learner.prediction.model_source import LAYER
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.process import payload
 from sparkdl.settings.values import shown
-from sparkdl.spark.executor.stage import content_of, run_task, stage_function
+from sparkdl.spark.executor.stage import content_of, run_task
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.rdds import rdd_features, stack_inputs
 from sparkdl.spark.forms.sources import Columns
@@ -36,16 +35,13 @@ from sparkdl.spark.inference.forward import (
     PredictorTask,
     warn_of_shared_gpus,
 )
-from sparkdl.spark.inference.function import as_rows, column_function
+from sparkdl.spark.inference.function import append_results
 from sparkdl.spark.inference.output_columns import Form, OutputColumn, require_new, with_nulls
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.running import (
-    context_of,
     require_running,
-    this_interpreter,
     with_this_interpreter,
 )
-from sparkdl.spark.session.versions import has_arrow_functions
 
 Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""
@@ -363,10 +359,6 @@ def _structs(predicted: Predicted) -> pa.Array:
     return structs if predicted.valid is None else with_nulls(structs, predicted.valid)
 
 
-_PREDICTIONS = "predictions"
-"""The column of structs that the model's function returns."""
-
-
 def predict_columns(
     frame: Any,
     archive: PredictorArchive,
@@ -404,55 +396,11 @@ def predict_columns(
     wire = frame.toDF(*wire_names(len(frame.columns)))
     typed = tuple(column.typed(archive, spec.features) for column in outputs)
     task = PredictTask(archive, spec, batch_size, use_gpu, typed, handle_invalid)
-    predicted = _selected(wire, schema, task) if has_arrow_functions() else (
-        _appended(wire, schema, task)
+    given = {field.name: getattr(task, field.name) for field in fields(task)}
+    positions = tuple(map(schema.names.index, spec.columns))
+    appending = AppendTask(**given, kept=len(schema), positions=positions)
+    predicted = append_results(
+        wire, schema, task, task.result, spec.columns, appending, "sparkdl_predict",
+        left_out=handle_invalid == "skip",
     )  # fmt: skip
     return predicted.toDF(*names)
-
-
-def _selected(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
-    """The columns that the model reads travel to Python, and all others stay in the JVM."""
-    function = column_function(task, frame.sparkSession, "sparkdl_predict", once=True)
-    read = [frame.columns[schema.names.index(name)] for name in task.spec.columns]
-    predicted = as_rows(frame).select("*", function(*map(F.col, read)).alias(_PREDICTIONS))
-    if task.handle_invalid == "skip":
-        predicted = predicted.filter(F.col(_PREDICTIONS).isNotNull())
-    columns = [F.col(f"{_PREDICTIONS}.{name}") for name in task.result.names]
-    return predicted.select(*frame.columns, *columns)
-
-
-def _appended(frame: Any, schema: T.StructType, task: PredictTask) -> Any:
-    """All columns travel to Python and back: for Spark before 4.1."""
-    positions = tuple(map(schema.names.index, task.spec.columns))
-    for column in schema:
-        if not _is_known_to_arrow(column.dataType):
-            raise DataError(
-                f"column {column.name!r} cannot pass predict on this Spark",
-                expected="Spark 4.1 or newer, or columns that Arrow knows",
-                received=column.dataType.simpleString(),
-                hint="cast it to a string, or give its fields names of their own",
-            )
-    given = {field.name: getattr(task, field.name) for field in fields(task)}
-    appending = AppendTask(**given, kept=len(schema), positions=positions)
-    context = context_of(frame.sparkSession)
-    warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
-    every = [*schema.fields, *task.result.fields]
-    returned = [
-        T.StructField(name, field.dataType, field.nullable, field.metadata)
-        for name, field in zip(wire_names(len(every)), every, strict=True)
-    ]
-    function = stage_function(ship(appending, context, frame.sparkSession), 0)
-    with this_interpreter(context):
-        return frame.mapInArrow(function, T.StructType(returned))
-
-
-def _is_known_to_arrow(kind: T.DataType) -> bool:
-    """Whether older Sparks give such a column to tasks."""
-    if isinstance(kind, T.StructType):
-        own = len(set(kind.names)) == len(kind)
-        return own and all(_is_known_to_arrow(field.dataType) for field in kind)
-    if isinstance(kind, T.MapType):
-        return _is_known_to_arrow(kind.keyType) and _is_known_to_arrow(kind.valueType)
-    if isinstance(kind, T.ArrayType):
-        return _is_known_to_arrow(kind.elementType)
-    return kind.typeName() not in ("interval", "yearmonthinterval")

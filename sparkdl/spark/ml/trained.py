@@ -141,7 +141,7 @@ class Trained:
         """From a Keras model, as it is now, and its archive."""
         objects = archive.own_code()
         with making_models, interrupts.held():
-            trained = cls(archive, KerasSource(model, objects), decoder, summary)
+            trained = cls(archive, KerasSource(model, objects, decoder=decoder), decoder, summary)
         trained.predictor  # noqa: B018 - encoded now: the model may change
         return trained
 

@@ -27,7 +27,7 @@ from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.shipped import places_in
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.runs.capacity import check_barrier, default_parallelism, wait_for_slots
-from sparkdl.spark.session.frames import is_vector_column
+from sparkdl.spark.session.frames import column_named, is_vector_column
 from sparkdl.spark.session.running import is_connect
 
 
@@ -90,7 +90,6 @@ def fed_frame(
         ResourceError: Its session has been stopped.
     """
     from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
 
     form = form_of(data)
     endless = form.endless and not streams
@@ -106,7 +105,7 @@ def fed_frame(
     columns, places = [], places_in(frame)
     fields = [field for field in frame.schema.fields if field.name not in places]
     for name, field in zip(wire_names(len(fields)), fields, strict=True):
-        column = F.col("`" + field.name.replace("`", "``") + "`")
+        column = column_named(field.name)
         if is_vector_column(field.dataType):
             column = vector_to_array(column)
         columns.append(column.alias(name))

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
-from sparkdl.failures import RankFailure, RanksLost, failure_in
+from sparkdl.failures import RankFailure, RanksLost, failure_in, root_cause
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.launch.results import RESULT_SCHEMA, Result, join
+from sparkdl.launch import interrupts
+from sparkdl.launch.results import RESULT_SCHEMA, Result, failures_of, join
 from sparkdl.launch.task import Task
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
@@ -210,6 +211,28 @@ class SparkRanks:
     def _setting(self, name: str) -> str | None:
         found = self._spark.conf.get(name, None)
         return None if found is None else str(found)
+
+
+def run_on_partitions(frame: DataFrame, task: Task, what: str) -> list[Result]:
+    """The results of a task for each partition of a frame, when all have ended.
+
+    Args:
+        task: A :class:`sparkdl.launch.task.ReturningTask`.
+        what: Says in Spark's list of jobs, and in errors, what the job is.
+
+    Raises:
+        SparkDLError: What a task raised; of several the first cause.
+    """
+    launcher = SparkLauncher(frame, 0, barrier=False, description=f"sparkdl: {what}", noun=what)
+    with interrupts.CleanStack() as stack:
+        ranks = stack.begin(launcher.launch(task))
+        while not ranks.wait(0.1):
+            interrupts.check()
+        results = ranks.results()
+    cause = root_cause(failures_of(results))
+    if cause is not None:
+        raise cause.library_error()
+    return results
 
 
 def ship(task: Task, context: Any | None, connect: object = None) -> Shipped:

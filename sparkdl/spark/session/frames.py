@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,6 +27,13 @@ def is_rdd(data: object) -> bool:
         and hasattr(kind, "mapPartitions")
         and not hasattr(kind, "mapInArrow")
     )
+
+
+def column_named(name: str) -> Any:
+    """The column of that name, whatever characters are in it."""
+    from pyspark.sql import functions as F
+
+    return F.col("`" + name.replace("`", "``") + "`")
 
 
 def require_frame(what: str, data: object) -> None:

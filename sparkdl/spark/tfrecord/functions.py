@@ -13,7 +13,7 @@ from sparkdl.files.listing import find_files
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.files.worker_paths import path_for_workers
-from sparkdl.spark.session.frames import is_vector_column, require_frame
+from sparkdl.spark.session.frames import column_named, is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import (
     condition_of,
@@ -209,7 +209,6 @@ def write_tfrecords(
             stopped.
     """
     from pyspark.ml.functions import vector_to_array
-    from pyspark.sql import functions as F
 
     require_name("mode", mode, _MODES)
     require_frame("write_tfrecords", df)
@@ -226,7 +225,7 @@ def write_tfrecords(
         rows_per_file = require_int("rows_per_file", rows_per_file, 1)
     names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
     for field in df.schema.fields:
-        column = F.col("`" + field.name.replace("`", "``") + "`")
+        column = column_named(field.name)
         if is_vector_column(field.dataType):
             df = df.withColumn(field.name, vector_to_array(column, "float32"))
         elif field.name in names:  # times are those of the session's zone

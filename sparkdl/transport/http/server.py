@@ -103,6 +103,9 @@ def make_app(
     def refuse(status: int, error: SparkDLError) -> Response:
         return Response(str(error) + "\n", status, mimetype="text/plain")
 
+    def malformed(status: int, what: str, expected: str, received: str) -> Response:
+        return refuse(status, ProtocolError(what, expected=expected, received=received))
+
     @app.get("/health")
     def health() -> Response:
         return Response("ok\n", mimetype="text/plain")
@@ -123,52 +126,26 @@ def make_app(
     @app.post(FRAME_PATH)
     def frame() -> Response:
         if not has_token(request.headers.get("Authorization", ""), token):
-            return refuse(
-                401,
-                AuthenticationError(
-                    "a wrong or missing bearer token",
-                    expected="the token of this run",
-                    received="another one, or none",
-                ),
-            )
+            error = AuthenticationError(
+                "a wrong or missing bearer token", expected="the token of this run",
+                received="another one, or none",
+            )  # fmt: skip
+            return refuse(401, error)
         environ = request.environ
         tcp: socket.socket = environ["sparkdl.socket"]
         if encrypted and not isinstance(tcp, ssl.SSLSocket):
-            return refuse(
-                403,
-                ProtocolError(
-                    "a frame without TLS", expected="TLS after a knock", received="plain HTTP"
-                ),
-            )
+            return malformed(403, "a frame without TLS", "TLS after a knock", "plain HTTP")
         if "chunked" in request.headers.get("Transfer-Encoding", "").lower():
-            return refuse(
-                411,
-                ProtocolError(
-                    "a chunked request",
-                    expected="a Content-Length",
-                    received="Transfer-Encoding: chunked",
-                ),
-            )
+            told = "Transfer-Encoding: chunked"
+            return malformed(411, "a chunked request", "a Content-Length", told)
         length = request.content_length
         if length is None or not HEADER_BYTES <= length <= limits.max_frame_bytes:
-            return refuse(
-                413,
-                ProtocolError(
-                    "the frame's size is out of bounds",
-                    expected=f"Content-Length of {HEADER_BYTES} .. {limits.max_frame_bytes}",
-                    received=str(length),
-                ),
-            )
+            bounds = f"Content-Length of {HEADER_BYTES} .. {limits.max_frame_bytes}"
+            return malformed(413, "the frame's size is out of bounds", bounds, str(length))
         client = request.headers.get(CLIENT_HEADER, "")
         if not 8 <= len(client) <= 64:
-            return refuse(
-                400,
-                ProtocolError(
-                    f"no {CLIENT_HEADER} header",
-                    expected="8 to 64 characters that name the client",
-                    received=f"{len(client)} characters",
-                ),
-            )
+            wanted = "8 to 64 characters that name the client"
+            return malformed(400, f"no {CLIENT_HEADER} header", wanted, f"{len(client)} characters")
         read: Reader = environ["sparkdl.read"]
         try:
             message, meta_len, body_len = read_head(read, limits)
@@ -186,14 +163,8 @@ def make_app(
         if message.kind in service.beside:  # may overtake the client's outstanding request
             return _respond(dispatcher.answer(number, message), limits)
         if not busy.acquire(timeout=5.0):
-            return refuse(
-                BUSY,
-                ProtocolError(
-                    "this client has an outstanding request",
-                    expected="one request at a time",
-                    received="a second one",
-                ),
-            )
+            what = "this client has an outstanding request"
+            return malformed(BUSY, what, "one request at a time", "a second one")
         try:
             if body_len:
                 message.body = service.buffer(number)[:body_len]
@@ -206,14 +177,11 @@ def make_app(
             clients.forget(client)
         if reply is None:
             busy.release()
-            return refuse(
-                503,
-                TransportError(
-                    "the server ends",
-                    expected="a request before the end of the run",
-                    received="one at its end",
-                ),
-            )
+            ends = TransportError(
+                "the server ends", expected="a request before the end of the run",
+                received="one at its end",
+            )  # fmt: skip
+            return refuse(503, ends)
         return _respond(reply, limits, busy.release)
 
     return app

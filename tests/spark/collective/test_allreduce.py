@@ -18,6 +18,7 @@ import psutil
 import pytest
 from faulty import AtEpoch, Raises, python_workers
 from needed import needs_spark
+from processes import command_of, maps_of
 from scripted import run_script
 from spark_models import make_mlp
 
@@ -167,25 +168,16 @@ def test_a_callback_stops_in_the_middle_of_an_epoch(
 
 def _mapping(name: str) -> list[str]:
     """What idle Python workers still map of a run's shared memory."""
-    return [
-        line
-        for process in python_workers()
-        for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines()
-        if name in line
-    ]
+    return [line for process in python_workers() for line in maps_of(process) if name in line]
 
 
 def _training() -> list[psutil.Process]:
     """The Python workers that share a ring's memory now (a server's has another name)."""
-    return [
-        p for p in python_workers() if "memfd:sparkdl " in Path(f"/proc/{p.pid}/maps").read_text()
-    ]
+    return [p for p in python_workers() if any("memfd:sparkdl " in line for line in maps_of(p))]
 
 
 def _executor_of(process: psutil.Process) -> psutil.Process:
-    return next(
-        p for p in process.parents() if "CoarseGrainedExecutorBackend" in " ".join(p.cmdline())
-    )
+    return next(p for p in process.parents() if "CoarseGrainedExecutorBackend" in command_of(p))
 
 
 @pytest.mark.parametrize(

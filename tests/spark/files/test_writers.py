@@ -25,7 +25,7 @@ from trained_rows import PAIRS, SIGNATURES, N, V, linear, trained, wanted
 import sparkdl
 from sparkdl import SparkModel
 from sparkdl.data.decode import decode
-from sparkdl.errors import ConfigError, DataError
+from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.spark.forms.fed_files import fed_files
 from sparkdl.spark.forms.files import FileInput
 from sparkdl.spark.forms.opening import form_of, open_fit_source
@@ -124,6 +124,7 @@ WRITERS: dict[str, Callable[[Any, Path], str]] = {
     "duckdb brotli": lambda *_: f"{WRITTEN}/duckdb_brotli.parquet",
     "duckdb parts": lambda *_: f"{WRITTEN}/duckdb_parts",
     "fastparquet": lambda *_: f"{WRITTEN}/fastparquet.parquet",
+    "fastparquet lz4": lambda *_: f"{WRITTEN}/fastparquet_lz4.parquet",
     "fastparquet hive": lambda *_: f"{WRITTEN}/fastparquet_hive.parquet",
     "datasets": lambda *_: f"{WRITTEN}/datasets",
 }
@@ -155,6 +156,44 @@ def test_each_writers_rows_are_the_same_by_path_and_through_spark(
         )
     if "name" in rows.column_names:
         assert rows["name"].to_pylist() == [f"s{v}" for v in V]
+
+
+def test_columns_beside_those_used_may_be_what_pyarrow_cannot_read(
+    spark: Any, tmp_path: Path
+) -> None:
+    frame = pl.DataFrame({"id": V, "x": arrow_table()["x"].to_pylist(), "huge": V})
+    frame.cast({"huge": pl.Int128}).write_parquet(tmp_path / "a.parquet")
+    path = f"{tmp_path}/a.parquet"
+    with pytest.warns(RuntimeWarning, match="so Spark does"):
+        source = open_fit_source(
+            path, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0
+        )  # fmt: skip
+    assert sorted(row.c0 for row in source.frame.collect()) == [[v, v + 1.0] for v in V]
+    twice = pa.Table.from_arrays([pa.array(V)] * 4, names=["id", "f32", "no", "no"])
+    feather.write_feather(twice, f"{tmp_path}/b.arrow")
+    np.testing.assert_array_equal(trained(f"{tmp_path}/b.arrow", "f32").ravel(), V)
+    assert form_of(f"{tmp_path}/b.arrow").frame().columns == ["id", "f32"]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_a_relative_path_is_sparks(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Also after a change of this process' folder."""
+    path = write_two(tmp_path, kind, [WIDE])
+    begin = spark._jvm.java.lang.System.getProperty("user.dir")
+    monkeypatch.chdir(tmp_path)
+    relative = os.path.relpath(f"{path}/p0.{kind}", begin)
+    np.testing.assert_array_equal(trained(relative, "x", width=1).ravel(), [0, 1])
+    assert form_of(relative).frame().count() == 2
+    with pytest.raises(ResourceError, match="no files"):
+        form_of(f"p0.{kind}").frame()
+
+
+@pytest.mark.parametrize("path", ["none://a/b.parquet", "hdfs://none.invalid:1/b.parquet"])
+def test_a_path_that_spark_cannot_reach_is_an_error_of_ours(spark: Any, path: str) -> None:
+    with pytest.raises(ResourceError, match="cannot be read"):
+        form_of(path).frame()
 
 
 def test_a_folder_that_is_a_table_of_delta_is_not_read_file_by_file(spark: Any) -> None:

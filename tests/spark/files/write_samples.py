@@ -60,6 +60,7 @@ def write_fastparquet(folder: str) -> None:
         }
     )
     fastparquet.write(f"{folder}/fastparquet.parquet", frame)
+    fastparquet.write(f"{folder}/fastparquet_lz4.parquet", frame[["id", "f32"]], compression="LZ4")
     fastparquet.write(
         f"{folder}/fastparquet_hive.parquet", frame[["id", "f32", "u8"]], file_scheme="hive",
         row_group_offsets=[0, 3],

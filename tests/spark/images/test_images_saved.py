@@ -221,4 +221,4 @@ def test_where_the_driver_listens_is_never_for_a_file_to_say(
         with pytest.raises(LookupError):
             loaded.fit(paths)
         assert made == [{"decoder": None, **own}]
-    assert set(estimator._spark_model_params) == {*network, *own}  # its own are as they were
+    assert set(estimator._sparkModelParams) == {*network, *own}  # its own are as they were

@@ -192,7 +192,7 @@ def test_predict_without_functions_on_arrow_arrays(
             classifier(), frame, handle_invalid=handle_invalid, class_column="c", batch_size=8
         )
         made.append(scored.orderBy("id").collect())
-        monkeypatch.setattr("sparkdl.spark.inference.predict.has_arrow_functions", lambda: False)
+        monkeypatch.setattr("sparkdl.spark.inference.function.has_arrow_functions", lambda: False)
     assert made[0] == made[1]
     assert len(made[0]) == (N if handle_invalid == "keep" else N - 8)
     assert [r.features for r in made[0] if r.c is not None] == [v for v in given if v]

@@ -27,10 +27,10 @@ def main() -> None:
     from sparkdl.errors import ResourceError
     from sparkdl.files import storage
     from sparkdl.files.checkpoints import Checkpoints
+    from sparkdl.files.run_state import RunState
     from sparkdl.progress.events import TrainingBegan
     from sparkdl.spark.files.connect import CHUNK_BYTES, ConnectFileSystem
     from sparkdl.tracking.event_files import Timeline
-    from sparkdl.training.run_state import RunState
 
     folder = tempfile.mkdtemp()
     behind = Path(folder) / "behind"

@@ -60,7 +60,8 @@ def main() -> None:
         x = np.random.default_rng(0).normal(size=(200, 4)).astype("float32")
         frame = spark.createDataFrame(
             [(r.tolist(), int(r[0] > 0)) for r in x], "features array<float>, label int"
-        )
+        ).cache()  # else other Python workers make the rows in each stage, and import Keras at last
+        frame.count()
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
         model.compile("adam", "sparse_categorical_crossentropy")
 

@@ -26,6 +26,7 @@ def main() -> None:
             .config("spark.driver.host", "127.0.0.1")
             .config("spark.ui.enabled", "false")
             .config("spark.executorEnv.PYTHONPATH", os.environ["PYTHONPATH"])
+            .config("spark.python.daemon.module", "pyspark.daemon" if gpus else "preloaded_workers")
         )
         for owner in ("worker", "executor") if gpus else ():
             builder = builder.config(f"spark.{owner}.resource.gpu.amount", "2").config(
@@ -38,7 +39,9 @@ def main() -> None:
     def rows(spark: Any) -> Any:
         x = np.random.default_rng(0).normal(size=(200, 4)).astype("float32")
         data = [(r.tolist(), int(r[0] > 0)) for r in x]
-        return spark.createDataFrame(data, "features array<float>, label int")
+        frame = spark.createDataFrame(data, "features array<float>, label int").cache()
+        frame.count()  # else other Python workers make the rows in each stage
+        return frame
 
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
@@ -65,9 +68,10 @@ def main() -> None:
             file.write('#!/bin/sh\necho \'{"name": "gpu", "addresses": ["0", "1"]}\'\n')
         os.chmod(script, 0o755)
         spark = session("local-cluster[1,2,2048]", script)
+        frame = rows(spark)
         for mode in ("asynchronous", "allreduce"):
             spark_model = SparkModel(model, mode, resources={"gpu": 1})
-            spark_model.fit(rows(spark), epochs=1, verbose=0)
+            spark_model.fit(frame, epochs=1, verbose=0)
             assert spark_model.summary is not None
             assert sorted(spark_model.summary.gpus.values()) == [("0",), ("1",)], mode
         spark.stop()

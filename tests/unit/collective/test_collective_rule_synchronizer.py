@@ -29,9 +29,9 @@ from sparkdl.collective.synchronizer import AllReduceSynchronizer, NoControl
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.run_state import Blob, RunState
 from sparkdl.optimizers.flat import FlatAdam, FlatOptimizer, FlatSGD
 from sparkdl.training.reports import EpochReport
-from sparkdl.training.run_state import Blob, RunState
 from sparkdl.weights import Layout
 from sparkdl.worker import train
 

@@ -21,9 +21,9 @@ from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.files.run_state import RunState
 from sparkdl.training.learning import BatchStack
 from sparkdl.training.reports import Report
-from sparkdl.training.run_state import RunState
 from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import FloatArray, Layout
 

@@ -15,11 +15,11 @@ from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchroniz
 from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.errors import ModelError
+from sparkdl.files.run_state import Blob
 from sparkdl.testing.inproc import connect_threads
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.reports import EpochReport, Report
-from sparkdl.training.run_state import Blob
 from sparkdl.training.slices import Slices
 from sparkdl.weights import Layout
 

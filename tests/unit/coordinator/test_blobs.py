@@ -9,7 +9,7 @@ from sparkdl.coordinator.blobs import BlobReplacedError, chunk_reply, chunked, r
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
 from sparkdl.files.packed_arrays import store_arrays, unpack_arrays
-from sparkdl.training.run_state import Blob
+from sparkdl.files.run_state import Blob
 from sparkdl.transport.frames import Kind, Message
 
 BLOB = np.arange(10, dtype=np.uint8)

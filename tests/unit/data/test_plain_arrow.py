@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,25 @@ COLUMNS: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
         pa.array([["a"], ["b"]], pa.list_(pa.dictionary(pa.int8(), pa.string()))),
         pa.list_(pa.string()), [["a"], ["b"]],
     ),
+    "dictionary in a struct": (
+        pa.StructArray.from_arrays(
+            [pa.array(["a", "b", "a"]).dictionary_encode(), pa.array([1, 2, 3], pa.uint8())],
+            ["k", "n"], mask=pa.array([False, True, False]),
+        ),
+        pa.struct([("k", pa.string()), ("n", pa.int16())]), [
+            {"k": "a", "n": 1}, None, {"k": "a", "n": 3}
+        ],
+    ),
+    "runs in structs in a list": (
+        pa.ListArray.from_arrays(
+            [0, 2, 3],
+            pa.StructArray.from_arrays([pc.run_end_encode(pa.array([5, 5, 7]))], ["r"]),
+        ),
+        pa.list_(pa.struct([("r", pa.int64())])), [[{"r": 5}, {"r": 5}], [{"r": 7}]],
+    ),
+    "negative scale": (
+        pa.array([decimal.Decimal("3E+2")] * 2, pa.decimal128(5, -2)), pa.decimal128(7), [300, 300],
+    ),
     "tensor": (
         tensors(None), pa.list_(pa.float32()), [[1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12]],
     ),
@@ -49,6 +69,9 @@ COLUMNS: dict[str, tuple[Any, pa.DataType, list[Any]]] = {
     ),
 }  # fmt: skip
 if VIEWS:
+    DICTIONARY_OF_VIEWS = pa.DictionaryArray.from_arrays(
+        [0, 1, 0], pa.array(["a", "b"], pa.string_view())
+    )
     COLUMNS |= {
         "view of views": (
             pa.array([[[1.0], [2.0, 3.0]], None], pa.list_view(pa.list_view(pa.float32()))),
@@ -56,8 +79,11 @@ if VIEWS:
         ),
         "text view": (pa.array(["a", "b"], pa.string_view()), pa.string(), ["a", "b"]),
         "dictionary of views": (
-            pa.DictionaryArray.from_arrays([0, 1, 0], pa.array(["a", "b"], pa.string_view())),
-            pa.string(), ["a", "b", "a"],
+            DICTIONARY_OF_VIEWS, pa.string(), ["a", "b", "a"],
+        ),
+        "dictionary of views in a struct": (
+            pa.StructArray.from_arrays([DICTIONARY_OF_VIEWS], ["k"]),
+            pa.struct([("k", pa.string())]), [{"k": "a"}, {"k": "b"}, {"k": "a"}],
         ),
         "list view": (
             pa.array([[1.0, 2.0], [3.0, 4.0]], pa.list_view(pa.float32())),
@@ -83,7 +109,8 @@ HOLDS: list[tuple[pa.DataType, pa.DataType, bool]] = [
     (pa.float64(), pa.int64(), False), (pa.float64(), pa.int32(), True),
     (pa.string(), pa.int64(), False), (pa.int64(), pa.string(), False),
     (pa.bool_(), pa.bool_(), True), (pa.int8(), pa.bool_(), False), (pa.int64(), pa.null(), True),
-    (pa.int64(), pa.duration("us"), True), (D(20, 0), pa.uint64(), True),
+    (pa.int64(), pa.duration("us"), True), (pa.duration("us"), pa.duration("ns"), True),
+    (D(7, 0), D(5, -2), True), (D(20, 0), pa.uint64(), True),
     (D(5, 2), D(4, 2), True), (D(5, 2), D(5, 3), False), (D(5, 2), D(5, 1), False),
     (pa.list_(pa.float32()), pa.list_(pa.float64(), 2), False),
     (pa.list_(pa.float64()), pa.large_list(pa.float16()), True),
@@ -121,6 +148,11 @@ def test_columns_of_files_are_found_by_sparks_rule_of_capitals() -> None:
             FileColumns(names).found_in("f", there)
     with pytest.raises(DataError, match="'A' in another type"):
         FileColumns(["A"], pa.schema([("A", pa.int16())])).found_in("f", there)
+
+
+def test_decimals_have_sparks_digits() -> None:
+    assert plain_type(D(3, 5)) == D(5, 5)
+    assert plain_type(D(38, -2)) == pa.decimal256(76)  # Spark has none, and it is left out
 
 
 def test_a_value_that_does_not_fit_is_an_error() -> None:

@@ -18,7 +18,7 @@ from sparkdl.files.archive_parts import with_parts
 from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.files.file_system import DamagedFileError
-from sparkdl.training.run_state import RunState
+from sparkdl.files.run_state import RunState
 
 
 def make(folder: Path, *epochs: int, run: str = "a") -> Checkpoints:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.errors import DataError, ResourceError
+from sparkdl.files import storage
 from sparkdl.files.listing import find_files, fits, table_at
 from sparkdl.files.streams import place_of
 
@@ -49,6 +50,8 @@ def plain(tmp_path: Path) -> Path:
         ("p?", ["p0", "p1"]),
         ("*", [".hid/h", "_tmp/t", "old/o", "p0", "p1"]),  # as Spark, which looks into both
         ("p\\0", ["p0"]),
+        ("{none,old}/*", ["old/o"]),
+        ("p{0\\,1,1}", ["p1"]),
         ("old", ["old/o"]),
         ("*/o", ["old/o"]),
         ("old//*/", ["old/o"]),
@@ -70,6 +73,7 @@ def test_signs_of_expressions_mean_themselves() -> None:
     assert fits("a.b+c", "a.b+c")
     assert not fits("axb+c", "a.b+c")
     assert fits("a]b", "a[]x]b")
+    assert fits("a,b", "{a\\,b,c}")
     assert not fits("ab", "a[^b]")
     with pytest.raises(DataError, match="pattern"):
         fits("a", "a[b")
@@ -87,7 +91,7 @@ def test_folders_of_partitions_hold_the_rows(tmp_path: Path) -> None:
     assert find_files(f"{tmp_path}/w=1")[0].partition_values == {}
 
 
-@pytest.mark.parametrize("other", ["old/c", "x=1/c", "w=1/x=1/c"])
+@pytest.mark.parametrize("other", ["old/c", "x=1/c", "w=1/x=1/c", "w=1/w=1/c"])
 def test_partitions_of_two_kinds_are_refused(tmp_path: Path, other: str) -> None:
     made(tmp_path, "w=1/b", "w=2/b", other)
     with pytest.raises(DataError, match="different partitions"):
@@ -173,3 +177,15 @@ def test_a_uri_means_its_letters_as_to_spark(query: str) -> None:
     assert place_of(f"gs://anonymous@bucket/{query}").outer("bucket/f") == (
         f"gs://anonymous@bucket/f{query}"
     )
+
+
+@pytest.mark.parametrize("begin", ["file:", "file://", "file://localhost"])
+def test_a_uri_of_this_machine_means_its_letters_too(tmp_path: Path, begin: str) -> None:
+    """Beside ``a%20b`` another folder may be called as it is decoded."""
+    made(tmp_path, "a b/x", "a%20b/y", "t=10%3A00/z")
+    for folder, name in (("a b", "x"), ("a%20b", "y"), ("t=10%3A00", "z")):
+        (file,) = find_files(f"{begin}{tmp_path}/{folder}")
+        assert file.path == f"{tmp_path}/{folder}/{name}"
+        assert (
+            storage.read_bytes(f"{begin}{tmp_path}/{folder}/{name}") == f"{folder}/{name}".encode()
+        )

@@ -17,7 +17,7 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files.archive_parts import RUN_STATE, SETTINGS, check_whole, run_state_of, settings_of
 from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.files.packed_arrays import unpack_arrays
-from sparkdl.training.run_state import RunState
+from sparkdl.files.run_state import RunState
 
 pytestmark = pytest.mark.long
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.files.temporary import TemporaryFolder, remove_left_folders
+from sparkdl.files.temporary import TemporaryFolder, executor_folder, remove_left_folders
 
 HOLDS = """
 import sys, tempfile
@@ -43,6 +43,20 @@ def test_a_folder_goes_when_it_is_closed(tmp_path: Path) -> None:
         assert Path(folder.path, "model.keras").exists(), "a folder in use must stay"
     assert list(tmp_path.iterdir()) == []
     folder.close()
+
+
+def test_a_worker_of_spark_has_it_where_spark_removes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is killed while it loads its model is perhaps the machine's last process."""
+    home = tmp_path / "blockmgr-1"
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{home},/elsewhere")
+    assert executor_folder() is None  # it is not there (any more)
+    home.mkdir()
+    with TemporaryFolder() as folder:
+        assert Path(folder.path).parent == home
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))  # of a user's shell: Spark keeps it
+    assert executor_folder() is None
 
 
 @pytest.mark.processes

@@ -14,13 +14,13 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure, failure_in, is_secondary
+from sparkdl.files.run_state import RunState
 from sparkdl.launch.results import join_batches
 from sparkdl.launch.task import RankContext
 from sparkdl.spark.executor.stage import BarrierGathering
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.training.reports import EpochReport
-from sparkdl.training.run_state import RunState
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("nothing", (1,), "float32")])

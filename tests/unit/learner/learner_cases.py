@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError, ModelError
+from sparkdl.files.run_state import RunState
 from sparkdl.learner import make_learner
 from sparkdl.learner.archives.archive import decode_model, encode_model
 from sparkdl.learner.cache import cached_learner, forget_learner
@@ -22,7 +23,6 @@ from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.training.learning import BatchStack
-from sparkdl.training.run_state import RunState
 
 BACKEND = keras.backend.backend()
 JIT = False if BACKEND == "tensorflow" else "auto"  # XLA compiles long; the learner needs none

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 
+from sparkdl.errors import DataError
 from sparkdl.layers import ServedEmbedding
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.training.learning import BatchStack
@@ -113,3 +114,11 @@ def test_a_batch_knows_the_one_after_it(count: int) -> None:
             after.append(None if following is None else float(following().x["features"][0, 0, 0]))
     assert firsts == [2.0 * i for i in range(11)]
     assert after == [*firsts[1:], None]
+
+
+def test_rows_are_not_loaded_for_an_id_that_would_be_another() -> None:
+    layer = ServedEmbedding(2, table="t", name="t")
+    with pytest.raises(DataError, match="9223372036854775809"):
+        layer.load(np.array([1, 2**63 + 1], np.uint64), np.zeros((2, 2)))
+    layer.load(np.array([1, 2**63 - 1], np.uint64), np.ones((2, 2)))
+    np.testing.assert_array_equal(layer.rows(np.array([2**63 - 1])), [[1, 1]])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from keras_backends import environment_of
 
 _HERE = Path(__file__).parent
 Running = dict[str, tuple[subprocess.Popen[str], IO[str]]]
@@ -20,19 +21,12 @@ Running = dict[str, tuple[subprocess.Popen[str], IO[str]]]
 
 def start(backend: str) -> tuple[subprocess.Popen[str], IO[str]]:
     """Runs learner_cases.py with ``KERAS_BACKEND=backend``."""
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": backend,
-        "PYTHONPATH": os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-        "JAX_PLATFORMS": "cpu",
-        # The cases are tiny: compiling well takes longer than it saves.
-        "XLA_FLAGS": "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true",
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "1",
-    }
+    environment = environment_of(
+        backend,
+        PYTHONPATH=os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")]),
+        TF_NUM_INTRAOP_THREADS="1",
+        TF_NUM_INTEROP_THREADS="1",
+    )
     output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
     cases = [
         str(_HERE / "learner_cases.py"),

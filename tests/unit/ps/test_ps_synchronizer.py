@@ -14,15 +14,16 @@ from ps_learner import LAYOUT, Learner, clients, stack_of, together
 from sparkdl.config import EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
 from sparkdl.errors import ConfigError, TransportError
+from sparkdl.files.run_state import RunState
 from sparkdl.ps.client import Progress
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
 from sparkdl.rules import AEASGD, BSP, Averaging, Downpour, Rule
-from sparkdl.training.finite import FiniteCheck, NotFiniteError
+from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK
 from sparkdl.training.reports import Report
-from sparkdl.training.run_state import RunState
+from sparkdl.weights import NotFiniteError
 from sparkdl.worker import train
 
 STEP = Progress(epoch=0, batch=1, batches=1, rows=1)

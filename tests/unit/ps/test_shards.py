@@ -18,7 +18,7 @@ from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.shards.cut import ranges_of
+from sparkdl.ps.shards.ranges import ranges_of
 from sparkdl.rules import Rule, make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from sparkdl.errors import UnknownNameError
-from sparkdl.tables.entry import CountFilter, EntryFilter, Probability, make_entry_filter
+from sparkdl.tables.admission import CountFilter, EntryFilter, Probability, make_entry_filter
 
 
 @pytest.mark.parametrize("entry", [CountFilter(7), Probability(0.25)], ids=lambda one: one.name)

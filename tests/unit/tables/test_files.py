@@ -15,9 +15,9 @@ import pytest
 from sparkdl.errors import ConfigError, DataError, ProtocolError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.tables.admission import CountFilter
 from sparkdl.tables.beside import reference_in
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
-from sparkdl.tables.entry import CountFilter
 from sparkdl.tables.files import (
     MANIFEST,
     TableFiles,
@@ -326,6 +326,10 @@ def test_an_id_of_another_number_is_refused(tmp_path: Path) -> None:
     assert reader.look_up(np.array([2], np.uint64))[1].all()
     with pytest.raises(DataError, match="18446744073709551615"):
         reader.look_up(np.array([1, 2**64 - 1], np.uint64))
+    for ids in ([1.0], [-1, 2**63], [True], ["1"], [[1, 2]], [[1], [2]], 1):
+        with pytest.raises(DataError, match="no ids of a table"):
+            reader.pull(np.asarray(ids))
+    assert reader.pull([]).shape == (0, reader.dim)
 
 
 def test_only_layers_of_ours_name_tables_in_a_model_file() -> None:

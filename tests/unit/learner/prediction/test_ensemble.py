@@ -8,9 +8,9 @@ import pytest
 
 from sparkdl.errors import ModelError
 from sparkdl.files.packed_arrays import pack_arrays
+from sparkdl.files.run_state import RunState
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state.model_weights import model_layout
-from sparkdl.training.run_state import RunState
 
 
 def sequential() -> keras.Model:

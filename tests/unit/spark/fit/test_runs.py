@@ -17,6 +17,7 @@ from sparkdl.collective.strategy import BarrierStrategy
 from sparkdl.config import FitConfig
 from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
+from sparkdl.files.run_state import RunState
 from sparkdl.progress.monitor import Command
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.kinds import limits_of
@@ -29,7 +30,6 @@ from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.training_run import Run, returned_state
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.reports import EpochReport
-from sparkdl.training.run_state import RunState
 from sparkdl.weights import Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])

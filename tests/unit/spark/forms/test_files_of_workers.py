@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -16,12 +17,13 @@ from fsspec.implementations.local import LocalFileSystem
 from pyarrow import feather
 
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition
+from sparkdl.data.plain_arrow import FileColumns
 from sparkdl.data.shards import deal
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.files.listing import find_files
 from sparkdl.spark.forms import arrow_files as file_forms
-from sparkdl.spark.forms.files import FileInput, FileSet, kind_of_path
+from sparkdl.spark.forms.files import FileInput, FileSet, _as_spark, kind_of_path
 from sparkdl.spark.forms.wire import ONES
 
 SPEC = DataSpec(
@@ -246,3 +248,48 @@ def test_the_kind_of_files_is_not_told_by_a_folder_above_them(tmp_path: Path) ->
     for folder, kind in (("hive", "parquet"), ("arrow", "arrow"), ("other", "arrow")):
         for path in (top / folder, top / folder / "*", top / folder / "[^x]*"):
             assert kind_of_path(str(path)) == kind
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_duration_keeps_its_length_whatever_its_unit(tmp_path: Path, unit: str) -> None:
+    """Spark has microseconds."""
+    found = pa.array([1], pa.duration("s")).cast(pa.duration(unit))
+    feather.write_feather(pa.table({"t": found}), f"{tmp_path}/a.arrow")
+    (batch,) = file_forms.read_arrow(f"{tmp_path}/a.arrow", None, FileColumns(["t"]))
+    passed = _as_spark("a.arrow", batch.column("t"), pa.field("t", pa.duration("us")))
+    assert passed.cast(pa.int64()).to_pylist() == [1_000_000]
+
+
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_a_file_of_many_record_batches_is_opened_once_by_each_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any, codec: str | None
+) -> None:
+    """A stream is read from its begin each time, so one of n batches took n * n."""
+    path = str(tmp_path / "a.arrow")
+    batches = [rows(10 * n, 10) for n in range(50)]
+    with make(path, batches[0].schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    opened: list[Any] = []
+    read = file_forms._reader
+    monkeypatch.setattr(file_forms, "_reader", lambda *a: opened.append(a) or read(*a))
+    held_out = FileSet("arrow", tuple(find_files(path)), batches[0].schema, role=1)
+    files = FileInput.dealt([dataclasses.replace(held_out, role=0), held_out], 2, 0.0, 0)
+    spec = dataclasses.replace(SPEC, role_column="role")
+    found = [b for rank in (0, 1) for b in files.batches(rank, spec)]
+    for role in (0, 1):
+        labels = [b["label"].to_pylist() for b in found if b["role"][0].as_py() == role]
+        assert sorted(chain.from_iterable(labels)) == list(range(500))
+    assert len(opened) < 40
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_rows_of_which_only_folders_are_used_are_there(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "k=7").mkdir()
+    write(tmp_path / "k=7", kind, [35])
+    spec = DataSpec({"x": ColumnSpec(("k",), (1,), kind="scalars")})
+    schema = pa.schema({"k": pa.int64()})
+    files = FileInput.dealt([FileSet(kind, tuple(find_files(str(tmp_path))), schema)], 2, 0.0, 0)  # type: ignore[arg-type]
+    found = [b.column("k").to_pylist() for rank in (0, 1) for b in files.batches(rank, spec)]
+    assert list(chain.from_iterable(found)) == [7] * 35

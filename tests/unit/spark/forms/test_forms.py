@@ -133,3 +133,10 @@ def test_data_for_several_calls() -> None:
     assert settled(None) is None
     assert settled(frame) is frame
     assert settled(pathlib.Path("/data")) == "/data"
+
+
+def test_several_paths_are_no_arrays_of_texts() -> None:
+    for paths in (["a.parquet", "b.parquet"], ("a.arrow", pathlib.Path("b.arrow"))):
+        with pytest.raises(ConfigError, match="several paths"):
+            form_of(paths)
+    assert isinstance(form_of(["a good film", "a bad one"]), ArraysForm)

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from plain_learner import InOne
 
 from sparkdl.errors import ProtocolError
-from sparkdl.training.run_state import RunState
+from sparkdl.files.run_state import RunState
 from sparkdl.weights import FloatArray, Layout
 
 LAYOUT = Layout.of([("w", (3,), "float32")])

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, UnknownNameError
+from sparkdl.settings.values import require_int
 from sparkdl.tables.hashing import Ids, mix64
 from sparkdl.tables.index import RowIndex, grown
 
@@ -47,11 +48,7 @@ class CountFilter(EntryFilter):
     count: int = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1:
-            raise ConfigError(
-                "CountFilter counts how often an id is seen before it has a row",
-                expected="an integer of 1 or more", received=repr(self.count),
-            )  # fmt: skip
+        require_int("the count of a CountFilter", self.count, 1)
 
     def admitted(self, ids: Ids, counts: npt.NDArray[np.int64]) -> Mask:
         return counts >= self.count
