@@ -25,7 +25,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_config
-from sparkdl.learner.preprocessing import give_space, space_of
+from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
 from sparkdl.learner.signature import (
     compiles_itself,
     has_own,
@@ -559,7 +559,7 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any] | None) -> bytes:
     from sparkdl.learner.archives.rebuilt import SharedLayers, told_arguments
 
     shared = SharedLayers(model)
-    with _model_file() as path, told_arguments(model, objects):
+    with _model_file() as path, told_arguments(model, objects), present_vocabularies(model):
         with shared.numbered():
             model.save(path)
         if shared:
