@@ -3,6 +3,7 @@ models with a ``train_step`` of their own; and whose weights validation speaks o
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 from keras import layers
@@ -72,6 +74,51 @@ def test_few_rows_to_validate_on_do_not_move_cached_rows(
     found = spark_model.evaluate(digits_df.where("id % 3 = 0"))
     for name, value in found.items():
         assert history.history[f"val_{name}"][-1] == pytest.approx(value, rel=1e-4)
+
+
+def test_rows_to_validate_on_are_collected_once_from_each_cache_of_spark(
+    digits_df: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """A file has other rows by then; what no frame has any more is given back by a later fit."""
+    collected: list[int] = []
+    known, path, spark = shared_rows._encoder, f"{tmp_path}/rows.parquet", digits_df.sparkSession
+    monkeypatch.setattr(
+        shared_rows, "_encoder", lambda limit: (collected.append(limit), known(limit))[1]
+    )
+    seen = digits_df.withColumn("third", F.col("label") % 3).cache()
+
+    def write(where: str) -> None:
+        pq.write_table(pa.Table.from_pandas(seen.where(where).toPandas()), path)
+        spark.catalog.refreshByPath(path)
+
+    def fit(held_out: Any, label: str = "label") -> None:
+        spark_model = full_batch("allreduce", 64)
+        told = spark_model.fit(seen, validation_data=held_out, label=label, verbose=0).history
+        found = spark_model.evaluate(held_out, label=label)
+        assert told["val_loss"] == [pytest.approx(found["loss"], rel=1e-4)]
+
+    write("id % 3 = 0")
+    held_out = spark.read.parquet(path).cache()
+    fit(held_out)
+    fit(held_out)
+    assert len(collected) == 1
+    fit(held_out, label="third")
+    assert len(collected) == 2
+    held_out.unpersist()
+    write("id % 2 = 0")
+    held_out.cache()
+    fit(held_out, label="third")
+    assert len(collected) == 3
+    content = shared_rows._kept[held_out].rows.content
+    held_out.unpersist()
+    del held_out
+    gc.collect()
+    assert content in shared_rows._unused
+    other = seen.limit(9).cache()
+    fit(other)
+    assert not shared_rows._unused
+    for frame in (other, seen):
+        frame.unpersist()
 
 
 def test_segments_that_are_recomputed_train_as_the_model(digits_df: Any, digits: Any) -> None:

@@ -18,7 +18,7 @@ from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.fit.training_run import Run
-from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
+from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
 from sparkdl.spark.runs.capacity import PartitionsError, SparkJob
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
@@ -131,8 +131,8 @@ def spreading(
 ) -> Iterator[Spread | None]:
     """Within, a call gives what :meth:`Source.spread` does, and waits for it.
 
-    Rows to validate on are collected from here on, beside what the driver does meanwhile; those
-    that were broadcast are gone at the end. None: the partitions stay as they are.
+    Rows to validate on are collected from here on, beside what the driver does meanwhile. None:
+    the partitions stay as they are.
     """
     spread = functools.partial(source.spread, num_workers, in_order=in_order)
     if not (repartition or source.files):
@@ -146,8 +146,6 @@ def spreading(
             yield functools.partial(_spread_by, job)
         finally:
             job.cancel()
-            if job.result is not None and isinstance(job.result[1], HeldOutRows):
-                job.result[1].destroy()
 
 
 def _spread_by(job: SparkJob) -> tuple[object, SharedRows | None]:

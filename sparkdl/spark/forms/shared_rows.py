@@ -13,8 +13,10 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Self
+from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from sparkdl.launch.results import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
@@ -65,15 +67,32 @@ class HeldOutRows(SharedRows):
     """Rows to validate on, of which each rank takes a part behind its own rows to train on."""
 
     @classmethod
-    def collect(cls, frame: Any, partitions: int) -> Self | None:
-        """Broadcasts the rows of a frame with ``partitions``; None if they are too large."""
+    def collect(cls, frame: DataFrame, partitions: int, cached: DataFrame) -> HeldOutRows | None:
+        """Broadcasts the rows of a frame with ``partitions``; None if they are too large.
+
+        To collect them takes as long as a short fit. So the next call for the same columns gives
+        the same broadcast, as long as the user's frame is there and Spark's cache of it.
+
+        Args:
+            frame: Columns of ``cached``.
+            cached: The user's frame, which Spark has cached.
+        """
+        while _unused:
+            SharedRows("", _unused.pop()).destroy()
+        kept, cache_id = _kept.get(cached), _cache_of(frame)
+        if kept is not None and kept.are_of(frame, cache_id):
+            return kept.rows
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
         with this_interpreter(context):
             encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
-        rows = encoded.collect()
-        if any(row.size > limit_bytes for row in rows):
+        streams = encoded.collect()
+        if any(row.size > limit_bytes for row in streams):
             return None
-        return cls.make(context.broadcast([bytes(row.content) for row in rows]))
+        rows = cls.make(context.broadcast([bytes(row.content) for row in streams]))
+        finalize(rows, _unused.append, rows.content)
+        if cache_id is not None:
+            _kept[cached] = _Kept(frame, cache_id, rows)
+        return rows
 
     def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
@@ -82,6 +101,33 @@ class HeldOutRows(SharedRows):
         for batch in batches_of(self.content):
             first, end = (batch.num_rows * r // num_ranks for r in (rank, rank + 1))
             yield batch.slice(first, end - first)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Rows for the next fit: those of a frame's columns, from one cache of Spark."""
+
+    frame: DataFrame
+    cache_id: int
+    rows: HeldOutRows
+
+    def are_of(self, frame: DataFrame, cache_id: int | None) -> bool:
+        alike = self.cache_id == cache_id and self.frame.schema == frame.schema
+        return alike and bool(frame.sameSemantics(self.frame))
+
+
+_kept: WeakKeyDictionary[DataFrame, _Kept] = WeakKeyDictionary()
+"""The rows of each frame that the user still has."""
+_unused: list[Any] = []
+"""Broadcasts that no fit and no frame has any more."""
+
+
+def _cache_of(frame: DataFrame) -> int | None:
+    """The number of the cache that Spark reads a frame's rows from; None: it does not say."""
+    with contextlib.suppress(Exception):  # Spark's plans are no public interface
+        table = frame._jdf.queryExecution().withCachedData().collectLeaves().head()
+        return int(table.cacheBuilder().cachedColumnBuffers().id())
+    return None
 
 
 def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:

@@ -141,7 +141,7 @@ class Source:
             parts = validation._cached_parts()
             # Spark gives both frames' rows the wider type of the two.
             if parts and training.frame.dtypes == validation.frame.dtypes:
-                held_out = HeldOutRows.collect(validation.frame, parts)
+                held_out = HeldOutRows.collect(validation.frame, parts, validation.origin)
                 if held_out is not None:
                     return training.frame, held_out
         return dealt(self.frame, num_workers, in_order=in_order), None
