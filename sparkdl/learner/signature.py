@@ -228,12 +228,6 @@ def has_own(model: keras.Model, *methods: str) -> bool:
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
 
 
-def has_own_from_config(cls: type) -> bool:
-    """Whether a class of Keras' kinds has a ``from_config`` of the user's own."""
-    kinds = (kind for kind in cls.__mro__ if not kind.__module__.startswith("keras."))
-    return any("from_config" in vars(kind) for kind in kinds)
-
-
 def compiles_itself(cls: type[keras.Model]) -> bool:
     """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
     import keras
@@ -243,23 +237,6 @@ def compiles_itself(cls: type[keras.Model]) -> bool:
         and cls.compile is not keras.Model.compile
         and cls.compile_from_config is keras.Model.compile_from_config
     )
-
-
-def without_constructor(cls: Any, values: dict[str, Any], attributes: list[str]) -> Any:
-    """A layer or model whose own constructor does not run.
-
-    Args:
-        values: Of its attributes, and of arguments of the class of Keras that it is derived from.
-        attributes: Their names, in the order in which they were set.
-    """
-    import keras
-
-    kinds = (keras.Sequential, keras.Model, keras.Layer)
-    made, base = cls.__new__(cls), next(kind for kind in kinds if issubclass(cls, kind))
-    base.__init__(made, **{n: value for n, value in values.items() if n not in attributes})
-    for name in (name for name in attributes if name in values):
-        setattr(made, name, values[name])
-    return made
 
 
 def gives_otherwise(model: keras.Model) -> bool:

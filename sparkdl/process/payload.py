@@ -18,7 +18,6 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType, ModuleType
@@ -54,21 +53,19 @@ def dump(thing: object) -> bytes:
     Raises:
         Exception: Something in it cannot be pickled; what cloudpickle raises.
     """
-    return dump_with_packages(thing)[0]
+    return dump_with_packages(thing, {})[0]
 
 
-def dump_with_packages(
-    thing: object, refused: Mapping[int, str] | None = None
-) -> tuple[bytes, dict[str, str]]:
+def dump_with_packages(thing: object, refused: dict[int, str]) -> tuple[bytes, dict[str, str]]:
     """The bytes of :func:`dump`, and the packages that they go by the name of, with versions.
 
     Args:
         refused: ``id`` of an object of which no copy may travel -> what it is, in words.
     """
     try:
-        return _dump(thing, refused or {}, modules_by_value=True)
+        return _dump(thing, refused, by_value=True)
     except Exception:
-        return _dump(thing, refused or {}, modules_by_value=False)
+        return _dump(thing, refused, by_value=False)
 
 
 def load(content: bytes | bytearray) -> Any:
@@ -105,12 +102,10 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _dump(
-    thing: object, refused: Mapping[int, str], *, modules_by_value: bool
-) -> tuple[bytes, dict[str, str]]:
+def _dump(thing: object, refused: dict[int, str], by_value: bool) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
     with _registry:
-        pickler = _Pickler(file, refused, modules_by_value)
+        pickler = _Pickler(file, refused, by_value)
         try:
             pickler.dump(thing)
         finally:
@@ -122,9 +117,7 @@ def _dump(
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Tells cloudpickle of a module that goes by value when the first object of it comes up."""
 
-    def __init__(
-        self, file: io.BytesIO, refused: Mapping[int, str], modules_by_value: bool
-    ) -> None:
+    def __init__(self, file: io.BytesIO, refused: dict[int, str], modules_by_value: bool) -> None:
         super().__init__(file)
         self._refused = refused
         self._modules_by_value = modules_by_value
@@ -134,9 +127,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: object) -> Any:
         if id(obj) in self._refused:
-            raise pickle.PicklingError(
-                f"they refer to {self._refused[id(obj)]}, and would to a copy"
-            )
+            raise pickle.PicklingError(f"they refer to {self._refused[id(obj)]}: it is the model's")
         if isinstance(obj, ModuleType):
             if self._modules_by_value:
                 self._register(obj.__name__)

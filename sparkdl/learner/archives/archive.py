@@ -26,12 +26,7 @@ from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_config
 from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
-from sparkdl.learner.signature import (
-    compiles_itself,
-    has_own,
-    has_own_from_config,
-    without_constructor,
-)
+from sparkdl.learner.signature import compiles_itself, has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
 
@@ -275,7 +270,7 @@ def archive_of_bytes(
     import keras
 
     try:
-        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())), parts)
+        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())), parts or {})
     except Exception as error:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
@@ -314,7 +309,7 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
         with _model_file(archive.content) as path:
             if beside is None:
                 return load_model_file(path, objects, compiled=compiled)
-            with beside.settings.globals.set():
+            with beside.settings.set():
                 model = load_model_file(path, objects, compiled=compiled)
             with making_models:
                 give_space(model, beside.space and decode_model(beside.space))
@@ -402,9 +397,14 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             if free and told is None:
                 return before(cls, config)
             values = {n: revive(v, told is not None) for n, v in config.items() if n != TOLD}
-            if isinstance(told, list):
-                return without_constructor(cls, values, told)
-            return cls(**{n: value for n, value in values.items() if free or n in taken})
+            if not isinstance(told, list):
+                return cls(**{n: value for n, value in values.items() if free or n in taken})
+            made, bases = cls.__new__(cls), (keras.Sequential, keras.Model, keras.Layer)
+            base = next(base for base in bases if issubclass(cls, base))  # not its own constructor
+            base.__init__(made, **{n: value for n, value in values.items() if n not in told})
+            for name in (name for name in told if name in values):
+                setattr(made, name, values[name])
+            return made
 
         return classmethod(from_config)
 
@@ -415,14 +415,14 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
         return value
 
     patched: list[tuple[Any, str]] = []
-    for cls in {id(c): c for c in objects.values()}.values():
-        if not (isinstance(cls, type) and issubclass(cls, kinds)):
-            continue
+    classes = (c for c in objects.values() if isinstance(c, type) and issubclass(c, kinds))
+    cls: Any
+    for cls in {id(cls): cls for cls in classes}.values():
         if compiles_itself(cls):
-            cls.compile_from_config = compile_by_settings  # type: ignore[attr-defined]
+            cls.compile_from_config = compile_by_settings
             patched.append((cls, "compile_from_config"))
-        if not has_own_from_config(cls):
-            cls.from_config = reviving(cls.from_config.__func__)  # type: ignore[attr-defined]
+        if cls.from_config.__module__.startswith("keras."):
+            cls.from_config = reviving(cls.from_config.__func__)
             patched.append((cls, "from_config"))
     try:
         yield
@@ -449,7 +449,7 @@ def model_bytes(model: keras.Model, *, told: bool = False) -> bytes:
         ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model, {} if told else None)
+        return _save_bytes(model, {}, told=told)
     except ModelError:
         raise
     except Exception as error:
@@ -554,16 +554,16 @@ def load_state(model: keras.Model, content: bytes, path: str) -> None:
         ) from error  # fmt: skip
 
 
-def _save_bytes(model: keras.Model, objects: dict[str, Any] | None) -> bytes:
+def _save_bytes(model: keras.Model, objects: dict[str, Any], *, told: bool = True) -> bytes:
     """The model as Keras saves it; ``objects`` get what it cannot save, see ``told_arguments``."""
-    from sparkdl.learner.archives.rebuilt import SharedLayers, told_arguments
+    from sparkdl.learner.archives.rebuilt import SharedLayers
 
     shared = SharedLayers(model)
-    with _model_file() as path, told_arguments(model, objects), present_vocabularies(model):
-        with shared.numbered():
+    with _model_file() as path:
+        with shared.numbered(objects, told), present_vocabularies(model):
             model.save(path)
         if shared:
-            shared.mend_file(path, objects or {}, _without_values)
+            shared.mend_file(path, objects, _without_values)
         with open(path, "rb") as file:
             return file.read()
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import json
 import random
 import re
@@ -20,7 +19,6 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from functools import partial
 from typing import Any
 
 import keras
@@ -30,7 +28,6 @@ from keras.src.saving import serialization_lib
 from keras.src.saving.saving_lib import H5IOStore
 
 from sparkdl.errors import ModelError
-from sparkdl.learner.archives.plain_config import TOLD
 from sparkdl.learner.archives.unsaved_settings import (
     Attributes,
     BesideFile,
@@ -40,10 +37,11 @@ from sparkdl.learner.archives.unsaved_settings import (
     compared_parts,
     give_attributes,
     parts_of,
+    replaced,
 )
 from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
-from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
-from sparkdl.learner.signature import has_own_from_config, model_signature
+from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects, told_arguments
+from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
     SMALL,
     is_zero,
@@ -52,7 +50,7 @@ from sparkdl.learner.state.carried_state import (
     variables_by_name,
     whole_names,
 )
-from sparkdl.learner.state.model_weights import Orders, attributes_of_keras, orders_of
+from sparkdl.learner.state.model_weights import Orders, orders_of
 from sparkdl.learner.structure import arrange_inputs
 
 LARGE_BYTES = 32 << 20
@@ -61,7 +59,6 @@ model. Its file is trusted as Keras' own tests and ours hold it, see :func:`untr
 _MOST_ZEROS = 1 << 29
 """Elements that a file may lack: Keras takes many more for an attack."""
 _CAPACITY = 8
-_PLAIN = (bool, int, float, str)
 Load = Callable[[bool], Any]
 """Makes the model of the archive; False: without values, which takes no memory for them."""
 
@@ -133,7 +130,7 @@ def compared_with_rebuilt(
     key = f"{key} {settings}"
     known = _known.pop(key, None)
     if known is None:
-        with _nothing_drawn(), settings.globals.set():
+        with _nothing_drawn(), settings.set():
             known = _compared(model, settings, load, custom_objects)
     _known[key] = known
     while len(_known) > _CAPACITY:
@@ -154,7 +151,12 @@ def _compared(
         kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
         places = _places(kinds, others)
         placed = settings.placed(places)
-        adapted = placed.give_adapters(made)
+        try:
+            adapted = placed.give_adapters(made)
+        except Exception:  # it wants values, to be quantized
+            if with_values:
+                raise
+            continue
         reordered = placed.put_in_order(made) or reordered
         if kinds == others and not placed.odd_place(made):
             break
@@ -352,103 +354,8 @@ def _differences(model: keras.Model, known: _Rebuilt) -> Attributes:
 
 def parts_by_id(model: keras.Model) -> dict[int, str]:
     """``id`` of each layer, variable and optimizer of a model -> what it is, in words."""
-    found = {id(part): f"layer {part.name!r}" for part in parts_of(model)} | {
-        id(variable): f"variable {variable.path!r}" for variable in model.variables
-    }
-    optimizer = getattr(model, "optimizer", None)
-    return found if optimizer is None else {**found, id(optimizer): "the optimizer"}
-
-
-@contextlib.contextmanager
-def told_arguments(model: keras.Model, objects: dict[str, Any] | None) -> Iterator[None]:
-    """Within, layers and models of a class without ``get_config`` have a configuration.
-
-    Keras has one only for layers whose constructor got nothing but plain values, and of a model
-    those that no one gave. Here it has the arguments, if the layer keeps all of them under their
-    names (``self.encoder = encoder``); else it has the attributes, and no constructor runs.
-
-    Args:
-        objects: Gets what no configuration holds, by the names that stand for it. None: the file is
-            for Keras itself, which would not load it.
-    """
-    layers = [] if objects is None else [part for part in parts_of(model) if _tells_nothing(part)]
-    known = {} if objects is None else objects
-    for layer in layers:
-        vars(layer)["get_config"] = partial(_told, layer, known)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            del vars(layer)["get_config"]
-
-
-def _tells_nothing(layer: keras.Layer) -> bool:
-    kind = type(layer)
-    if comes_with_keras(kind.__init__) or not comes_with_keras(kind.get_config):
-        return False
-    default = getattr(kind.get_config, "_is_default", False) and not isinstance(layer, keras.Model)
-    given = inspect.signature(kind).parameters.values()
-    graph = isinstance(layer, (keras.Sequential, functional.Functional)) and any(
-        argument.kind is argument.VAR_POSITIONAL or argument.name in ("layers", "inputs")
-        for argument in given
-    )
-    known = (default and layer._auto_config is not None) or not given
-    return not (known or graph or has_own_from_config(kind))
-
-
-def _told(layer: keras.Layer, objects: dict[str, Any]) -> dict[str, Any]:
-    kind = type(layer)
-    graph = isinstance(layer, (keras.Sequential, functional.Functional))
-    config = {"name": layer.name} if graph else kind.get_config(layer)
-    held = {**vars(layer), **vars(layer).get("_modules", {})}
-    told: dict[str, Any] = {}
-    lacks = False
-    for name, argument in inspect.signature(kind).parameters.items():
-        if name in config or argument.kind in (argument.VAR_POSITIONAL, argument.VAR_KEYWORD):
-            continue
-        place = next((place for place in (name, f"_{name}") if place in held), None)
-        kept = None if place is None else held[place]
-        if place is None or (isinstance(argument.default, _PLAIN) and not isinstance(kept, _PLAIN)):
-            lacks = lacks or layer._auto_config is None  # a model's has the defaults
-        else:
-            told[name] = kept
-    base = next(base for base in kind.__mro__ if comes_with_keras(base))
-    bare = lacks and base in (keras.Layer, keras.Model, keras.Sequential)
-    if bare:
-        keras_own = {"get_config", *attributes_of_keras()}
-        told = {name: value for name, value in held.items() if name not in keras_own}
-    config |= {name: _saved(v, objects) for name, v in told.items() if not _is_made_later(v)}
-    if bare and base is keras.Sequential:
-        config["layers"] = _saved(list(layer._layers), objects)
-    if bare and not comes_with_keras(kind.build):
-        config = _without_builds(config)  # it builds them, and may want to give them variables
-    return config | {TOLD: [*told] if bare else True}
-
-
-def _without_builds(config: Any) -> Any:
-    if isinstance(config, dict):
-        return {k: _without_builds(v) for k, v in config.items() if k != "build_config"}
-    return [_without_builds(v) for v in config] if isinstance(config, list) else config
-
-
-def _is_made_later(value: object) -> bool:
-    """Whether it is what ``build``, a call or ``fit`` makes."""
-    return any(
-        isinstance(part, (keras.Variable, keras.KerasTensor, keras.callbacks.Callback))
-        or (keras.ops.is_tensor(part) and numbers_of(part) is None)
-        for part in keras.tree.flatten(value)
-    )
-
-
-def _saved(value: object, objects: dict[str, Any]) -> Any:
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if any(hasattr(type(part), "get_config") for part in keras.tree.flatten(value)):
-        return keras.saving.serialize_keras_object(value)
-    names = (name for name, known in objects.items() if known is value)
-    name = next(names, f"sparkdl_argument_{len(objects)}")
-    objects[name] = value
-    return {"class_name": "function", "config": name, "registered_name": name}
+    things = [*parts_of(model), *model.variables, getattr(model, "optimizer", None) or model]
+    return {id(thing): f"{type(thing).__name__} {thing.name!r}" for thing in things}
 
 
 class SharedLayers:
@@ -476,8 +383,9 @@ class SharedLayers:
         return self._any
 
     @contextlib.contextmanager
-    def numbered(self) -> Iterator[None]:
-        """Within, Keras writes the number of a shared layer at each of its places."""
+    def numbered(self, objects: dict[str, Any], told: bool) -> Iterator[None]:
+        """Within, Keras writes the number of a shared layer at each of its places, and what
+        :func:`told_arguments` does."""
         record = serialization_lib.record_object_after_serialization
 
         def record_all(thing: object, config: dict[str, Any]) -> None:
@@ -485,7 +393,10 @@ class SharedLayers:
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
 
-        with replaced(serialization_lib, "record_object_after_serialization", record_all, self):
+        with (
+            told_arguments(self._model, objects, told),
+            replaced(serialization_lib, "record_object_after_serialization", record_all, self),
+        ):
             yield
 
     def mend_file(
@@ -591,17 +502,6 @@ def _renumber(value: object, calls: dict[str, int]) -> None:
     else:
         for item in value:
             _renumber(item, calls)
-
-
-@contextlib.contextmanager
-def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
-    before = getattr(module, name)
-    if wanted:
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 def _refusal(model: keras.Model, expected: str, received: str, hint: str) -> ModelError:
