@@ -189,6 +189,8 @@ class UnsavedSettings:
         changed = False
         for layer, policy in zip(parts_of(model), self.policies, strict=False):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
+                if isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap):
+                    layer._dtype_policy = layer.dtype_policy.default_policy  # quantize wants a name
                 layer.dtype_policy = keras.dtype_policies.get(policy)
                 changed |= _quantizes(policy)
         for layer, wanted in zip(parts_of(model), self.adapters, strict=False):
