@@ -102,9 +102,8 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
 def told_arguments(model: keras.Model, objects: dict[str, Any], wanted: bool) -> Iterator[None]:
     """Within, layers and models of a class without ``get_config`` have a configuration.
 
-    Keras has one only for layers whose constructor got nothing but plain values, and of a model
-    those that no one gave. Here it has the arguments, if the layer keeps all of them under their
-    names (``self.encoder = encoder``); else it has the attributes, and no constructor runs.
+    It has the constructor's arguments, if the layer keeps all of them under their names
+    (``self.encoder = encoder``); else it has the attributes, and no constructor runs.
 
     Args:
         objects: Gets what no configuration holds, by the names that stand for it.
@@ -155,10 +154,7 @@ def _told(layer: keras.Layer, objects: dict[str, Any]) -> dict[str, Any]:
     if bare and base is keras.Sequential:
         config["layers"] = _saved(list(layer._layers), objects)
     if bare and not comes_with_keras(kind.build):  # it builds them, and may give them variables
-        text = json.dumps(config)
-        config = json.loads(
-            text, object_hook=lambda part: {k: part[k] for k in part if k != "build_config"}
-        )
+        config = json.loads(json.dumps(config).replace('"build_config": {', '"unused": {'))
     return config | {TOLD: [*told] if bare else True}
 
 

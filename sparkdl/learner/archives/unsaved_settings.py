@@ -166,11 +166,8 @@ class UnsavedSettings:
     def set(self) -> Iterator[None]:
         """Within, this thread and process have Keras' settings, and a file is loaded whose values
         have no place until :meth:`give_adapters` has quantized the layers."""
-        quantized = any(map(_quantizes, self.policies))
-        with (
-            self.globals.set(),
-            replaced(saving_lib, "_raise_loading_failure", lambda *_, **__: None, quantized),
-        ):
+        later, name = any(map(_quantizes, self.policies)), "_raise_loading_failure"
+        with self.globals.set(), replaced(saving_lib, name, lambda *_, **__: None, later):
             yield
 
     def placed(self, places: Sequence[int | None]) -> UnsavedSettings:

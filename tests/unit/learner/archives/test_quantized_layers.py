@@ -1,4 +1,4 @@
-"""Layers that another layer makes arrive quantized; Keras' own file of such a model is not loaded."""
+"""Layers that another layer makes arrive quantized; Keras itself cannot load such a model."""
 
 from __future__ import annotations
 
@@ -48,3 +48,20 @@ def test_layers_that_a_layer_makes_arrive_quantized(
         np.testing.assert_allclose(*map(keras.ops.convert_to_numpy, (mine, its)), atol=1e-6)
     restore_state(copy, archive)
     np.testing.assert_array_equal(copy.predict(X, verbose=0), wanted)
+
+
+def test_a_head_beside_a_quantized_backbone_of_keras_hub() -> None:
+    """The backbone has a map of policies, which its task's other layers get, too."""
+    hub = pytest.importorskip("keras_hub", reason="pip install sparkdl[hub]")
+    backbone = hub.models.BertBackbone(
+        vocabulary_size=9, num_layers=1, num_heads=2, hidden_dim=4, intermediate_dim=4,
+        max_sequence_length=4, num_segments=2,
+    )  # fmt: skip
+    model = hub.models.BertTextClassifier(backbone, num_classes=2)
+    backbone.enable_lora(2)
+    model.compile("sgd", "mse")
+    model.quantize("int8")
+    ids = np.ones((2, 4), "int32")
+    rows = {"token_ids": ids, "segment_ids": 0 * ids, "padding_mask": ids}
+    copy = decode_model(encode_model(model))
+    np.testing.assert_array_equal(*(keras.ops.convert_to_numpy(m(rows)) for m in (model, copy)))
