@@ -319,32 +319,41 @@ class OneBit(Codec):
 _FP16_MAX = np.float32(65504.0)
 
 
+class _Cast(Codec):
+    """Base of the codecs that send each element as a number of another dtype, little-endian."""
+
+    wire: ClassVar[str]
+
+    def max_size(self, size: int) -> int:
+        """As many bytes per element as the dtype has."""
+        return np.dtype(self.wire).itemsize * size
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        np.copyto(out, self._numbers(payload, out.size))
+
+    def _numbers(self, payload: Payload, size: int) -> npt.NDArray[Any]:
+        data = as_bytes(payload)
+        check_size(self.name, data, self.max_size(size))
+        return np.ascontiguousarray(data).view(self.wire)
+
+
 @dataclass(frozen=True)
-class Raw(Codec):
+class Raw(_Cast):
     """The float32 values as they are, little-endian: 4 bytes per element, nothing lost."""
 
     name: ClassVar[str] = "none"
     lossy: ClassVar[bool] = False
     sum_dtype: ClassVar[str | None] = "float32"
-
-    def max_size(self, size: int) -> int:
-        """4 bytes per element."""
-        return 4 * size
+    wire: ClassVar[str] = "<f4"
 
     def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
         """A copy of the bytes of ``array``."""
         check_vector(array)
-        return array.astype("<f4").view(np.uint8)
-
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        """Copies the values into ``out``."""
-        data = as_bytes(payload)
-        check_size(self.name, data, self.max_size(out.size))
-        np.copyto(out, np.ascontiguousarray(data).view("<f4"))
+        return array.astype(self.wire).view(np.uint8)
 
 
 @dataclass(frozen=True)
-class FP16(Codec):
+class FP16(_Cast):
     """IEEE half precision: 2 bytes per element, relative error at most 2⁻¹¹ from 6e-5 to 65504.
 
     Larger finite values become ±65504; smaller ones lose precision gradually, with an absolute
@@ -355,24 +364,16 @@ class FP16(Codec):
     name: ClassVar[str] = "fp16"
     feedback: ClassVar[bool] = False
     sum_dtype: ClassVar[str | None] = "float16"
-
-    def max_size(self, size: int) -> int:
-        """2 bytes per element."""
-        return 2 * size
+    wire: ClassVar[str] = "<f2"
 
     def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
         """Rounds to nearest."""
         check_vector(array)
         return to_float16(array, _FP16_MAX).view(np.uint8)
 
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        data = as_bytes(payload)
-        check_size(self.name, data, self.max_size(out.size))
-        np.copyto(out, np.ascontiguousarray(data).view("<f2"))
-
 
 @dataclass(frozen=True)
-class BF16(Codec):
+class BF16(_Cast):
     """bfloat16: 2 bytes per element, float32's range, relative error at most 2⁻⁸.
 
     NaN stays NaN; a finite value within 2⁻⁹ of float32's largest rounds to infinity.
@@ -381,15 +382,13 @@ class BF16(Codec):
     name: ClassVar[str] = "bf16"
     feedback: ClassVar[bool] = False
     sum_dtype: ClassVar[str | None] = "bfloat16"
-
-    def max_size(self, size: int) -> int:
-        """2 bytes per element."""
-        return 2 * size
+    wire: ClassVar[str] = "<u2"
+    """The upper half of the bits."""
 
     def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
         """Rounds to nearest, ties to even."""
         check_vector(array)
-        halves = np.empty(array.size, "<u2")
+        halves = np.empty(array.size, self.wire)
         first = np.empty(min(array.size, 65_536), np.uint32)
         second = np.empty_like(first)
         bits = array.view(np.uint32)
@@ -409,11 +408,8 @@ class BF16(Codec):
         return halves.view(np.uint8)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
-        data = as_bytes(payload)
-        check_size(self.name, data, self.max_size(out.size))
-        np.left_shift(
-            np.ascontiguousarray(data).view("<u2"), 16, out=out.view(np.uint32), dtype=np.uint32
-        )
+        halves = self._numbers(payload, out.size)
+        np.left_shift(halves, 16, out=out.view(np.uint32), dtype=np.uint32)
 
 
 def to_float16(array: npt.NDArray[Any], most: np.float32) -> npt.NDArray[np.float16]:

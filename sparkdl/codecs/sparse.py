@@ -127,15 +127,24 @@ def unpack(
     return indices, data[4 * k :].view("<f4")
 
 
-def put(codec: str, payload: Payload, out: FloatArray, limit: int) -> None:
-    """Writes the values in the bytes that :func:`pack` made, and 0 elsewhere."""
-    indices, values = unpack(codec, payload, out.size, limit)
-    out.fill(0.0)
-    out[indices] = values
+class _Placed(Codec):
+    """The base of the codecs whose payload is the places of some elements and their values."""
+
+    def decode(self, payload: Payload, out: FloatArray) -> None:
+        places, values = self._unpack(payload, out.size)
+        out.fill(0.0)
+        out[places] = values
+
+    def subtract(self, payload: Payload, values: FloatArray) -> None:
+        places, sent = self._unpack(payload, values.size)
+        values[places] -= sent
+
+    def _unpack(self, payload: Payload, size: int) -> tuple[Indices, npt.NDArray[np.float32]]:
+        return unpack(self.name, payload, size, self.max_size(size) // 8)
 
 
 @dataclass(frozen=True)
-class _FewElements(Codec):
+class _FewElements(_Placed):
     """The base of top-k and random-k: how many elements they keep, and the reply's codec."""
 
     ratio: float = option(0.01, require_share)
@@ -172,13 +181,6 @@ class TopK(_FewElements):
         check_vector(array)
         check_addressable(self.name, array.size)
         return pack(array, largest(array, kept(array.size, self.ratio, self.k)))
-
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        put(self.name, payload, out, self.max_size(out.size) // 8)
-
-    def subtract(self, payload: Payload, values: FloatArray) -> None:
-        indices, sent = unpack(self.name, payload, values.size, self.max_size(values.size) // 8)
-        values[indices] -= sent
 
 
 @dataclass(frozen=True)
@@ -240,15 +242,6 @@ class RandomK(_FewElements):
         payload[8:].view("<f4")[...] = array[self._places(seed, array.size)]
         return payload
 
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        places, values = self._unpack(payload, out.size)
-        out.fill(0.0)
-        out[places] = values
-
-    def subtract(self, payload: Payload, values: FloatArray) -> None:
-        places, sent = self._unpack(payload, values.size)
-        values[places] -= sent
-
     def _unpack(self, payload: Payload, size: int) -> tuple[Indices, npt.NDArray[np.float32]]:
         data = as_bytes(payload)
         check_size(self.name, data, self.max_size(size))
@@ -281,7 +274,7 @@ _WARMUP = (0.25, 0.0625, 0.015625, 0.004, 0.001)
 
 
 @dataclass(frozen=True)
-class DGC(Codec):
+class DGC(_Placed):
     """Top-k with momentum correction, momentum factor masking, clipping and warm-up.
 
     A worker's compressor keeps a velocity ``u`` and what is still to be sent ``v``::
@@ -330,9 +323,6 @@ class DGC(Codec):
         check_vector(array)
         check_addressable(self.name, array.size)
         return pack(array, largest(array, kept(array.size, self.ratio)))
-
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        put(self.name, payload, out, self.max_size(out.size) // 8)
 
     def bind(self, num_workers: int) -> DGC:
         """The same codec, which clips the sum of the gradients of ``num_workers`` workers."""

@@ -42,6 +42,8 @@ class HorovodConnector:
         **options: Options of :class:`sparkdl.collective.builtin.BuiltinConnector`.
     """
 
+    name = HorovodCommunicator.name
+
     def __init__(
         self,
         rank: int,
@@ -51,67 +53,45 @@ class HorovodConnector:
         **options: Unpack[BuiltinOptions],
     ) -> None:
         self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
-        self._encrypted = options.get("certificate") is not None
         self._builtin: Connector = make_communicator(
             "builtin", rank=rank, timeout_s=timeout_s, **options
         )
 
     def prepare(self) -> Member:
         """Opens the sockets of the built-in communicator; imports no framework."""
-        return _named(self._builtin.prepare(), HorovodCommunicator.name)
+        return _named(self._builtin.prepare(), self.name)
 
-    def connect(self, members: Sequence[Member], token: bytes) -> HorovodCommunicator:
-        """Connects all ranks and initialises Horovod.
+    def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
+        """Connects all ranks with the built-in communicator, and then with Horovod.
 
         Raises:
             ResourceError: Horovod cannot be used on some ranks; they are named.
         """
-        refuse_others(members, HorovodCommunicator.name)
-        builtin = self._connect_builtin(members, token)
+        refuse_others(members, self.name)
+        builtin = self._builtin.connect([_named(m, "builtin") for m in members], token)
         try:
-            lacking = _lacking(builtin, members)
-            if lacking:
-                raise ResourceError(
-                    f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
-                    expected="horovod.tensorflow to import on all ranks",
-                    received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
-                    hint="docker/build_horovod.sh builds and installs it; "
-                    "communicator='builtin' needs no installation",
-                )
-            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+            return self._connected(builtin, members)
         except BaseException:
             builtin.close()
             raise
 
-    def connect_if_useful(
-        self, members: Sequence[Member], token: bytes, calls_horovod: bool
-    ) -> Communicator:
-        """Horovod, or the built-in communicator; see :class:`AutoConnector`."""
-        builtin = self._connect_builtin(members, token)
-        try:
-            if self._encrypted or not (calls_horovod or _all_reduce_on_gpus(builtin)):
-                return builtin
-            if _lacking(builtin, members):
-                return builtin
-            try:
-                return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
-            except CannotStartError as error:
-                if calls_horovod:
-                    raise
-                _LOG.warning("%s; the built-in communicator reduces in its place", error)
-                return builtin
-        except BaseException:
-            builtin.close()
-            raise
-
-    def _connect_builtin(self, members: Sequence[Member], token: bytes) -> Communicator:
-        return self._builtin.connect([_named(m, "builtin") for m in members], token)
+    def _connected(self, builtin: Communicator, members: Sequence[Member]) -> Communicator:
+        lacking = _lacking(builtin, members)
+        if lacking:
+            raise ResourceError(
+                f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
+                expected="horovod.tensorflow to import on all ranks",
+                received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
+                hint="docker/build_horovod.sh builds and installs it; "
+                "communicator='builtin' needs no installation",
+            )
+        return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
 
     def close(self) -> None:
         self._builtin.close()
 
 
-class AutoConnector:
+class AutoConnector(HorovodConnector):
     """Horovod where it reduces on GPUs (NCCL) on all ranks, else the built-in communicator.
 
     The choice follows from what is installed and never from the clock, so that two runs of one
@@ -130,25 +110,27 @@ class AutoConnector:
     def __init__(
         self, rank: int, *, calls_horovod: bool = True, **options: Unpack[HorovodOptions]
     ) -> None:
-        self._horovod = HorovodConnector(rank, **options)
+        super().__init__(rank, **options)
         self._calls_horovod = calls_horovod
+        self._encrypted = options.get("certificate") is not None
 
-    def prepare(self) -> Member:
-        """Opens the sockets of the built-in communicator; imports no framework."""
-        return _named(self._horovod.prepare(), self.name)
+    def _connected(self, builtin: Communicator, members: Sequence[Member]) -> Communicator:
+        if self._encrypted or not (self._calls_horovod or self._all_reduce_on_gpus(builtin)):
+            return builtin
+        if _lacking(builtin, members):
+            return builtin
+        try:
+            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+        except CannotStartError as error:
+            if self._calls_horovod:
+                raise
+            _LOG.warning("%s; the built-in communicator reduces in its place", error)
+            return builtin
 
-    def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
-        """Connects the built-in communicator, and Horovod where that is of use."""
-        refuse_others(members, self.name)
-        return self._horovod.connect_if_useful(members, token, self._calls_horovod)
-
-    def close(self) -> None:
-        self._horovod.close()
-
-
-def _all_reduce_on_gpus(builtin: Communicator) -> bool:
-    """Whether Horovod would reduce on every rank's GPUs; the same on all ranks."""
-    return float(builtin.all_reduce(np.float64(reduces_on_gpus()), "min")) > 0
+    @staticmethod
+    def _all_reduce_on_gpus(builtin: Communicator) -> bool:
+        """Whether Horovod would reduce on every rank's GPUs; the same on all ranks."""
+        return float(builtin.all_reduce(np.float64(reduces_on_gpus()), "min")) > 0
 
 
 def _lacking(builtin: Communicator, members: Sequence[Member]) -> dict[int, str]:

@@ -5,9 +5,8 @@
     message in, replies out; how ranks join.
 ``group``, ``reporting``, ``telemetry``, ``blobs``
     Its parts: members, attempts and deferred replies; what they report and the driver orders;
-    metrics, log lines and what the driver is told of a run; kept states.
-``store``
-    What a store is that plugs into a coordinator (the parameter server is one).
+    metrics, log lines and what the driver is told of a run; kept states. In ``group`` also: what a
+    store is that plugs into a coordinator (the parameter server is one).
 ``settings``, ``kinds``
     The limits of a run; the frames.
 ``session``, ``driver_client``

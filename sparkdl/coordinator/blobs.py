@@ -137,15 +137,11 @@ def read_blob(request: Callable[[int], Message]) -> bytearray:
         reply = request(filled)
 
 
-def _nothing() -> ByteArray:
-    return np.empty(0, np.uint8)
-
-
 @dataclass(frozen=True)
 class KeptBlob:
     """A whole blob that a rank kept, and the epochs that were done; as it stands there is none."""
 
-    content: ByteArray = field(default_factory=_nothing, repr=False)
+    content: ByteArray = field(default_factory=lambda: np.empty(0, np.uint8), repr=False)
     epoch: int = -1
 
 

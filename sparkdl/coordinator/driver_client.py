@@ -8,10 +8,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sparkdl.coordinator.blobs import chunked, read_kept
+from sparkdl.coordinator.group import Store
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import Status, unpack_lines
 from sparkdl.process.closing import Closing
 from sparkdl.training.changes import VariableChanges
@@ -100,7 +100,6 @@ class DriverClient(Closing):
             taken += [(int(r), line) for r, line in zip(reply.meta["ranks"], lines, strict=True)]
 
     def request(self, message: Message) -> Message:
-        """Sends a frame of the driver and returns the reply."""
         return self._connection.request(message)
 
     @property
@@ -164,7 +163,6 @@ class CoordinatorHost(Closing):
 
     @property
     def driver(self) -> DriverClient:
-        """The driver's connection."""
         assert self._driver is not None
         return self._driver
 

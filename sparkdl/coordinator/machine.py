@@ -6,11 +6,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.coordinator.group import Group, Introduction, RunOrders, Wait, Worker
+from sparkdl.coordinator.group import (
+    Entry,
+    Group,
+    Introduction,
+    RunOrders,
+    Store,
+    Wait,
+    Work,
+    Worker,
+)
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Entry, Store, Work
 from sparkdl.coordinator.telemetry import is_count
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport.frames import (
@@ -166,7 +174,6 @@ class Joining:
 
 
 def introduction_of(message: Message) -> Introduction:
-    """The sender of a HELLO, as it describes itself."""
     meta = message.meta
     rows, batches, pid = (meta.get(key, 0) for key in ("rows", "batches_per_epoch", "pid"))
     host, text = meta.get("host", ""), meta.get("text")
@@ -233,7 +240,6 @@ class Coordinator:
 
     @property
     def settings(self) -> Settings:
-        """Number of workers and time limits."""
         return self.group.settings
 
     @property

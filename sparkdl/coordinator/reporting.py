@@ -173,7 +173,6 @@ class Reporting:
         )  # fmt: skip
 
     def control(self, connection: int, message: Message, *, started: bool) -> None:
-        """The driver's orders."""
         require_driver(message)
         self._driver_seen = self._group.now
         self._group.orders.take(message.meta, started=started)

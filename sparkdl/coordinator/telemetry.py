@@ -218,7 +218,10 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
     if report.ended:
         meta["ended"] = True
     if usage is not None:
-        meta["usage"] = _usage_numbers(usage)
+        meta["usage"] = [
+            *(round(usage.seconds.get(phase, 0.0), 6) for phase in PHASES), usage.cpu_s,
+            usage.memory_bytes, usage.bytes_sent, usage.bytes_received,
+        ]  # fmt: skip
     return Message(
         CoordinatorKind.REPORT, flags=Flag.WAIT if wait else Flag.NONE, epoch=report.epoch,
         batch=report.batches_done, rows=report.rows_done, total=body.nbytes, meta=dict(meta),
@@ -288,13 +291,6 @@ def lines_of(message: Message) -> list[str]:
             received=str(lines)[:200],
         )  # fmt: skip
     return [line.replace("\n", " ") for line in lines]
-
-
-def _usage_numbers(usage: Usage) -> list[float]:
-    seconds = [round(usage.seconds.get(phase, 0.0), 6) for phase in PHASES]
-    return [
-        *seconds, usage.cpu_s, usage.memory_bytes, usage.bytes_sent, usage.bytes_received,
-    ]  # fmt: skip
 
 
 def is_count(value: object) -> bool:
@@ -393,7 +389,6 @@ def pack_lines(lines: list[str]) -> ByteArray:
 
 
 def unpack_lines(body: ByteArray) -> list[str]:
-    """The counterpart of :func:`pack_lines`."""
     text = body.tobytes().decode(errors="replace")
     return text.removesuffix("\n").split("\n") if text else []
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -187,7 +188,7 @@ class Batches:
         self.num_rows, self._grouped = num_rows, list[IndexArray]()
         groups = rows.groups()
         if groups is not None:  # a batch is the unit, whatever rows it has
-            random = _generator(seed, (rank, 0, 0)) if shuffle else None
+            random = generator(seed, (rank, 0, 0)) if shuffle else None
             self._grouped, self.repeats = grouped(groups, batch_size, random), False
             count = len(self._grouped) if steps is None else min(steps, len(self._grouped))
             self.num_rows = sum(map(len, self._grouped[:count]))
@@ -195,17 +196,14 @@ class Batches:
 
     @property
     def batch_size(self) -> int:
-        """Rows in a full batch."""
         return self.plan.batch_size
 
     @property
     def full_batches(self) -> int:
-        """Batches of ``batch_size`` rows in an epoch."""
         return self.plan.full_batches
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches in an epoch, the smaller last one included."""
         return self.plan.steps_per_epoch
 
     @property
@@ -252,8 +250,8 @@ class Batches:
         if self._grouped:
             order = np.arange(len(self._grouped))
             if self.shuffle:
-                order = _generator(self.seed, (self.rank, epoch)).permutation(order)
-            return _BatchOrder(self._grouped, order)
+                order = generator(self.seed, (self.rank, epoch)).permutation(order)
+            return _batch_order(self._grouped, order)
         if self.repeats:
             return _Passes(self._order_of_pass, len(self.rows), epoch * self.plan.num_rows)
         plain = not self.shuffle and self._begin is None
@@ -261,12 +259,13 @@ class Batches:
 
     def _order_of_pass(self, number: int) -> _Order:
         if not self.shuffle:
-            return _OwnOrder() if self._begin is None else _GivenOrder(self._begin)
+            begin = self._begin
+            return _own_order if begin is None else lambda start, stop: begin[start:stop]
         key = (self.rank, number)
         storage = self.rows.storage
         if storage.block_rows is None:
             rows = len(self.rows) if self._begin is None else self._begin
-            return _FullOrder(rows, self.seed, key)
+            return _full_order(rows, self.seed, key)
         return _BlockOrder(storage, storage.block_rows, self.seed, key)
 
     def _gather(self, order: _Order | None, first: int, count: int) -> BatchStack:
@@ -275,15 +274,10 @@ class Batches:
         if order is None:
             batch = self.rows.slice(start, stop)
         else:
-            batch = self.rows.take(order.indices(start, stop))
+            batch = self.rows.take(order(start, stop))
         if self._weights is not None:
             batch = self._weights.weigh(batch)
-        weights = batch.sample_weight
-        stack = BatchStack(
-            _stack(batch.x, count), _stack(batch.y, count),
-            None if weights is None else _stack(weights, count), count, batch.num_rows,
-            grouped=bool(self._grouped),
-        )  # fmt: skip
+        stack = stack_of(batch, count, grouped=bool(self._grouped))
         return stack if self._prepare is None else self._prepare(stack)
 
 
@@ -292,39 +286,37 @@ def _first_of(pending: deque[Future[BatchStack]]) -> BatchStack:
     return replace(stack, following=pending[0].result) if pending else stack
 
 
-def _stack(arrays: dict[str, Array], count: int) -> dict[str, Array]:
-    return {
-        name: array.reshape(count, len(array) // count, *array.shape[1:])
-        for name, array in arrays.items()
-    }
+def stack_of(batch: Batch, count: int, *, grouped: bool = False) -> BatchStack:
+    """The rows as ``count`` batches of equally many, without a copy."""
+
+    def stacked(arrays: dict[str, Array]) -> dict[str, Array]:
+        return {n: a.reshape(count, len(a) // count, *a.shape[1:]) for n, a in arrays.items()}
+
+    weight = None if batch.sample_weight is None else stacked(batch.sample_weight)
+    x, y = stacked(batch.x), stacked(batch.y)
+    return BatchStack(x, y, weight, count, batch.num_rows, grouped=grouped)
 
 
-class _Order(Protocol):
-    def indices(self, start: int, stop: int) -> IndexArray:
-        """Row numbers at the positions from ``start`` to ``stop`` of the epoch."""
+_Order = Callable[[int, int], IndexArray]
+"""Row numbers at the positions from a first one to a last one (exclusive) of the epoch."""
 
 
-class _OwnOrder:
-    def indices(self, start: int, stop: int) -> IndexArray:
-        return np.arange(start, stop, dtype=np.int64)
+def _own_order(start: int, stop: int) -> IndexArray:
+    return np.arange(start, stop, dtype=np.int64)
 
 
-class _GivenOrder:
-    def __init__(self, order: IndexArray) -> None:
-        self._order = order
-
-    def indices(self, start: int, stop: int) -> IndexArray:
-        return self._order[start:stop]
-
-
-class _BatchOrder:
+def _batch_order(batches: list[IndexArray], order: IndexArray) -> _Order:
     """Batches whose rows are known, by their numbers in an order; asked for by place there."""
+    return lambda start, stop: np.concatenate([batches[number] for number in order[start:stop]])
 
-    def __init__(self, batches: list[IndexArray], order: IndexArray) -> None:
-        self._batches, self._order = batches, order
 
-    def indices(self, start: int, stop: int) -> IndexArray:
-        return np.concatenate([self._batches[number] for number in self._order[start:stop]])
+def _joined(start: int, stop: int, rows_from: _Order) -> IndexArray:
+    """Row numbers from several parts of an order; ``rows_from`` gives those of the first part."""
+    parts = [np.empty(0, np.int64)]
+    while start < stop:
+        parts.append(rows_from(start, stop))
+        start += len(parts[-1])
+    return np.concatenate(parts)
 
 
 class _Passes:
@@ -334,42 +326,30 @@ class _Passes:
         self._order_of, self._num_rows, self._first = order_of, num_rows, first
         self._current: tuple[int, _Order] | None = None
 
-    def indices(self, start: int, stop: int) -> IndexArray:
-        parts = []
-        start, stop = start + self._first, stop + self._first
-        while start < stop:
-            number, begin = divmod(start, self._num_rows)
-            count = min(stop - start, self._num_rows - begin)
-            parts.append(self._pass(number).indices(begin, begin + count))
-            start += count
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    def __call__(self, start: int, stop: int) -> IndexArray:
+        return _joined(start + self._first, stop + self._first, self._rows_from)
 
-    def _pass(self, number: int) -> _Order:
+    def _rows_from(self, start: int, stop: int) -> IndexArray:
+        number, begin = divmod(start, self._num_rows)
         if self._current is None or self._current[0] != number:
             self._current = number, self._order_of(number)
-        return self._current[1]
+        return self._current[1](begin, min(begin + stop - start, self._num_rows))
 
 
-def _generator(seed: int, key: tuple[int, ...]) -> np.random.Generator:
+def generator(seed: int, key: tuple[int, ...]) -> Random:
+    """Random numbers that a seed and a key (rank, epoch, ...) decide."""
     sequence = np.random.SeedSequence(seed % 2**64, spawn_key=key)
     return np.random.Generator(np.random.Philox(sequence))
 
 
-class _FullOrder:
+def _full_order(rows: int | IndexArray, seed: int, key: tuple[int, ...]) -> _Order:
     """A uniform permutation of all rows, drawn when first asked for.
 
     Args:
         rows: How many there are, or their numbers in the order that is permuted.
     """
-
-    def __init__(self, rows: int | IndexArray, seed: int, key: tuple[int, ...]) -> None:
-        self._rows, self._seed, self._key = rows, seed, key
-        self._order: IndexArray | None = None
-
-    def indices(self, start: int, stop: int) -> IndexArray:
-        if self._order is None:
-            self._order = _generator(self._seed, self._key).permutation(self._rows)
-        return self._order[start:stop]
+    order = functools.cache(lambda: generator(seed, key).permutation(rows))
+    return lambda start, stop: order()[start:stop]
 
 
 class _BlockOrder:
@@ -378,7 +358,7 @@ class _BlockOrder:
     def __init__(self, storage: Storage, block_rows: int, seed: int, key: tuple[int, ...]) -> None:
         self._storage, self._block_rows, self._seed, self._key = storage, block_rows, seed, key
         num_blocks = -(-storage.num_rows // block_rows)
-        blocks = _generator(seed, key).permutation(num_blocks)
+        blocks = generator(seed, key).permutation(num_blocks)
         self._groups = [
             blocks[i : i + storage.group_blocks] for i in range(0, num_blocks, storage.group_blocks)
         ]
@@ -389,15 +369,13 @@ class _BlockOrder:
         self._ends = np.cumsum(counts, dtype=np.int64)
         self._current: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
-    def indices(self, start: int, stop: int) -> IndexArray:
-        parts = []
-        while start < stop:
-            group = int(np.searchsorted(self._ends, start, side="right"))
-            begin = 0 if group == 0 else int(self._ends[group - 1])
-            end = min(stop, int(self._ends[group]))
-            parts.append(self._rows(group)[start - begin : end - begin])
-            start = end
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+    def __call__(self, start: int, stop: int) -> IndexArray:
+        return _joined(start, stop, self._rows_from)
+
+    def _rows_from(self, start: int, stop: int) -> IndexArray:
+        group = int(np.searchsorted(self._ends, start, side="right"))
+        begin = 0 if group == 0 else int(self._ends[group - 1])
+        return self._rows(group)[start - begin : stop - begin]
 
     def _rows(self, group: int) -> IndexArray:
         if self._current[0] != group:
@@ -408,6 +386,6 @@ class _BlockOrder:
             rows = np.concatenate(
                 [np.arange(self._sizes[b], dtype=np.int64) + b * self._block_rows for b in blocks]
             )
-            _generator(self._seed, (*self._key, 1 + group)).shuffle(rows)
+            generator(self._seed, (*self._key, 1 + group)).shuffle(rows)
             self._current = group, rows
         return self._current[1]

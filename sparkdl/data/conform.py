@@ -48,6 +48,16 @@ class ValuePlace:
             hint=hint,
         )  # fmt: skip
 
+    def wrong_value(
+        self, values: Array, bad: npt.NDArray[np.bool_], problem: str, expected: str, hint: str
+    ) -> DataError:
+        """An error about the first of the ``values`` that is ``bad``."""
+        index = np.unravel_index(int(np.argmax(bad)), bad.shape)
+        row = int(index[0])
+        return self.error(
+            problem, row=row, expected=expected, received=str(values[index]), hint=hint
+        )
+
     def check_nulls(self, array: Any, per_row: int | None = None) -> None:
         """Refuses nulls in an Arrow array.
 
@@ -271,12 +281,10 @@ def check_labels(values: Array, spec: ColumnSpec, place: ValuePlace) -> Array:
         bad &= values != spec.ignored
         if not bad.any():
             return values
-    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
-    raise place.error(
-        "a label out of range", row=int(index[0]),
-        expected=f"integers from 0 to {classes - 1}: the model has {classes} classes",
-        received=str(values[index]),
-        hint="labels start at 0; the model's last layer needs one unit per class",
+    raise place.wrong_value(
+        values, bad, "a label out of range",
+        f"integers from 0 to {classes - 1}: the model has {classes} classes",
+        "labels start at 0; the model's last layer needs one unit per class",
     )  # fmt: skip
 
 
@@ -288,7 +296,6 @@ def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace)
     bad = (values < low) | (values > high)
     if not bad.any():
         return
-    index = np.unravel_index(int(np.argmax(bad)), bad.shape)
     limits = f"from {bounds[0]:g} to {bounds[1]:g}" if bounds[1] < math.inf else "of at least 0"
     hint = "train on other numbers with loss='mse'"
     if bounds == (0, 1):
@@ -296,10 +303,9 @@ def _check_bounds(values: Array, bounds: tuple[float, float], place: ValuePlace)
             "make labels of -1 and +1 (y + 1) / 2, number several classes for "
             f"sparse_categorical_crossentropy, and {hint}"
         )
-    raise place.error(
-        "a label that the loss does not take", row=int(index[0]),
-        expected=f"numbers {limits}, for which the model's loss has a meaning",
-        received=str(values[index]), hint=hint,
+    raise place.wrong_value(
+        values, bad, "a label that the loss does not take",
+        f"numbers {limits}, for which the model's loss has a meaning", hint,
     )  # fmt: skip
 
 
@@ -307,9 +313,7 @@ def _check_weights(values: Array, place: ValuePlace) -> None:
     """Refuses a weight below 0, whose row would drive the model away from its label."""
     bad = values < 0
     if bad.any():
-        index = np.unravel_index(int(np.argmax(bad)), bad.shape)
-        raise place.error(
-            "a sample weight below 0", row=int(index[0]),
-            expected="numbers of at least 0, as for class_weight", received=str(values[index]),
-            hint="a weight of 0 leaves a row out",
+        raise place.wrong_value(
+            values, bad, "a sample weight below 0", "numbers of at least 0, as for class_weight",
+            "a weight of 0 leaves a row out",
         )  # fmt: skip

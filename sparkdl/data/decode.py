@@ -85,7 +85,7 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
     height = int(heights[0]) if height is None else height
     width = int(widths[0]) if width is None else width
     wanted = int(channels[0]) if wanted is None else wanted
-    lengths = np.diff(_offsets(fields["data"]))
+    content, lengths = _content(fields["data"])
     bad = (heights != height) | (widths != width)
     bad |= (channels != wanted) & ~((wanted == 3) & ((channels == 1) | (channels == 4)))
     bad |= lengths != heights.astype(np.int64) * widths * channels
@@ -97,25 +97,25 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
             f" in {lengths[row]} bytes",
         )  # fmt: skip
     if (channels == channels[0]).all():
-        return _to_rgb(_pixels(fields["data"], height, width, int(channels[0])), wanted)
+        return _to_rgb(content.reshape(rows, height, width, -1), wanted)
     out = np.empty((rows, height, width, wanted), np.uint8)
     for count in np.unique(channels):
         index = np.flatnonzero(channels == count)
-        data = fields["data"].take(pa.array(index))
-        out[index] = _to_rgb(_pixels(data, height, width, int(count)), wanted)
+        pixels, _ = _content(fields["data"].take(pa.array(index)))
+        out[index] = _to_rgb(pixels.reshape(len(index), height, width, count), wanted)
     return out
 
 
-def _offsets(data: Any) -> Array:
-    size = np.int64 if pa.types.is_large_binary(data.type) else np.int32
-    offsets = np.frombuffer(data.buffers()[1], size)
-    return offsets[data.offset : data.offset + len(data) + 1]
-
-
-def _pixels(data: Any, height: int, width: int, channels: int) -> Array:
-    offsets = _offsets(data)
-    flat = np.frombuffer(data.buffers()[2] or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
-    return flat.reshape(len(data), height, width, channels)
+def _content(array: Any) -> tuple[Array, Array]:
+    """The bytes of all values of a binary array, one after the other, and how many each has."""
+    if not len(array):
+        return np.empty(0, np.uint8), np.empty(0, np.int64)
+    _, positions, data = array.buffers()
+    large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    offsets = np.frombuffer(positions, np.int64 if large else np.int32)
+    offsets = offsets[array.offset : array.offset + len(array) + 1]
+    content = np.frombuffer(data or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
+    return content, np.diff(offsets)
 
 
 def _to_rgb(pixels: Array, wanted: int) -> Array:
@@ -267,12 +267,7 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
             "values that are no text", expected="strings", received=f"Arrow type {array.type}"
         )
     array = array.cast(pa.large_string())
-    _, positions, data = array.buffers()
-    offsets = np.frombuffer(positions, np.int64)[array.offset : array.offset + len(array) + 1]
-    if not len(array):
-        offsets = np.zeros(1, np.int64)
-    content = np.frombuffer(data or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
-    return Ragged(content, np.diff(offsets))
+    return Ragged(*_content(array))
 
 
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
@@ -365,9 +360,9 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
     """A binary array of equally long values as one buffer, and the length of a value."""
     kind = array.type
     if pa.types.is_fixed_size_binary(kind):
-        width = int(kind.byte_width)
-        data = array.buffers()[1]
-        return _part(data, array.offset * width, len(array) * width), width
+        width, data = int(kind.byte_width), array.buffers()[1]
+        start, size = array.offset * width, len(array) * width
+        return b"" if data is None or not size else data.slice(start, size), width
     if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
         raise place.error(
             "a column that holds no bytes",
@@ -376,10 +371,7 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
         )
     if len(array) == 0:
         return b"", 0
-    _, positions, data = array.buffers()
-    size = np.int64 if pa.types.is_large_binary(kind) else np.int32
-    offsets = np.frombuffer(positions, size)[array.offset : array.offset + len(array) + 1]
-    widths = np.diff(offsets)
+    content, widths = _content(array)
     if (widths != widths[0]).any():
         wanted = math.prod(d or 0 for d in place.spec.value_shape) * itemsize
         common, index = _odd_one(widths, wanted)
@@ -388,12 +380,7 @@ def _raw_bytes(array: Any, place: ValuePlace, itemsize: int) -> tuple[Any, int]:
             expected=f"shape {place.spec.value_shape}; other rows have {common} bytes",
             received=f"{widths[index]} bytes", hint="encoded images (JPEG, PNG) need a decoder",
         )  # fmt: skip
-    start, stop = int(offsets[0]), int(offsets[-1])
-    return _part(data, start, stop - start), int(widths[0])
-
-
-def _part(data: Any, start: int, size: int) -> Any:
-    return b"" if data is None or size == 0 else data.slice(start, size)
+    return content, int(widths[0])
 
 
 def _decode_values(array: Any, spec: ColumnSpec, place: ValuePlace) -> Array:

@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.storage import release_pages, spilling
+from sparkdl.data.batches import generator
+from sparkdl.data.storage import release_pages, spilling, unnamed_file
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.settings.values import require_int
 
@@ -61,7 +62,6 @@ class TakenRows:
     num_rows: int
 
     def arrow(self) -> pa.RecordBatch:
-        """As a record batch."""
         return self.source.rows.slice(self.start, self.num_rows)
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
@@ -242,7 +242,7 @@ class RowSpool:
             waiting = [batch]
         with spilling(self._directory, self._close, f" after {self.num_rows} rows"):
             if self._writer is None:
-                self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+                self._file = unnamed_file(self._directory)
                 self._sink = pa.PythonFile(self._file, "w")
                 self._writer = pa.ipc.new_file(self._sink, batch.schema)
             for one in waiting:
@@ -447,9 +447,7 @@ class Feed(RowFeed):
             if not self._shuffle:
                 yield from self._rows
                 continue
-            random = np.random.Generator(
-                np.random.Philox(np.random.SeedSequence(self._seed % 2**64, spawn_key=(number,)))
-            )
+            random = generator(self._seed, (number,))
             for place in random.permutation(len(self._rows)):
                 rows = self._rows[place]
                 yield rows.take(pa.array(random.permutation(rows.num_rows)))

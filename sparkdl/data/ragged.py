@@ -55,7 +55,6 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
         return int(self.values.nbytes + self.lengths.nbytes)
 
     @property

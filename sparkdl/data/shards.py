@@ -338,7 +338,6 @@ class _Reading(Generic[T]):
         return 0.0 if load is None else (1 - load.cpu_percent / 100) * (os.cpu_count() or 1)
 
     def close(self) -> None:
-        """Ends the readers."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

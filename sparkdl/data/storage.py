@@ -7,7 +7,7 @@ import math
 import mmap
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -89,7 +89,6 @@ class GrowingArray:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows so far."""
         return self.num_rows * self.row_bytes
 
     def append(self, rows: Array, indices: IndexArray | None = None) -> None:
@@ -241,11 +240,18 @@ def spilling(directory: str, close: Callable[[], None], done: str = "") -> Itera
         ) from error  # fmt: skip
 
 
+def unnamed_file(directory: str) -> IO[bytes]:
+    """A file that never has a name, so that it is freed however the process ends.
+
+    Raises:
+        ResourceError: The disk is full or cannot be written.
+    """
+    with spilling(directory, lambda: None):
+        return tempfile.TemporaryFile(dir=directory)
+
+
 class SpillWriter:
     """Writes rows to an Arrow IPC file without a name, then maps it.
-
-    The file never has a name (``O_TMPFILE``, or unlinked at once), so that it is freed however
-    the process ends.
 
     Args:
         shapes: Shape of one row, per column.
@@ -278,9 +284,9 @@ class SpillWriter:
         self._ends: list[int] = []
         self._directory = directory or tempfile.gettempdir()
         self._schema = pa.schema([(str(i), pa.binary(w)) for i, w in enumerate(self._widths)])
+        self._file = unnamed_file(self._directory)
+        self._sink = pa.PythonFile(self._file, mode="w")
         with self._disk():
-            self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-            self._sink = pa.PythonFile(self._file, mode="w")
             self._writer = pa.ipc.new_file(self._sink, self._schema)
 
     def _disk(self) -> contextlib.AbstractContextManager[None]:
@@ -352,16 +358,13 @@ class SpillWriter:
             )
         columns = [
             np.ndarray(
-                (number, self.block_rows, *shape),
-                dtype,
-                mapped,
-                int(starts[0, i]),
-                (stride or self.block_rows * width, *_strides((self.block_rows, *shape), dtype)),
+                (number,), np.dtype((dtype, (self.block_rows, *shape))), mapped, int(starts[0, i]),
+                (stride or self.block_rows * width,),
             )
             for i, (shape, dtype, width) in enumerate(
                 zip(self._shapes, self._dtypes, self._widths, strict=True)
             )
-        ]
+        ]  # fmt: skip
         return SpilledStorage(
             mapped, columns, self.num_rows, self.block_rows, self.group_blocks,
             [self._span(starts[0] + i * stride, len(mapped)) for i in range(number)],
@@ -374,17 +377,9 @@ class SpillWriter:
 
     def close(self) -> None:
         """Closes the file; the mapping, if there is one, stays."""
-        for stream in (getattr(self, "_sink", None), getattr(self, "_file", None)):
-            if stream is not None:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-
-def _strides(shape: Sequence[int], dtype: np.dtype[Any]) -> tuple[int, ...]:
-    steps = [dtype.itemsize]
-    for d in reversed(shape[1:]):
-        steps.insert(0, steps[0] * d)
-    return tuple(steps)
+        for stream in (self._sink, self._file):
+            with contextlib.suppress(OSError):
+                stream.close()
 
 
 class GrowingRagged:
@@ -401,7 +396,6 @@ class GrowingRagged:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows so far."""
         return self._values.nbytes + self._lengths.nbytes
 
     def append(self, rows: Ragged, indices: IndexArray | None = None) -> None:
@@ -429,8 +423,7 @@ class RaggedSpill:
         self._shape, self._dtype = tuple(shape), np.dtype(dtype)
         self._directory = directory or tempfile.gettempdir()
         self._lengths = GrowingArray((), np.int64)
-        with spilling(self._directory, self.close):
-            self._file: IO[bytes] = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
+        self._file = unnamed_file(self._directory)
 
     def append(self, rows: Ragged) -> None:
         """Adds rows.
@@ -458,11 +451,8 @@ class RaggedSpill:
         return MappedRagged(values.reshape(int(lengths.sum()), *self._shape), lengths, mapped)
 
     def close(self) -> None:
-        """Closes the file; the mapping, if there is one, stays."""
-        file = getattr(self, "_file", None)
-        if file is not None:
-            with contextlib.suppress(OSError):
-                file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 class MappedRagged(Ragged):
@@ -479,10 +469,8 @@ class MappedRagged(Ragged):
 
     def release(self) -> None:
         """Lets the pages that were read leave this process's memory; the system caches them."""
-        advice = getattr(mmap, "MADV_DONTNEED", None)
-        if self._mapped is not None and advice is not None:
-            with contextlib.suppress(OSError, ValueError):
-                self._mapped.madvise(advice)
+        if self._mapped is not None:
+            release_pages(self._mapped, 0, len(self._mapped))
 
 
 class SpilledRaggedStorage:

@@ -9,9 +9,9 @@ import re
 import secrets
 import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,8 @@ from sparkdl.diagnosis.report import Check, DoctorReport, worst
 from sparkdl.errors import ResourceError, SparkDLError
 from sparkdl.files.storage import check_writable, path_on_disk
 from sparkdl.launch import interrupts
-from sparkdl.launch.results import of_kind
+from sparkdl.launch.task import of_kind
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.learner.framework import running_backend
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import Network
@@ -72,46 +73,33 @@ def probed(folder: str | None, timeout_s: float) -> Iterator[ProbedFolder | None
     if folder is None:
         yield None
         return
-    found: list[ProbedFolder] = []
-    written, given_up = threading.Event(), threading.Event()
-
-    def write() -> None:
-        try:
-            found.append(_write(folder))
-        except (SparkDLError, OSError) as error:
-            said = error.received or error.what if isinstance(error, SparkDLError) else str(error)
-            found.append(ProbedFolder(folder, said))
-        written.set()
-        if given_up.is_set():  # what is written later than anyone waits for is deleted here
-            _clear(found)
-
-    threading.Thread(target=write, name="sparkdl-doctor", daemon=True).start()
-    in_time = written.wait(timeout_s)
-    probe = found[0] if in_time else ProbedFolder(folder, f"no answer within {timeout_s:g} s")
+    written = ThreadCall(lambda: _write(folder), "sparkdl-doctor").outcome
+    silent = ProbedFolder(folder, f"no answer within {timeout_s:g} s")
     try:
-        yield probe
+        yield written.result() if wait([written], timeout_s).done else silent
     finally:
-        given_up.set()
-        _clear(found)
+        written.add_done_callback(_clear)  # now, or when it is written
 
 
-def _clear(found: list[ProbedFolder]) -> None:
-    for probe in found:
-        if probe.marker is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(probe.marker)
+def _clear(written: Future[ProbedFolder]) -> None:
+    marker = written.result().marker
+    if marker is not None:
+        with contextlib.suppress(OSError):
+            os.unlink(marker)
 
 
 def _write(folder: str) -> ProbedFolder:
-    place = folder.rstrip("/")
-    check_writable(f"{place}/probe")
-    here = path_on_disk(folder)
-    if here is None:
-        return ProbedFolder(folder)
-    marker = os.path.join(here, f".sparkdl-doctor-{secrets.token_hex(8)}")
-    with open(marker, "x"):
-        pass
-    return ProbedFolder(folder, marker=marker)
+    try:
+        check_writable(f"{folder.rstrip('/')}/probe")
+        here = path_on_disk(folder)
+        if here is None:
+            return ProbedFolder(folder)
+        marker = os.path.join(here, f".sparkdl-doctor-{secrets.token_hex(8)}")
+        with open(marker, "x"):
+            return ProbedFolder(folder, marker=marker)
+    except Exception as error:
+        said = error.received or error.what if isinstance(error, SparkDLError) else str(error)
+        return ProbedFolder(folder, said)
 
 
 def check_checkpoints(
@@ -321,8 +309,6 @@ class _Examination:
         return None if value is None else str(value)
 
     def _versions(self) -> Versions:
-        import pyspark
-
         java = None
         if not running.is_connect(self.spark):
             system = self.spark.sparkContext._jvm.java.lang.System

@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import threading
 import time
 from collections.abc import Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.diagnosis import host_facts
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.spark.runs.capacity import SparkJob
 from sparkdl.spark.session.running import this_interpreter
 
@@ -139,16 +140,11 @@ def parse_answers(lines: list[str]) -> list[Executor]:
 
 def own_facts(resolve: str, timeout_s: float) -> Facts:
     """The facts of this process; of what takes longer than the limit, nothing."""
-    answers: list[Facts] = []
-    asked = threading.Thread(
-        target=lambda: answers.append(host_facts.collect({"resolve": resolve})),
-        name="sparkdl-doctor", daemon=True,
-    )  # fmt: skip
-    asked.start()
-    asked.join(timeout_s)
-    if not answers:
+    asked = ThreadCall(lambda: host_facts.collect({"resolve": resolve}), "sparkdl-doctor").outcome
+    if not wait([asked], timeout_s).done:
         raise TimeoutError(f"the driver's machine did not tell its facts within {timeout_s:g} s")
-    return answers[0]
+    facts: Facts = asked.result()
+    return facts
 
 
 def _count_executors(context: Any) -> int:

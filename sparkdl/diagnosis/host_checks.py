@@ -14,7 +14,6 @@ LEAST_DISK_BYTES = 2 << 30
 FRAMEWORK_BYTES = 1536 << 20
 """Memory of a Python worker with a framework and a small model."""
 _NEEDED = ("numpy", "pyarrow", "pandas", "cloudpickle", "sparkdl", "keras")
-_PACKAGES = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
 
 
 def check_hosts(
@@ -129,21 +128,20 @@ def _foreign_package(driver: Facts, executors: Mapping[str, Facts]) -> Check | N
 
 def check_backend(executors: Mapping[str, Facts], backend: str) -> Check:
     """Whether every executor has the framework of the driver's Keras backend."""
-    package = _PACKAGES.get(backend, backend)
-    bad = [name for name, facts in executors.items() if facts["packages"].get(package) is None]
+    bad = [name for name, facts in executors.items() if facts["packages"].get(backend) is None]
     if bad:
         return Check(
-            "backend", "error", f"no {package} on {_few(bad)}",
-            f"{package}, for the Keras backend {backend!r}",
+            "backend", "error", f"no {backend} on {_few(bad)}",
+            f"{backend}, for the Keras backend {backend!r}",
             f"pip install 'sparkdl-keras[{backend}]' there, or set KERAS_BACKEND on the driver",
         )  # fmt: skip
-    versions = sorted({str(facts["packages"][package]) for facts in executors.values()})
+    versions = sorted({str(facts["packages"][backend]) for facts in executors.values()})
     if len(versions) > 1:
         return Check(
-            "backend", "warning", f"{package} {' and '.join(versions)}", "one version everywhere",
+            "backend", "warning", f"{backend} {' and '.join(versions)}", "one version everywhere",
             "ship one environment with --archives",
         )  # fmt: skip
-    return Check("backend", "ok", f"{backend}: {package} {versions[0]}")
+    return Check("backend", "ok", f"{backend}: {backend} {versions[0]}")
 
 
 def check_horovod(driver: Facts, executors: Mapping[str, Facts], backend: str) -> Check:

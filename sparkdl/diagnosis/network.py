@@ -17,13 +17,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
 from sparkdl.diagnosis.host_facts import collect
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.results import Result
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.task import RaisingTask, RankContext, Result
+from sparkdl.launch.threads import ThreadCall
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import THIS_HOST, PortSpec, RankListening
 from sparkdl.wire.greeting import Greeter
@@ -149,12 +150,10 @@ class Answer:
     ran_s: float = 0.0
 
     def to_json(self) -> str:
-        """The counterpart of :meth:`from_json`."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Answer:
-        """The counterpart of :meth:`to_json`."""
         values = json.loads(text)
         driver = values["driver"]
         return cls(
@@ -190,7 +189,8 @@ class ProbeTask(RaisingTask):
         limit_s = self.timeout_s / 2
         turn = threading.Lock()
         gpus = rank.resources.gpus
-        counting = _Counting(self.backend, gpus, self.timeout_s) if gpus else None
+        count = partial(_count_gpus, self.backend, gpus, self.timeout_s)
+        counting = ThreadCall(count, "sparkdl-doctor").outcome if gpus else None
         to_driver = None
         if self.driver is not None:
             to_driver = Attempt(*self.driver, self.token, rank.rank, limit_s, turn)
@@ -219,28 +219,15 @@ class ProbeTask(RaisingTask):
         yield from Result(rank.rank, "probe", answer.to_json()).batches()
 
 
-class _Counting:
-    """How many of some GPUs a framework sees, found out in a process of its own."""
-
-    def __init__(self, backend: str, gpus: Sequence[str], timeout_s: float) -> None:
-        self._found: int | None = None
-        asked = (backend, gpus, timeout_s)
-        self._thread = threading.Thread(
-            target=self._count, args=asked, name="sparkdl-doctor", daemon=True
-        )
-        self._thread.start()
-
-    def _count(self, backend: str, gpus: Sequence[str], timeout_s: float) -> None:
-        visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
-        command = [sys.executable, "-c", _COUNT_GPUS[backend]]
-        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
-            ran = subprocess.run(command, env=visible, capture_output=True, timeout=timeout_s)
-            self._found = int(ran.stdout.split()[-1])
-
-    def result(self) -> int | None:
-        """The number, within the limit; None if the framework cannot tell."""
-        self._thread.join()
-        return self._found
+def _count_gpus(backend: str, gpus: Sequence[str], timeout_s: float) -> int | None:
+    """How many of some GPUs a framework sees, in a process of its own; None if it cannot tell."""
+    visible = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    command = [sys.executable, "-c", _COUNT_GPUS[backend]]
+    try:
+        ran = subprocess.run(command, env=visible, capture_output=True, timeout=timeout_s)
+        return int(ran.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
 
 
 def targets(rank: int, num_ranks: int) -> list[int]:

@@ -44,7 +44,6 @@ class DoctorReport:
 
     @property
     def status(self) -> Status:
-        """The worst status of all checks."""
         return worst(check.status for check in self.checks)
 
     def named(self, name: str) -> Check:

@@ -33,11 +33,9 @@ class StoredBytes:
 
     @property
     def nbytes(self) -> int:
-        """How many there are."""
         return os.fstat(self.file.fileno()).st_size
 
     def read(self, place: slice) -> npt.NDArray[np.uint8]:
-        """Those at a place."""
         content = os.pread(self.file.fileno(), place.stop - place.start, place.start)
         return np.frombuffer(content, np.uint8)
 
@@ -78,10 +76,6 @@ class Stateful(Protocol):
     def load_carried_state(self, state: bytes) -> None: ...
 
 
-def _no_weights() -> FloatArray:
-    return np.empty(0, np.float32)
-
-
 @dataclass(frozen=True)
 class RunState:
     """The state of a run between two epochs (of a rejoin: between two rounds).
@@ -99,7 +93,7 @@ class RunState:
     """
 
     epoch: int
-    weights: FloatArray = field(default_factory=_no_weights, repr=False)
+    weights: FloatArray = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
     optimizer: bytes = field(default=b"", repr=False)
     rule: bytes = field(default=b"", repr=False)
     carried: bytes = field(default=b"", repr=False)

@@ -106,7 +106,6 @@ def sizes_of_files(folder: str, ending: str) -> dict[str, int | None]:
 
 
 def exists(path: str) -> bool:
-    """Whether a file or folder is there."""
     file_system, inner = _resolve(path)
     with explained("read", path):
         return file_system.find(inner) is not None

@@ -27,8 +27,8 @@ from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, taking
+from sparkdl.spark.ml.training import archive_of
 from sparkdl.spark.session.frames import column_named, require_frame
 
 S = TypeVar("S", bound="ImageStage")
@@ -66,7 +66,6 @@ class ImageStage(Stage, SavedStage):
         return self._model
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         plain: dict[str, Any] = {}
         code: dict[str, Any] = {}
         for name in self.PARTS:

@@ -1,9 +1,7 @@
 """How ranks are started: one task, once per rank, as threads, processes or tasks of Spark.
 
-``task``: what a task and a launcher are, and how ranks exchange texts. ``function``: the task of
-``sparkdl.run``. ``threads``, ``child``: two launchers (Spark's is in
+``task``: what a task and a launcher are, how ranks exchange texts, and what comes back.
+``function``: the task of ``sparkdl.run``. ``threads``, ``child``: two launchers (Spark's is in
 ``spark/runs/launcher.py``), and a rank in a process of its own, with other devices. ``devices``:
-which those are. ``peers``: how ranks meet the coordinator, and are told of each other. ``results``:
-what comes back and what ranks print. ``feeds``: the rows of ``run(fn, data=...)``.
-``interrupts``: Ctrl-C on the driver.
+which those are. ``feeds``: the rows of ``run(fn, data=...)``. ``interrupts``: Ctrl-C on the driver.
 """

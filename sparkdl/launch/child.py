@@ -37,8 +37,7 @@ from sparkdl.failures import (
     one_line,
 )
 from sparkdl.launch.devices import needs_child
-from sparkdl.launch.results import Result, batch_to_bytes
-from sparkdl.launch.task import Launcher, RankContext, Ranks, Task
+from sparkdl.launch.task import Launcher, RankContext, Ranks, Result, Task, batch_to_bytes
 from sparkdl.launch.threads import LocalRanks, RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.child import ChildOutput, start_module

@@ -21,7 +21,7 @@ from sparkdl.learner.framework import lean_import, running_backend, start_backen
 from sparkdl.process.host_load import ask_nvidia
 from sparkdl.process.start_lines import start_lines_held
 
-_FRAMEWORKS = {"tensorflow": "tensorflow", "jax": "jax", "torch": "torch"}
+_FRAMEWORKS = ("tensorflow", "jax", "torch")
 _started = False
 """Whether :func:`start_framework` has started this process' framework."""
 _seen: tuple[str, ...] | None = None
@@ -186,8 +186,8 @@ def busy_gpus() -> set[str]:
 
 def _is_imported(backend: str | None) -> bool:
     """Whether this process has imported a backend's framework; with None, any."""
-    modules = _FRAMEWORKS.values() if backend is None else [_FRAMEWORKS[backend]]
-    return any(module in sys.modules for module in modules)
+    frameworks = _FRAMEWORKS if backend is None else (backend,)
+    return any(framework in sys.modules for framework in frameworks)
 
 
 @contextlib.contextmanager

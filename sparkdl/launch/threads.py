@@ -15,8 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparkdl.failures import SECONDARY_DELAY_S, Failure, RankFailure, root_cause
-from sparkdl.launch.results import Result, join_batches
-from sparkdl.launch.task import Gathering, Meeting, RankContext, Task
+from sparkdl.launch.task import Gathering, Meeting, RankContext, Result, Task, join_batches
 from sparkdl.process.closing import Closing
 from sparkdl.process.log_lines import show
 

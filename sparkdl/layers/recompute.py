@@ -100,7 +100,8 @@ class _Graph:
             if len(alive) == 1 and not again:
                 cuts.append(number)
         bounds = zip(cuts, [*cuts[1:], len(self.nodes)], strict=True)
-        return [(first, last, self._can_be_recomputed(first, last)) for first, last in bounds]
+        tables = [isinstance(node.operation, TableLayer) for node in self.nodes]
+        return [(first, last, not any(tables[first:last])) for first, last in bounds]
 
     def _alive(self, number: int) -> list[Any]:
         """The tensors that cross from the operations before this one to those from it on.
@@ -114,10 +115,6 @@ class _Graph:
             if self.last.get(id(tensor), -1) >= number
         ]
         return [t for t in crossing if id(t) not in self.outputs and t.dtype != "bool"]
-
-    def _can_be_recomputed(self, first: int, last: int) -> bool:
-        operations = [node.operation for node in self.nodes[first:last]]
-        return not any(isinstance(operation, TableLayer) for operation in operations)
 
     def joined(self, pieces: Sequence[_Piece], wanted: int) -> list[_Piece]:
         """Parts that follow each other are joined until at most ``wanted`` are recomputed."""

@@ -313,7 +313,7 @@ def require_directions(callbacks: Iterable[Any], model: keras.Model) -> None:
             asked._set_monitor_op()
         except ValueError as error:
             name, kind = callback.monitor, type(callback).__name__
-            known = [n for m in model.metrics for n in _names_of(m)]
+            known = [one.name for m in model.metrics for one in getattr(m, "metrics", []) or [m]]
             raise ConfigError(
                 f"{kind} acts on {name!r}, and nothing says whether that shall grow or fall",
                 expected="a metric of the model, whose names are " + ", ".join(map(repr, known)),
@@ -326,10 +326,6 @@ def acts_on_metric(callback: keras.callbacks.Callback) -> bool:
     """Whether a callback of Keras compares the values of a metric."""
     best = getattr(callback, "save_best_only", True)
     return bool(best) and hasattr(callback, "_set_monitor_op")
-
-
-def _names_of(metric: Any) -> list[str]:
-    return [one.name for one in getattr(metric, "metrics", [])] or [metric.name]
 
 
 def warn_of_waiting_in_vain(callbacks: Iterable[Any], *, validates: bool) -> None:

@@ -13,8 +13,7 @@ import pyarrow as pa
 from sparkdl.errors import DataError
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.launch.function import FunctionTask, connected
-from sparkdl.launch.results import Result
-from sparkdl.launch.task import QueryTask, RankContext
+from sparkdl.launch.task import QueryTask, RankContext, Result
 from sparkdl.linear.sparse_rows import Numbers, SparseRows, SparseVectors
 from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 from sparkdl.process import payload

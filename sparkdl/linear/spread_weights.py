@@ -19,6 +19,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ModelError
 from sparkdl.linear.sparse_rows import Indices, Numbers, SparseRows
 from sparkdl.settings.values import (
+    Check,
     UserSettings,
     ValueKind,
     require_not_negative,
@@ -29,18 +30,15 @@ from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import RowIndex, Slots, by_owner, grown
 
 
-def _above_zero(name: str, value: float) -> float:
-    require_positive("ftrl", name, value)
-    return float(value)
+def _number(check: Check) -> ValueKind:
+    def checked(name: str, value: float) -> float:
+        check("ftrl", name, value)
+        return float(value)
+
+    return ValueKind(checked, float)
 
 
-def _not_negative(name: str, value: float) -> float:
-    require_not_negative("ftrl", name, value)
-    return float(value)
-
-
-ABOVE_ZERO = ValueKind(_above_zero, float)
-NOT_NEGATIVE = ValueKind(_not_negative, float)
+ABOVE_ZERO, NOT_NEGATIVE = _number(require_positive), _number(require_not_negative)
 
 
 @dataclass(frozen=True)

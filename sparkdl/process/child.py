@@ -47,7 +47,6 @@ class ChildOutput:
 
     @property
     def tail(self) -> str:
-        """The last lines."""
         return "\n".join(self._lines)
 
     def finish(self, timeout_s: float = 10.0) -> bool:

@@ -86,7 +86,6 @@ class HostLoad:
 
     @classmethod
     def of_numbers(cls, numbers: object) -> HostLoad:
-        """The counterpart of :meth:`numbers`."""
         if not isinstance(numbers, list) or len(numbers) < 2 or len(numbers) % 2:
             raise ValueError("expected an even count of numbers, at least two")
         if not all(_is_percent(number) for number in numbers):

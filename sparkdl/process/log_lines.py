@@ -150,7 +150,6 @@ class LineSplitter:
         self._on_line, self._rest = on_line, b""
 
     def feed(self, data: bytes) -> None:
-        """Takes the next piece."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._emit(line)

@@ -47,7 +47,6 @@ class Filter:
         self._within, self.marked = False, False
 
     def feed(self, data: bytes) -> bytes:
-        """Takes the next piece."""
         if self.marked:
             return data
         data = self._rest + data

@@ -112,7 +112,6 @@ class CallAddress:
 
     @property
     def name(self) -> str:
-        """Host and port."""
         return f"{self.host}:{self.port}"
 
     def is_near(self) -> bool:
@@ -171,11 +170,7 @@ class CallClient:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-
-        def call(*args: object, **kwargs: object) -> Any:
-            return self._wait_for(name, args, kwargs)
-
-        return call
+        return lambda *args, **kwargs: self._wait_for(name, args, kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         """Calls the object itself."""

@@ -17,8 +17,7 @@ from sparkdl.errors import ConfigError, DataError, ResourceError, UnpicklableErr
 from sparkdl.failures import RankFailure, RanksLost
 from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest, visible_gpus
-from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import Launcher
+from sparkdl.launch.task import Launcher, Result, of_kind
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.process import payload
 from sparkdl.program.nodes import Placed, Program

@@ -20,9 +20,8 @@ from sparkdl.errors import ConfigError, ResourceError, SparkDLError, TransportEr
 from sparkdl.failures import one_line
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.peers import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.results import Capture, Result
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.function import CONNECT_TIMEOUT_S, LineSender, open_rank_session
+from sparkdl.launch.task import Capture, RaisingTask, RankContext, Result
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through
@@ -202,8 +201,7 @@ class NodeTask(RaisingTask):
         content = payload.dump(replace(self, endpoint=None))
         placement = self.devices.place(rank.resources, rank.rank)
         with ExitStack() as stack:
-            session = open_rank_session(endpoint, rank)
-            stack.callback(session.close)
+            session = stack.enter_context(open_rank_session(endpoint, rank))
             lines = LineSender(session)
             stack.callback(lines.close)
 
@@ -219,8 +217,7 @@ class NodeTask(RaisingTask):
         """The exchange of addresses; where the coordinator is, what the node prints goes there."""
         if self.endpoint is None:
             return rank.all_gather
-        session = open_rank_session(self.endpoint, rank)
-        stack.callback(session.close)
+        session = stack.enter_context(open_rank_session(self.endpoint, rank))
         lines = LineSender(session)
         stack.callback(lines.close)
         stack.enter_context(function_environment(self.devices.place(rank.resources, rank.rank)))

@@ -14,7 +14,7 @@ from sparkdl.errors import DataError
 from sparkdl.process.host_load import HostLoad, LoadMeter
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress import events
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
+from sparkdl.progress.events import EpochProgress, RunProgress
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import Spans
 from sparkdl.training.reports import MetricState

@@ -80,21 +80,22 @@ def require_int(name: str, value: object, least: int, most: int | None = None) -
     return int(number)
 
 
+def _require_kind(ok: bool, name: str, kind: str, value: object, expected: str = "") -> None:
+    if not ok:
+        raise ConfigError(
+            f"{name} must be {kind}", expected=expected or kind, received=shown(value)
+        )
+
+
 def require_above_zero(name: str, value: Any) -> float:
     """``value`` as a float if it is a number above 0, NumPy's too; raises ConfigError."""
-    if not is_number(value) or not value > 0:
-        raise ConfigError(
-            f"{name} must be a number above 0", expected="a number above 0", received=shown(value)
-        )
+    _require_kind(is_number(value) and value > 0, name, "a number above 0", value)
     return float(value)
 
 
 def require_seconds(name: str, value: Any) -> float:
     """``value`` as a plain number if it is one above 0, NumPy's too; raises ConfigError."""
-    if not is_number(value) or not value > 0:
-        raise ConfigError(
-            f"{name} must be a time above 0", expected="seconds > 0", received=shown(value)
-        )
+    _require_kind(is_number(value) and value > 0, name, "a time above 0", value, "seconds > 0")
     seconds: float = bare(value)
     return seconds
 
@@ -102,11 +103,8 @@ def require_seconds(name: str, value: Any) -> float:
 def require_flag(name: str, value: object) -> bool:
     """``value`` as a bool if it is True or False, NumPy's too; raises ConfigError."""
     flag = bare(value)
-    if not isinstance(flag, bool):
-        raise ConfigError(
-            f"{name} must be True or False", expected="True or False", received=shown(value)
-        )
-    return flag
+    _require_kind(isinstance(flag, bool), name, "True or False", value)
+    return bool(flag)
 
 
 def require_path(name: str, value: object, hint: str = "") -> str:

@@ -15,8 +15,15 @@ from sparkdl.errors import ConfigError
 from sparkdl.launch import interrupts
 from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.function import FunctionTask, call_here
-from sparkdl.launch.peers import ROLES, Distributed, Peers, check_roles, fed_ranks
+from sparkdl.launch.function import (
+    ROLES,
+    Distributed,
+    FunctionTask,
+    Peers,
+    call_here,
+    check_roles,
+    fed_ranks,
+)
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.network import NETWORK_OF_RANKS, Network
 from sparkdl.settings.values import (

@@ -162,8 +162,7 @@ def start_stream_fit(
     """
     folder = str(checkpoint_dir).rstrip("/")
     checkpoints = Checkpoints.at(f"{folder}/model")
-    if checkpoints is None:  # never: a folder was given
-        raise ConfigError("fit_stream needs a folder", expected="a path", received="None")
+    assert checkpoints is not None  # a folder was given
     optimizer = trained.model.optimizer
     if not optimizer.built:  # else the first file would lack its state
         optimizer.build(trained.model.trainable_variables)

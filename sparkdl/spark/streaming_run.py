@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
 from sparkdl.coordinator.driver_client import DriverClient
-from sparkdl.coordinator.store import Store
+from sparkdl.coordinator.group import Store
 from sparkdl.errors import SparkDLError, WaitTimeoutError
-from sparkdl.launch.feeds.stream_store import StreamStore
+from sparkdl.launch.feeds.stream_feed import StreamStore
 from sparkdl.launch.function import Returned
 from sparkdl.spark.runs.function_stage import StageWatcher
 from sparkdl.spark.runs.stream_feeding import BatchFeeder, Destination

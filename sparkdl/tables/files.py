@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -31,10 +31,8 @@ from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.arrow_file_system import open_regular
 from sparkdl.files.file_system import DamagedFileError
-from sparkdl.tables.admission import Counts
-from sparkdl.tables.hashing import Hashes, Ids, mix64
-from sparkdl.tables.index import Slots, hash_range, in_order
-from sparkdl.tables.rules import RowRule
+from sparkdl.tables.hashing import mix64
+from sparkdl.tables.index import hash_range, in_order
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
 
 Array = npt.NDArray[Any]
@@ -44,45 +42,29 @@ FORMAT = {"format": 1, "hash": "splitmix64", "block_rows": BLOCK_ROWS}
 _MAX_JSON_BYTES = 1 << 26  # room for the checksums of 20 billion rows
 _MAX_CLOCK = (1 << 63) - 1
 _THREAD = "sparkdl-table-writer"
+_NO_LOCK = contextlib.nullcontext()
 _TYPES = {"ids": "<i8", "values": "<f4", "state": "<f4", "meta": "<u4", "waiting": "<i8"}
 
 
-class WritableRows(Protocol):
-    """The rows of a store, as :func:`write_part` reads them."""
-
-    @property
-    def settings(self) -> dict[str, object]:
-        """See :class:`RowStore`, like the others."""
-
-    @property
-    def dim(self) -> int: ...
-
-    @property
-    def rule(self) -> RowRule: ...
-
-    @property
-    def tracks(self) -> bool: ...
-
-    @property
-    def clock(self) -> int: ...
-
-    def waiting_ids(self) -> tuple[Ids, Counts]: ...
-
-    def slots(self, since: int | None = None) -> tuple[Slots, Hashes]: ...
-
-    def rows_at(self, slots: Slots) -> TableRows: ...
-
-
 def write_part(
-    store: WritableRows, folder: str, rank: int, ranks: int, since: int | None = None
+    store: RowStore,
+    folder: str,
+    rank: int,
+    ranks: int,
+    since: int | None = None,
+    *,
+    clock: int | None = None,
+    lock: contextlib.AbstractContextManager[object] = _NO_LOCK,
 ) -> None:
     """Writes the rows of one rank, in blocks: no copy of the table is made.
 
     Args:
-        store: The rows that ``rank`` owns. It must not change meanwhile.
+        store: The rows that ``rank`` owns. It changes meanwhile under ``lock`` alone.
         folder: A path or URI that all ranks see, without a manifest (:func:`discard`).
         rank: The rank that owns these rows.
         since: Only rows that had a gradient after that step of the clock; None: all.
+        clock: The clock that is written: all ranks write the same. None: the store's.
+        lock: Lock of the store, held where rows are read; it may be taken again and again.
 
     Raises:
         ResourceError: The folder cannot be written, or has a table already.
@@ -93,8 +75,10 @@ def write_part(
             expected="a folder without a manifest", received=MANIFEST,
             hint="discard(folder) on one rank, before the others write",
         )  # fmt: skip
-    slots, hashes = store.slots(since)
-    waiting = np.stack([a.astype(np.int64) for a in store.waiting_ids()], axis=1)
+    clock = store.clock if clock is None else clock
+    with lock:
+        slots, hashes = store.slots(since)
+        waiting = np.stack([a.astype(np.int64) for a in store.waiting.export()], axis=1)
     shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
     prefix = f"{folder}/{_name(rank, ranks)}"
     outputs = {n: _Output(f"{prefix}.{n}.npy", shape, _TYPES[n]) for n, shape in shapes.items()}
@@ -102,7 +86,8 @@ def write_part(
         with ThreadPoolExecutor(1, _THREAD) as writer:  # beside the copy of the next block
             written: Future[None] | None = None
             for block in in_order(slots, hashes, BLOCK_ROWS):
-                columns = _columns(store.rows_at(block))
+                with lock:
+                    columns = _columns(store.rows_at(block))
                 if written is not None:
                     written.result()
                 written = writer.submit(_write_block, outputs, columns)
@@ -117,7 +102,7 @@ def write_part(
         for output in outputs.values():
             output.close()
     part = {"rows": len(slots), "waiting": len(waiting), "checksums": checksums}
-    table = {"settings": store.settings, "clock": store.clock, "since": since, "ranks": ranks}
+    table = {"settings": store.settings, "clock": clock, "since": since, "ranks": ranks}
     _write_json(f"{prefix}.json", {**FORMAT, **table, "part": part})
 
 

@@ -317,10 +317,6 @@ class RowStore:
             slots = slots[self._meta[slots, 1] > since]
         return slots, mix64(self._index.ids(slots))
 
-    def waiting_ids(self) -> tuple[Ids, Counts]:
-        """The ids that were seen too seldom for a row, sorted by hash, and how often each was."""
-        return self.waiting.export()
-
     def rows_at(self, slots: Slots) -> TableRows:
         """A copy of the rows at some of :meth:`slots`."""
         ids, values = self._index.ids(slots), self._values.take(slots, axis=0)

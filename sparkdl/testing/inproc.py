@@ -125,7 +125,6 @@ class InprocServer(Closing):
         return Session(self.opener(), limits, rank=rank, attempt=attempt, timeouts=timeouts)
 
     def driver(self) -> DriverClient:
-        """The driver's connection."""
         return DriverClient(self.opener(), self.dispatcher.limits)
 
     def close(self) -> None:

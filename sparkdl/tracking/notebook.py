@@ -46,9 +46,8 @@ class _Picture(ABC):
         _require("matplotlib")
         self._every_s, self._clock = every_s, clock
         self._given_show = show
-        self._show = show or _cell_output()
-        self._due = self._rested = 0.0
         self._text = ""
+        self._begin()
 
     def _begin(self) -> None:
         self._due = self._rested = 0.0
@@ -104,21 +103,11 @@ class NotebookCurves(_Picture):
 
     wants_progress = True
 
-    def __init__(
-        self,
-        *,
-        every_s: float = 2.0,
-        show: Callable[[bytes, str], None] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(every_s=every_s, show=show, clock=clock)
-        self._points: dict[str, list[tuple[float, list[float]]]] = {}
-        self._epochs = 0
-
     def handle(self, event: events.Event) -> None:
         match event:
             case events.TrainingBegan():
-                self._points, self._epochs = {}, event.epochs
+                self._points: dict[str, list[tuple[float, list[float]]]] = {}
+                self._epochs = event.epochs
                 self._begin()
             case events.WorkersJoined() if not self._points:
                 s = "" if event.workers == 1 else "s"

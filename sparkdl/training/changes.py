@@ -48,7 +48,6 @@ class VariableChanges:
 
     @property
     def keys(self) -> frozenset[tuple[str, int]]:
-        """Which variables they are of."""
         return frozenset(
             [("model", i) for i in self.model] + [("optimizer", i) for i in self.optimizer]
         )

@@ -53,7 +53,6 @@ class Usage:
 
     @property
     def total_s(self) -> float:
-        """Seconds since the task began."""
         return sum(self.seconds.values())
 
 
@@ -148,7 +147,6 @@ class Spans:
             yield PHASES[int(index)], float(start), float(end - start)
 
     def to_bytes(self) -> bytes:
-        """For :meth:`from_bytes`."""
         edges = [self.began_at, self.end_s]
         return np.concatenate([edges, self.starts, self.phases]).astype("<f8").tobytes()
 

@@ -35,7 +35,6 @@ class Report:
 
 
 def no_metrics() -> MetricState:
-    """The metric state of nobody."""
     return np.empty(0, np.float64)
 
 

@@ -80,11 +80,8 @@ PATIENCE = 3
 """Trials that may fail before any has succeeded; then the search ends with the first error."""
 
 
-class SegmentTraining(Protocol):
-    """A segment that is ready to train, in any thread."""
-
-    def __call__(self) -> Mapping[str, float]:
-        """Trains it, writes its checkpoint, and returns the metrics of the last epoch."""
+SegmentTraining = Callable[[], Mapping[str, float]]
+"""Trains a segment, in any thread: writes its checkpoint, returns the last epoch's metrics."""
 
 
 class TrialTrainer(Protocol):

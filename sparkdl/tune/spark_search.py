@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import time
 import uuid
@@ -324,7 +325,7 @@ def search(
     if curves_take_the_bars_place(verbose):
         trackers.append(GuardedSink(NotebookTrials()))
     elif verbosity(verbose):
-        show = _Lines(study)
+        show = functools.partial(_print_line, study)
 
     def tell(event: Event) -> None:
         for tracker in trackers:
@@ -377,7 +378,7 @@ def _check_kinds(metric: object, searcher: object, timeout_s: object, settings: 
 def _recipe(
     build: Build | TrainingStage, params: StageParams | None, data: Any, seed: int, slots: int,
     settings: Mapping[str, Any] | None, arguments: Mapping[str, Any],
-) -> BuildRecipe | StageRecipe:  # fmt: skip
+) -> Recipe:  # fmt: skip
     if isinstance(build, TrainingStage):
         given = [name for name, value in arguments.items() if value is not None]
         given += ["settings"] * (settings is not None) + ["params=None"] * (params is None)
@@ -437,22 +438,14 @@ def _at_once(asked: int | str, slots_per_trial: int, spark: object) -> int:
     return max(1, slots // slots_per_trial)
 
 
-class _Lines:
-    """Prints a line whenever a trial was compared."""
-
-    def __init__(self, study: Study) -> None:
-        self._study = study
-
-    def __call__(self, trial: int, score: float) -> None:
-        record = next(r for r in self._study.records if r.number == trial)
-        best = self._study.best_trial
-        name = self._study.goal.metric
-        value = record.metrics[record.epochs][name]
-        params = ", ".join(
-            f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in record.params.items()
-        )
-        print(
-            f"trial {trial}: epoch {record.epochs}, {name} {value:.4f} "
-            f"(best {self._study.best_value:.4f}, trial {best.number}) {params}",
-            flush=True,
-        )
+def _print_line(study: Study, trial: int, score: float) -> None:
+    record = next(r for r in study.records if r.number == trial)
+    name = study.goal.metric
+    params = ", ".join(
+        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in record.params.items()
+    )
+    print(
+        f"trial {trial}: epoch {record.epochs}, {name} {record.metrics[record.epochs][name]:.4f} "
+        f"(best {study.best_value:.4f}, trial {study.best_trial.number}) {params}",
+        flush=True,
+    )

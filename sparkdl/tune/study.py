@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +45,6 @@ def dispensable(
     return [r for r in ended if r.number not in kept and r.kept]
 
 
-class EnsembleOf(Protocol):
-    """Makes one model of several."""
-
-    def __call__(self, models: list[keras.Model], voting: str) -> keras.Model: ...
-
-
 class Study(Closing):
     """The trials of a search, best first, and the models of the best.
 
@@ -64,7 +58,7 @@ class Study(Closing):
         journal: Journal,
         goal: Goal,
         load: Callable[[TrialRecord], keras.Model],
-        ensemble_of: EnsembleOf,
+        ensemble_of: Callable[[list[keras.Model], str], keras.Model],
         *,
         temporary: TemporaryFolder | None,
     ) -> None:

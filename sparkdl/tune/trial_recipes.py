@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.learner.framework import seed_everything
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.trained import FittedStage, Trained
-from sparkdl.spark.ml.training import TrainingStage
+from sparkdl.spark.ml.training import TrainingStage, archive_of
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Trial
 
@@ -37,13 +36,6 @@ class TrialFit:
     arguments: Mapping[str, Any]
 
 
-class Recipe(Protocol):
-    """Makes what a trial trains, the same for the same trial each time."""
-
-    def make(self, trial: Trial) -> TrialFit:
-        """Calls the user's function, on the driver."""
-
-
 class BuildRecipe:
     """The model of the user's ``build``; a hyper-parameter ``batch_size`` is the batch size.
 
@@ -61,6 +53,7 @@ class BuildRecipe:
         self._settings, self._arguments = settings, arguments
 
     def make(self, trial: Trial) -> TrialFit:
+        """Calls the user's function, on the driver; the same for the same trial each time."""
         seed_everything(self._seed + trial.number)
         model = self._build(trial)
         settings, arguments = {**self._settings}, {**self._arguments}
@@ -108,6 +101,10 @@ class StageRecipe:
         _refuse([name for name in params if name in _SEARCHERS])
         copied: TrainingStage = self._estimator.copy()
         return copied.setParams(**params)
+
+
+Recipe = BuildRecipe | StageRecipe
+"""Makes what a trial trains."""
 
 
 class StageStudy(Study):

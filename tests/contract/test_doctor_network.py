@@ -16,7 +16,7 @@ from sparkdl.diagnosis import network
 from sparkdl.diagnosis.cluster_checks import check_probe
 from sparkdl.diagnosis.network import Answer, Attempt, Echo, ProbeTask
 from sparkdl.errors import ResourceError
-from sparkdl.launch.results import of_kind
+from sparkdl.launch.task import of_kind
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.wire.hosts import reachable_host
 from sparkdl.wire.proving import BUSY, TOKEN_BYTES

@@ -21,8 +21,8 @@ from sparkdl.learner.callback_sink import CallbackSink
 from sparkdl.learner.state.metric_state import metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model, write_model
 from sparkdl.learner.state.optimizer_state import load_optimizer_state
+from sparkdl.progress.events import progress_of
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.progress.run_progress import progress_of
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer

@@ -29,8 +29,7 @@ import pyarrow as pa
 
 from sparkdl import SparkModel
 from sparkdl.failures import RankFailure
-from sparkdl.launch.results import Result, join
-from sparkdl.launch.task import Task
+from sparkdl.launch.task import Result, Task, join
 from sparkdl.learner.signature import model_signature
 from sparkdl.process import payload
 from sparkdl.process.closing import Closing

@@ -30,7 +30,7 @@ from sparkdl.failures import (
     failure_in,
     folded,
 )
-from sparkdl.launch.peers import DriverUnreachableError
+from sparkdl.launch.function import DriverUnreachableError
 from sparkdl.launch.task import QueryTask, RankContext
 from sparkdl.transport.frames import error_from_meta, error_to_meta
 from sparkdl.weights import NotFiniteError

@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
-from sparkdl.files.packed_arrays import pack_arrays
+from sparkdl.files.archive_parts import pack_arrays
 from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.flat import FlatOptimizer, Made, State
 from sparkdl.rules.rule import Rule
@@ -157,19 +157,6 @@ class Exchange:
         array[-1] = float(rows > 0)
         self.all_reduce(array, "weighted", rows)
         return bool(array[-1] > 0.0)
-
-    def add(self, rows: int) -> bool:
-        """Sums the trained section over the ranks that have rows; the statistics become their mean.
-
-        Returns:
-            Whether any rank had rows.
-        """
-        if not self.average(self.tail, rows):
-            return False
-        if not rows:
-            self.trained.fill(0.0)
-        self.all_reduce(self.trained, "sum")
-        return True
 
     def all_gather(self, array: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
         """Every rank's array, counted."""

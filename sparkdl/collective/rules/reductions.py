@@ -125,7 +125,12 @@ class Sum(ExchangeRule):
 
 class SumGradientExchange(GradientExchange):
     def reduce(self, rows: int) -> bool:
-        return self.add(rows)
+        if not self.average(self.tail, rows):
+            return False
+        if not rows:
+            self.trained.fill(0.0)
+        self.all_reduce(self.trained, "sum")
+        return True
 
 
 @dataclass(frozen=True)

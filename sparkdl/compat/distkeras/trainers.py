@@ -23,7 +23,7 @@ from sparkdl.rules import AEASGD as AEASGDRule
 from sparkdl.rules import EAMSGD as EAMSGDRule
 from sparkdl.rules import Experimental as ExperimentalRule
 from sparkdl.settings.call_arguments import lists_its_arguments
-from sparkdl.spark.ml.parts import archive_of
+from sparkdl.spark.ml.training import archive_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -26,9 +26,9 @@ from sparkdl.settings.values import FLAG, require_objects, shown, whole
 from sparkdl.spark.forms.fields import is_number
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_model
-from sparkdl.spark.ml.parts import archive_of
 from sparkdl.spark.ml.stage import ParamSpec, Stage, has_params, plain, taking, text
 from sparkdl.spark.ml.trained import FittedStage, Trained
+from sparkdl.spark.ml.training import archive_of
 from sparkdl.spark.mllib import check_classes
 from sparkdl.spark.session.frames import require_frame
 
@@ -163,6 +163,19 @@ def _getter(name: str) -> Callable[[Any], Any]:
     return lambda self: self.getOrDefault(name)
 
 
+def _deprecated_setter(name: str) -> Callable[[Any, str], Any]:
+    def set_to(self: Any, value: str) -> Any:
+        warnings.warn(
+            f"set{name[0].upper()}{name[1:]} is deprecated; pass {name}= to the constructor",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return self._set(**{name: value})
+
+    set_to.__doc__ = f"Deprecated, as in Elephas: pass ``{name}=`` to the constructor."
+    return set_to
+
+
 class _ElephasStage(Stage):
     """The base of both stages: a model's architecture as JSON, and custom objects."""
 
@@ -206,25 +219,9 @@ class _ElephasStage(Stage):
         with making_models:
             return model_from_json(config, self._custom_objects)
 
-    def _renamed(self: S, name: str, value: str) -> S:
-        warnings.warn(
-            f"set{name[0].upper()}{name[1:]} is deprecated; pass {name}= to the constructor",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        return self._set(**{name: value})
-
-    def setFeaturesCol(self: S, value: str) -> S:
-        """Deprecated, as in Elephas: pass ``featuresCol=`` to the constructor."""
-        return self._renamed("featuresCol", value)
-
-    def setLabelCol(self: S, value: str) -> S:
-        """Deprecated, as in Elephas: pass ``labelCol=`` to the constructor."""
-        return self._renamed("labelCol", value)
-
-    def setOutputCol(self: S, value: str) -> S:
-        """Deprecated, as in Elephas: pass ``outputCol=`` to the constructor."""
-        return self._renamed("outputCol", value)
+    setFeaturesCol = _deprecated_setter("featuresCol")
+    setLabelCol = _deprecated_setter("labelCol")
+    setOutputCol = _deprecated_setter("outputCol")
 
     def get_config(self) -> dict[str, Any]:
         """The Params that have a value, by name."""

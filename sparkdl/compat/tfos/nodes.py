@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from sparkdl.collective.current import current
 from sparkdl.compat.tfos.board import BoardRequest, board_of
 from sparkdl.compat.tfos.TFManager import TFManager
 from sparkdl.compat.tfos.TFNode import TFNodeContext
+from sparkdl.data.feed import RowFeed
 from sparkdl.errors import DataError, WaitTimeoutError
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.threads import ThreadCall
@@ -122,23 +123,10 @@ def _wrong_count(expected: str, received: str) -> DataError:
 MapFunction = Callable[[Any, TFNodeContext], object]
 
 
-class FedRows(Protocol):
-    """The part of a rank's feed that a node needs."""
-
-    def next_arrow(self, batch_size: int) -> pa.Table | None:
-        """The next rows; None if there are no more."""
-
-    def should_stop(self) -> bool:
-        """Whether there are no more rows."""
-
-    def terminate(self) -> None:
-        """Gives no more rows."""
-
-
 class RankElements:
     """The pickled elements of a rank's feed, as :mod:`~sparkdl.compat.tfos.TFManager` reads it."""
 
-    def __init__(self, rows: FedRows) -> None:
+    def __init__(self, rows: RowFeed) -> None:
         self._rows = rows
         self.should_stop, self.terminate = rows.should_stop, rows.terminate
 
@@ -166,7 +154,7 @@ def call_node(
 
 
 def call_fed_node(
-    rows: FedRows,
+    rows: RowFeed,
     map_fun: MapFunction,
     tf_args: object,
     facts: ClusterFacts,

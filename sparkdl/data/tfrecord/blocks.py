@@ -71,7 +71,6 @@ class Block:
         return len(self.starts)
 
     def slice(self, start: int, stop: int) -> Block:
-        """The records from ``start`` to ``stop``."""
         part = slice(start, stop)
         return Block(
             self.buffer, self.starts[part], self.lengths[part], self.name, self.first + start,

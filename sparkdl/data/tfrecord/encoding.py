@@ -20,10 +20,9 @@ import pyarrow.compute as pc
 
 from sparkdl.data.plain_arrow import is_any_list
 from sparkdl.data.tfrecord import loops
-from sparkdl.data.tfrecord.decoding import RecordType, depth_of, kind_of
+from sparkdl.data.tfrecord.decoding import ListKind, RecordType, depth_of, kind_of
 from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES
 from sparkdl.data.tfrecord.loops import PADDING, Bytes, Positions
-from sparkdl.data.tfrecord.messages import ListKind
 from sparkdl.errors import DataError
 
 

@@ -9,9 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.tfrecord.blocks import Block
-from sparkdl.data.tfrecord.decoding import BYTE_ARRAY_COLUMN, RecordType, are_texts
+from sparkdl.data.tfrecord.decoding import (
+    BYTE_ARRAY_COLUMN,
+    ByteSpans,
+    Entries,
+    FieldReader,
+    ListKind,
+    RecordType,
+    are_texts,
+)
 from sparkdl.data.tfrecord.framing import broken
-from sparkdl.data.tfrecord.messages import ByteSpans, Entries, FieldReader, ListKind
 from sparkdl.errors import DataError
 
 

@@ -132,7 +132,6 @@ _masked_crc = _masked_crc_by_instruction if HAS_INSTRUCTION else _masked_crc_by_
 
 @njit(cache=True, nogil=True)
 def masked_crcs(buffer, starts, lengths):
-    """The masked CRC-32C of each span of bytes."""
     crcs = np.empty(len(starts), np.uint32)
     for i in range(len(starts)):
         crcs[i] = _masked_crc(buffer, starts[i], starts[i] + lengths[i])
@@ -236,7 +235,6 @@ def walk(buffer, starts, ends, out):
 
 @njit(cache=True, nogil=True)
 def copy_spans(source, starts, lengths, target, target_starts):
-    """Copies spans of bytes to their places in ``target``."""
     for i in range(len(starts)):
         _copy(source, starts[i], target, target_starts[i], lengths[i])
 
@@ -270,7 +268,6 @@ def read_varints(buffer, starts, lengths, values, counts):
 
 @njit(cache=True, nogil=True)
 def write_varints(values, target, starts):
-    """Writes each value as a varint to its place."""
     for i in range(len(values)):
         value, to = values[i], starts[i]
         while value >= np.uint64(0x80):

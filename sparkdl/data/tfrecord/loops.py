@@ -155,7 +155,6 @@ class Fields(NamedTuple):
     end: Positions
 
     def where(self, chosen: npt.NDArray[np.bool_] | Positions) -> Fields:
-        """Some of them."""
         return Fields(*(column[chosen] for column in self))
 
 

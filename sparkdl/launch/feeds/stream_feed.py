@@ -1,29 +1,36 @@
-"""``StreamFeed``: the rows of a rank where they have no end, and who takes them in."""
+"""``StreamFeed``: the rows of a rank where they have no end, and who takes them in.
+
+And what driver and ranks tell each other meanwhile: no rows, only where these are.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.coordinator.blobs import Assembly, chunked
+from sparkdl.coordinator.group import Group, Store, Work, Worker
 from sparkdl.data.feed import Columns, Feed, RowSpool, size_of
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.feeding import FunctionFeed
-from sparkdl.launch.feeds.stream_store import StreamKind
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import RankListening
 from sparkdl.settings.values import require_int
 from sparkdl.transport.address import Address, Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import (
+    Body,
     ByteArray,
     Flag,
+    FrameKind,
     FrameLimits,
     Kind,
     Message,
@@ -36,14 +43,155 @@ from sparkdl.transport.service import BufferedService, Replies
 from sparkdl.wire.hosts import rank_addresses
 from sparkdl.wire.tls import Certificate
 
+LONGEST_WAIT_S = 5.0
+"""Seconds after which a rank that waits for rows is answered; it asks again, and knows us alive."""
+Told = dict[str, int | bool]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A micro-batch that the ranks have received.
+
+    Args:
+        number: Number of the offer, from 0 in each run.
+        batch_id: Spark's number of the micro-batch.
+        rows: Rank -> rows that it gives to its function.
+        attempts: Rank -> the attempt of the task that sent them.
+    """
+
+    number: int
+    batch_id: int
+    rows: Mapping[int, int]
+    attempts: Mapping[int, int]
+
+
+class StreamKind(FrameKind):
+    """The frames that feed ranks from a stream."""
+
+    NEXT_ROWS = 48  # a rank says where it listens, asks for rows, or takes none any more
+    OFFER = 49  # driver: the ranks have the rows of a micro-batch; or there are no more
+    ROWS = 50, Body.CHUNK  # rows on their way to a rank
+
+
+class StreamStore(Store):
+    """The ranks' addresses, the rows that they are offered, and those that they have taken.
+
+    Ranks ask over connections of their own beside their session, which carries their lines.
+    """
+
+    limits = FrameLimits(kinds=kinds_of(StreamKind))
+    kinds = frozenset({StreamKind.NEXT_ROWS, StreamKind.OFFER})
+
+    def __init__(self) -> None:
+        self.addresses: dict[int, tuple[str, int]] = {}
+        """Rank -> where it listens for rows."""
+        self.taken: dict[int, int] = {}
+        """Rank -> number of the last offer whose rows its function has taken, all of them."""
+        self.left: set[int] = set()
+        """Ranks whose function takes no more rows."""
+        self.began_again: set[int] = set()
+        """Ranks that listen for the second time: what they had been sent is gone."""
+        self._offer: Offer | None = None
+        self._ended = False
+        self._asking: dict[int, tuple[Worker, float]] = {}
+
+    def attach(self, group: Group) -> None:
+        super().attach(group)
+        self._changed = threading.Condition(group.lock)
+
+    def offer(self, offer: Offer | None) -> Message:
+        """Makes an offer, or ends all (None); the frame that the driver sends to tell the ranks."""
+        with self._group.lock:
+            if offer is None:
+                self._ended = True
+            else:
+                self._offer = offer
+        return Message(StreamKind.OFFER)
+
+    def wait_for(self, happened: Callable[[], bool], timeout_s: float) -> bool:
+        """Waits until something is so; False if it is not within the time."""
+        with self._changed:
+            return self._changed.wait_for(happened, timeout_s)
+
+    def receive(self, connection: int, message: Message) -> Work | None:
+        group = self._group
+        if message.kind is StreamKind.OFFER:
+            if message.rank != -1:
+                raise ProtocolError(
+                    "only the driver offers rows", expected="rank -1",
+                    received=f"rank {message.rank}",
+                )  # fmt: skip
+            group.answer(connection, Message(Kind.OK))
+            self._answer_all()
+            return None
+        worker = group.workers.get(message.rank)
+        if worker is None or worker.attempt != message.attempt:
+            raise ProtocolError(
+                f"rank {message.rank} asks for rows and has not met the others",
+                expected="HELLO of the same attempt first",
+                received=f"a request of attempt {message.attempt}",
+            )
+        self._listen(message)
+        if "taken" in message.meta:
+            self._asking[connection] = worker, group.now
+            self._answer(connection)
+        else:
+            group.answer_beside(connection, Message(Kind.OK), worker)
+        self._changed.notify_all()
+        return None
+
+    def _listen(self, message: Message) -> None:
+        rank, meta = message.rank, message.meta
+        try:
+            if "port" in meta:
+                address = str(meta["host"]), int(meta["port"])
+                if self.addresses.setdefault(rank, address) != address:
+                    self.began_again.add(rank)
+            for name in {"taken", "done"} & set(meta):
+                self.taken[rank] = int(meta[name])
+            if meta.get("left"):
+                self.left.add(rank)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(
+                "a malformed request for rows", expected="numbers", received=str(error)
+            ) from error
+
+    def disconnect(self, connection: int) -> None:
+        self._asking.pop(connection, None)
+
+    def expire(self) -> None:
+        now = self._group.now
+        for connection, (_, since) in list(self._asking.items()):
+            if now - since > LONGEST_WAIT_S:
+                self._tell(connection, {})
+
+    def _answer_all(self) -> None:
+        for connection in list(self._asking):
+            self._answer(connection)
+
+    def _answer(self, connection: int) -> None:
+        rank = self._asking[connection][0].rank
+        offer = self._offer
+        if offer is not None and offer.number > self.taken[rank]:
+            told: Told = {"number": offer.number, "batch_id": offer.batch_id}
+            told["rows"] = offer.rows.get(rank, 0)
+            told["attempt"] = offer.attempts.get(rank, 0)
+            self._tell(connection, told)
+        elif self._ended:
+            self._tell(connection, {"end": True})
+
+    def _tell(self, connection: int, told: Told) -> None:
+        worker, _ = self._asking.pop(connection)
+        self._group.answer_beside(connection, Message(Kind.OK, meta=dict(told)), worker)
+
+
 _MOST_BYTES = 1 << 36
 _SEND_BYTES = 8 << 20
 """The bytes of rows that travel together, roughly."""
 _TASK_TIMEOUTS = Timeouts(connect_s=10.0, reconnect_s=5.0, reply_s=120.0)
 
 
-def _assembly() -> Assembly:
-    return Assembly("rows of a stream", _MOST_BYTES)
+_assembly = partial(Assembly, "rows of a stream", _MOST_BYTES)
 
 
 @dataclass

@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import FunctionType
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
 
+from sparkdl.data.columns import ColumnSpec
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import lenient_constructors, making_models
 from sparkdl.learner.custom_objects import (
@@ -176,21 +177,8 @@ _ROWS = (5, 3)
 _FREE_DIMENSION = 4
 
 
-class Labels(Protocol):
-    """The form of the labels of one output (a :class:`sparkdl.data.ColumnSpec`)."""
-
-    @property
-    def shape(self) -> tuple[int | None, ...]: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def one_hot(self) -> int | None: ...
-    @property
-    def num_classes(self) -> int | None: ...
-
-
 def check_metrics_add_up(
-    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, Labels]
+    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, ColumnSpec]
 ) -> None:
     """Refuses metrics whose variables must not be summed. The metrics must be built.
 
@@ -271,7 +259,7 @@ def _no_sum(model: keras.Model, metric: keras.Metric, received: str) -> ModelErr
 
 
 def _made_up(
-    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, Labels]
+    model: keras.Model, x: Mapping[str, Any], labels: Mapping[str, ColumnSpec]
 ) -> list[tuple[list[Any], list[Any]]]:
     """Two batches: for each, the labels and the predictions by number of the output."""
     rng = np.random.default_rng(0)
@@ -292,7 +280,7 @@ def _made_up(
 
 
 def _labels(
-    rng: np.random.Generator, rows: int, spec: Labels, output: tuple[int | None, ...] | None
+    rng: np.random.Generator, rows: int, spec: ColumnSpec, output: tuple[int | None, ...] | None
 ) -> npt.NDArray[Any]:
     """Labels, as wide as the output where they do not say how wide they are."""
     known = spec.shape

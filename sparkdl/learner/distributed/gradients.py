@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,6 @@ from sparkdl.failures import carried
 
 OPS = {"average": "mean", "sum": "sum"}
 _reducers: weakref.WeakKeyDictionary[Communicator, int] = weakref.WeakKeyDictionary()
-
-
-class GradientReducer(Protocol):
-    """Joins the gradients of a step over all ranks; every rank calls it at the same steps."""
-
-    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
-        """The gradients joined, each in its own shape and dtype; None stays None."""
 
 
 def make_reducer(
@@ -82,8 +76,11 @@ def as_dense(gradient: Any) -> Any:
     return gradient.to_dense() if getattr(gradient, "is_sparse", False) else gradient
 
 
-class _CommunicatorReducer:
-    """The base of all backends: one flat NumPy array in, the joined one out."""
+class GradientReducer(ABC):
+    """Joins the gradients of a step over all ranks; every rank calls it at the same steps.
+
+    The base of all backends: one flat NumPy array in, the joined one out.
+    """
 
     def __init__(
         self, communicator: Communicator, op: str, compression: str, sparse_as_dense: bool
@@ -91,6 +88,10 @@ class _CommunicatorReducer:
         self._communicator, self._op = communicator, OPS[op]
         self._wire = SUM_DTYPES[compression] if compression != Raw.name else None
         self._sparse_as_dense = sparse_as_dense
+
+    @abstractmethod
+    def __call__(self, gradients: Sequence[Any]) -> list[Any]:
+        """The gradients joined, each in its own shape and dtype; None stays None."""
 
     def _reduce(self, array: object) -> Any:
         """Flat array -> its reduction over the ranks, in the same dtype."""
@@ -110,7 +111,7 @@ def _by_dtype(gradients: Sequence[Any], name: Callable[[Any], str]) -> dict[str,
     return dict(sorted(groups.items()))
 
 
-class _TensorFlowReducer(_CommunicatorReducer):
+class _TensorFlowReducer(GradientReducer):
     """Through ``tf.numpy_function``, which a graph runs in the order of the program."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
@@ -195,7 +196,7 @@ class _HorovodReducer(_TensorFlowReducer):
         return rows, places
 
 
-class _JaxReducer(_CommunicatorReducer):
+class _JaxReducer(GradientReducer):
     """Through an ordered ``io_callback``; sparse gradients are made dense."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:
@@ -216,7 +217,7 @@ class _JaxReducer(_CommunicatorReducer):
         return joined
 
 
-class _TorchReducer(_CommunicatorReducer):
+class _TorchReducer(GradientReducer):
     """Outside of any graph, through CPU memory; sparse gradients are made dense."""
 
     def __call__(self, gradients: Sequence[Any]) -> list[Any]:

@@ -12,7 +12,6 @@ import contextlib
 import difflib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -30,22 +29,6 @@ from sparkdl.training.reports import MetricState
 _BY_SHAPE = {"loss": ("crossentropy", "ce"), "metric": ("accuracy", "acc")}
 """Names for which ``compile`` itself chooses by the shapes of labels and outputs."""
 _LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl")
-
-
-def compile_mistake(
-    model: keras.Model, y: Mapping[str, Any], error: Exception
-) -> ModelError | None:
-    """The mistake in loss or metrics behind Keras' error about one batch.
-
-    Args:
-        model: Compiled.
-        y: Output name -> anything with the ``shape`` of a batch of labels.
-        error: Raised when Keras built the loss and the metrics for the batch.
-
-    Returns:
-        None if neither is to blame: the batch does not fit the model or a loss of Keras.
-    """
-    return _unknown_name(model) or _failed_part(model, y, error)
 
 
 def _unknown_name(model: keras.Model) -> ModelError | None:
@@ -83,8 +66,12 @@ def _knows(module: Any, name: str) -> bool:
     return True
 
 
-def _failed_part(model: keras.Model, y: Mapping[str, Any], error: Exception) -> ModelError | None:
-    """Blames the metric, or the loss of the user's own, in whose methods the error was raised."""
+def _failed_part(model: keras.Model, y: Arrays, error: Exception) -> ModelError | None:
+    """Blames the metric, or the loss of the user's own, in whose methods the error was raised.
+
+    Returns:
+        None if neither is to blame: the batch does not fit the model or a loss of Keras.
+    """
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     part = next((p for p in (f.f_locals.get("self") for f in frames) if _is_part(p)), None)
     own = part is not None and not comes_with_keras(getattr(part, "_fn", getattr(part, "fn", part)))
@@ -137,7 +124,7 @@ def build_metrics(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Array
             _build_on_zeros(model, x, y, sample_weight)
     except Exception as error:
         _build_again(model)
-        mistake = compile_mistake(model, y, error)
+        mistake = _unknown_name(model) or _failed_part(model, y, error)
         if mistake is None:
             raise
         raise mistake from error
@@ -208,17 +195,13 @@ def _metrics_by_name(model: keras.Model) -> dict[str, Any]:
             outputs = outputs if struct is None else struct
             compiled.build(outputs, outputs)
         for metric in compiled.metrics:
-            metric.result = partial(_itself, metric)  # Keras gives results their names
+            metric.result = lambda metric=metric: metric  # Keras gives results their names
         try:
             named |= compiled.result()
         finally:
             for metric in compiled.metrics:
                 del metric.result
     return named
-
-
-def _itself(metric: keras.Metric) -> Any:
-    return metric
 
 
 def flatten_arrays(arrays: Iterable[npt.ArrayLike]) -> npt.NDArray[np.float64]:

@@ -19,6 +19,18 @@ Array = npt.NDArray[Any]
 
 
 @contextlib.contextmanager
+def overlaid(thing: object, **functions: object) -> Iterator[None]:
+    """Within, an object of Keras' has other functions in place of those of its class."""
+    for name, function in functions.items():  # not setattr: Keras' own would track them
+        object.__setattr__(thing, name, function)
+    try:
+        yield
+    finally:
+        for name in functions:
+            object.__delattr__(thing, name)
+
+
+@contextlib.contextmanager
 def captured_gradients(model: keras.Model, share: object = None) -> Iterator[list[tuple[Any, Any]]]:
     """Within, a model's optimizer takes no step: ``(gradient, variable)`` pairs are listed instead.
 
@@ -50,16 +62,8 @@ def captured_gradients(model: keras.Model, share: object = None) -> Iterator[lis
         apply(grads)
         return trainable_variables, optimizer_variables
 
-    # Not setattr: Keras' own would look at the functions as if they were variables.
-    object.__setattr__(optimizer, "apply", apply)
-    object.__setattr__(optimizer, "stateless_apply", stateless_apply)
-    object.__setattr__(optimizer, "scale_loss", scale_loss)
-    try:
+    with overlaid(optimizer, apply=apply, stateless_apply=stateless_apply, scale_loss=scale_loss):
         yield captured
-    finally:
-        object.__delattr__(optimizer, "apply")
-        object.__delattr__(optimizer, "stateless_apply")
-        object.__delattr__(optimizer, "scale_loss")
 
 
 def _divided(gradient: Any, variable: keras.Variable, share: Any) -> Any:

@@ -210,16 +210,18 @@ class JaxLearner(KerasLearner):
         self.layout.check(out)
         trainable, non_trainable, _, _ = self._state
         trained = _chosen(trainable, self._trained_at)
-        self._copy_to_host(self._concat(trained, self._averages(non_trainable)), out)
+        averaged = _chosen(non_trainable, self._averaged_at)
+        self._copy_to_host(self._concat(trained, averaged), out)
 
     def write_weights(self, flat: FloatArray) -> None:
         self.layout.check(flat)
         parts = self._split(self._given(flat))
-        present = [*_chosen(self._state[0], self._trained_at), *self._averages(self._state[1])]
+        trainable, non_trainable, _, _ = self._state
+        present = _chosen(trainable, self._trained_at) + _chosen(non_trainable, self._averaged_at)
         parts = [_more_exact(old, new) for old, new in zip(present, parts, strict=True)]
         trained, averages = parts[: len(self.trained)], parts[len(self.trained) :]
-        trainable = _replaced(self._state[0], self._trained_at, trained)
-        self._set(trainable, self._with_averages(self._state[1], averages))
+        trainable = _replaced(trainable, self._trained_at, trained)
+        self._set(trainable, _replaced(non_trainable, self._averaged_at, averages))
 
     def _given(self, flat: FloatArray) -> Any:
         if jax.default_backend() == "cpu":  # which reads NumPy memory in place, and later
@@ -236,12 +238,6 @@ class JaxLearner(KerasLearner):
             group, index = self._place[id(variable)]
             groups[group][index] = jnp.array(value, groups[group][index].dtype)
         self._set(*groups)
-
-    def _averages(self, non_trainable: list[Any]) -> list[Any]:
-        return _chosen(non_trainable, self._averaged_at)
-
-    def _with_averages(self, non_trainable: list[Any], averages: list[Any]) -> list[Any]:
-        return _replaced(non_trainable, self._averaged_at, averages)
 
     def _trace_concat(self, trained: list[Any], averaged: list[Any]) -> Any:
         return jnp.concatenate([jnp.ravel(v).astype(jnp.float32) for v in (*trained, *averaged)])
@@ -339,7 +335,7 @@ class JaxLearner(KerasLearner):
             jnp.zeros(v.shape, jnp.float32) if g is None else g
             for g, v in zip(gradients, self.trained, strict=True)
         ]
-        flat = self._trace_concat(parts, self._averages(after[1]))
+        flat = self._trace_concat(parts, _chosen(after[1], self._averaged_at))
         return (flat, after[1], after[3], [v for _, v in overwriting(captured)]), found
 
     def apply_gradients(self, flat: FloatArray) -> None:
@@ -348,7 +344,7 @@ class JaxLearner(KerasLearner):
         trainable, optimizer, averages = self._apply(
             trainable, optimizer, self._given(flat), self.known
         )
-        self._set(trainable, self._with_averages(non_trainable, averages), optimizer)
+        self._set(trainable, _replaced(non_trainable, self._averaged_at, averages), optimizer)
 
     def _trace_apply(
         self, trainable: list[jax.Array], optimizer: list[jax.Array], flat: jax.Array,

@@ -78,7 +78,8 @@ def sums_stay(
         ModelError: The whole loss is a sum that Keras' losses do not know of, or both a sum and a
             mean.
     """
-    rows = _first_rows(stack, _ROWS)
+    count = min(_ROWS, stack.num_rows // stack.num_batches)
+    rows = _with_arrays(stack, lambda array: array[:1, :count], count)
     as_sums = np.array([1.0 if c else 2.0 for c in counted], np.float32)
     with _without_chance():
         twice = gradient(_repeated(rows, 2), None)
@@ -108,11 +109,6 @@ def sums_stay(
 def _equal(a: FloatArray, b: FloatArray, limit: float) -> bool:
     size = max(float(np.linalg.norm(a)), float(np.linalg.norm(b)))
     return not np.isfinite(size) or float(np.linalg.norm(a - b)) <= limit * size
-
-
-def _first_rows(stack: BatchStack, most: int) -> BatchStack:
-    count = min(most, stack.num_rows // stack.num_batches)
-    return _with_arrays(stack, lambda array: array[:1, :count], count)
 
 
 def _repeated(stack: BatchStack, times: int) -> BatchStack:

@@ -175,13 +175,7 @@ class TensorFlowLearner(KerasLearner):
             return run_eagerly
 
         def run(x: object, y: object, sample_weight: object, num_batches: tf.Tensor) -> Any:
-            def body(index: tf.Tensor) -> tuple[tf.Tensor]:
-                step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
-                return (index + 1,)
-
-            tf.while_loop(
-                lambda index: index < num_batches, body, (tf.constant(0),), parallel_iterations=1
-            )
+            _trace_batches(step, (x, y, sample_weight), tf.constant(0), num_batches)
             return (self._trace_concat() if with_weights else tf.constant(0)), None
 
         return self._shaped(run, 1, jit_compile=self._jit)
@@ -206,13 +200,9 @@ class TensorFlowLearner(KerasLearner):
         def run(
             x: object, y: object, sample_weight: object, num_batches: tf.Tensor, window: tf.Tensor
         ) -> tuple[tf.Tensor, None]:
-            def batch(index: tf.Tensor, end: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-                self._train_step(pack_batch(*map_arrays(lambda t: t[index], (x, y, sample_weight))))
-                return index + 1, end
-
             def windows(index: tf.Tensor) -> tuple[tf.Tensor]:
                 end = tf.minimum(index + window, num_batches)
-                tf.while_loop(lambda i, end: i < end, batch, (index, end), parallel_iterations=1)
+                _trace_batches(self._train_step, (x, y, sample_weight), index, end)
                 self._trace_exchange()
                 return (end,)
 
@@ -566,6 +556,18 @@ class TensorFlowLearner(KerasLearner):
             self.layout, reducer.in_graph.wire, reducer.parts,
             checks=reducer.in_graph.checks_gradients,
         )  # fmt: skip
+
+
+def _trace_batches(
+    step: Callable[[Any], Any], data: tuple[Any, ...], first: tf.Tensor, end: tf.Tensor
+) -> None:
+    """Traces a loop: a step with each batch of a stack from ``first`` to before ``end``."""
+
+    def body(index: tf.Tensor) -> tuple[tf.Tensor]:
+        step(pack_batch(*map_arrays(lambda t: t[index], data)))
+        return (index + 1,)
+
+    tf.while_loop(lambda index: index < end, body, (first,), parallel_iterations=1)
 
 
 def _tensor_or_none(array: FloatArray | None) -> tf.Tensor | None:

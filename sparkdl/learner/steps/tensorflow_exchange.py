@@ -20,6 +20,7 @@ from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from sparkdl.failures import carried
 from sparkdl.learner.state.synchronized_norms import synchronized_layers
+from sparkdl.learner.steps.captured_gradients import overlaid
 from sparkdl.learner.steps.denominators import factors
 from sparkdl.training.learning import Reducer
 from sparkdl.training.parts import Leaving, fill_part, leaving
@@ -236,13 +237,10 @@ class SynchronizedMoments:
 
     def trace(self, step: Callable[[Any], Any], batch: object) -> None:
         """Traces a step, whose layers make their sums."""
-        for layer in self.layers:  # not setattr, which would track it
-            object.__setattr__(layer, "_moments", partial(self._moments, layer))
-        try:
-            step(batch)
-        finally:
+        with contextlib.ExitStack() as stack:
             for layer in self.layers:
-                object.__delattr__(layer, "_moments")
+                stack.enter_context(overlaid(layer, _moments=partial(self._moments, layer)))
+            step(batch)
         if self.layers:
             tf.numpy_function(carried(self._end), [], tf.float32)
 

@@ -28,6 +28,7 @@ from sparkdl.learner.steps.captured_gradients import (
     captured_gradients,
     gradients_to_apply,
     match_gradients,
+    overlaid,
     overwriting,
 )
 from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed, forward_terms
@@ -147,11 +148,8 @@ class TorchLearner(KerasLearner):
         if any(getattr(kind, name) is not getattr(keras.Model, name) for name in own):
             yield
             return
-        object.__setattr__(self.model, "get_metrics_result", dict)
-        try:
+        with overlaid(self.model, get_metrics_result=dict):
             yield
-        finally:
-            object.__delattr__(self.model, "get_metrics_result")
 
     def _set_training(self, mode: bool) -> None:
         """The flag of ``torch.nn.Module``, for plain PyTorch layers inside a Keras model."""

@@ -118,7 +118,8 @@ class RowsOfWorker(Closing):
                 ids, gradients, counts = merged(ids, gradients, counts)
             if loss_scale != 1.0:
                 gradients = gradients / np.float32(loss_scale)
-            clocks = [earliest(known) for known in zip(*(p.clocks for p in of), strict=True)]
+            known = zip(*(pull.clocks for pull in of), strict=True)
+            clocks = [min((c for c in each if c != NO_CLOCK), default=NO_CLOCK) for each in known]
             steps.append(RowPush(table, ids, gradients, counts, None, clocks))
         self._pulls.forget()
         return steps
@@ -197,11 +198,6 @@ class RoundRows(RowsOfWorker):
         steps = self._take_step(1.0) if progress.rows else []
         self._pulls.forget()
         self._link.put_aside(steps, progress, sequence)
-
-
-def earliest(clocks: Sequence[int]) -> int:
-    """The least of some clocks of one shard that are known."""
-    return min((clock for clock in clocks if clock != NO_CLOCK), default=NO_CLOCK)
 
 
 def _no_classes(table: str) -> ConfigError:

@@ -14,47 +14,17 @@ from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, RowsAheadError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import NO_CLOCK, Mask, PushReply, RowPush, pack_reply, unpack_push
-from sparkdl.tables.admission import Counts
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.files import write_part
-from sparkdl.tables.hashing import Hashes, Ids
-from sparkdl.tables.index import Slots
+from sparkdl.tables.hashing import Ids
 from sparkdl.tables.service import TableSpec
-from sparkdl.tables.store import RowStore, TableRows, merged
+from sparkdl.tables.store import merged
 from sparkdl.transport.frames import Flag, Kind, Message
 from sparkdl.transport.service import Metric
 
 _STALE = "Steps of other workers between a pull of rows and their push"
 _MOST_PIECES = 1 << 14
 """Most frames in which a worker's part of a round may come."""
-
-
-class _Guarded:
-    """A store that is written to files while others push: a block at a time is copied.
-
-    Args:
-        lock: Lock of the table; held where the rows are read.
-        clock: The clock that is written: all shards write the same.
-    """
-
-    def __init__(
-        self, store: RowStore, lock: contextlib.AbstractContextManager[object], clock: int
-    ) -> None:
-        self._store, self._lock, self.clock = store, lock, clock
-        self.settings, self.dim = store.settings, store.dim
-        self.rule, self.tracks = store.rule, store.tracks
-
-    def waiting_ids(self) -> tuple[Ids, Counts]:
-        with self._lock:
-            return self._store.waiting_ids()
-
-    def slots(self, since: int | None = None) -> tuple[Slots, Hashes]:
-        with self._lock:
-            return self._store.slots(since)
-
-    def rows_at(self, slots: Slots) -> TableRows:
-        with self._lock:
-            return self._store.rows_at(slots)
 
 
 class _Changed:
@@ -380,8 +350,8 @@ class TableService:
                 )  # fmt: skip
             with lock if leaves else contextlib.nullcontext():
                 inner = contextlib.nullcontext() if leaves else lock
-                guarded = _Guarded(store, inner, clock)
-                write_part(guarded, reference.folder_of(name), self._number, self._count)
+                folder = reference.folder_of(name)
+                write_part(store, folder, self._number, self._count, clock=clock, lock=inner)
         return Message(Kind.OK)
 
     def _table(self, name: object) -> str:

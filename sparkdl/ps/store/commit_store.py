@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from sparkdl.codecs import Compression
-from sparkdl.coordinator.group import Group, Wait, Worker
-from sparkdl.coordinator.store import Entry, Work
+from sparkdl.coordinator.group import Entry, Group, Wait, Work, Worker
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.rules.rule import Rule

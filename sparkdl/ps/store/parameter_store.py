@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkdl.codecs import Compression
-from sparkdl.coordinator.group import Group, Worker
-from sparkdl.coordinator.store import Store, Work
+from sparkdl.coordinator.group import Group, Store, Work, Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import COMMITS, StoreKind, limits_of
 from sparkdl.ps.store.center import Center

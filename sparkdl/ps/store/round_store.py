@@ -9,8 +9,7 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import chunk_reply
-from sparkdl.coordinator.group import Group, Worker
-from sparkdl.coordinator.store import Entry, Work
+from sparkdl.coordinator.group import Entry, Group, Work, Worker
 from sparkdl.errors import TransportError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore

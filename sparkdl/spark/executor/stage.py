@@ -138,7 +138,6 @@ class TaskFile:
     name: str
 
     def read(self) -> bytes:
-        """The task; on an executor."""
         from pyspark import SparkFiles
 
         with open(SparkFiles.get(self.name), "rb") as file:

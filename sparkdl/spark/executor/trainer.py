@@ -22,8 +22,7 @@ from sparkdl.errors import Cause, WorkerError
 from sparkdl.failures import Failure, RanksLost
 from sparkdl.files.run_state import RunState
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.results import Result, failed, of_kind
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RankContext, Result, failed, of_kind
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.process.host_load import TRAINING_DESCRIPTORS, require_descriptors
 from sparkdl.process.log_lines import boxed_lines
@@ -107,7 +106,6 @@ class TrainTask:
 
     @property
     def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.backend, self.use_gpu)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -13,8 +13,12 @@ from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.file_system import FileSystem
 from sparkdl.files.listing import FoundFile, find_files
 from sparkdl.files.storage import SCHEME, explained
-from sparkdl.spark.files.connect import ConnectFileSystem, is_local_warehouse
-from sparkdl.spark.files.hadoop import HadoopFileSystem, jvm_called
+from sparkdl.spark.files.hadoop import (
+    ConnectFileSystem,
+    HadoopFileSystem,
+    is_local_warehouse,
+    jvm_called,
+)
 from sparkdl.spark.session.running import is_connect
 
 _HADOOPS = frozenset({"hdfs", "dbfs", "abfs", "abfss", "wasb", "wasbs", "s3a", "viewfs"})

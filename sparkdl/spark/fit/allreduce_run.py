@@ -24,8 +24,8 @@ from sparkdl.coordinator.telemetry import sum_states
 from sparkdl.errors import TransportError
 from sparkdl.files.run_state import RunState
 from sparkdl.learner.framework import running_backend
+from sparkdl.progress.events import EpochProgress, RunProgress, progress_of
 from sparkdl.progress.monitor import Command
-from sparkdl.progress.run_progress import EpochProgress, RunProgress, progress_of
 from sparkdl.settings.network import require_encryptable
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state

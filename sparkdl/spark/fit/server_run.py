@@ -16,8 +16,8 @@ from sparkdl.coordinator.driver_client import DriverClient, open_driver
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
 from sparkdl.files.run_state import RunState
+from sparkdl.progress.events import RunProgress, progress_of
 from sparkdl.progress.monitor import Command
-from sparkdl.progress.run_progress import RunProgress, progress_of
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of

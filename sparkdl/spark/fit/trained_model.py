@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkdl.errors import ConfigError, DataError, ModelError
+from sparkdl.files.archive_parts import pack_arrays
 from sparkdl.files.checkpoints import Checkpoint, Checkpoints
 from sparkdl.files.model_file import read_config
-from sparkdl.files.packed_arrays import pack_arrays
 from sparkdl.files.run_state import RunState
 from sparkdl.layers.local_rows import StoredRows
 from sparkdl.learner.archives.archive import load_state, model_bytes

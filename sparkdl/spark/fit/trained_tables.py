@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.results import Result
-from sparkdl.launch.task import RankContext, ReturningTask
+from sparkdl.launch.task import RankContext, Result, ReturningTask
 from sparkdl.settings.values import require_int
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.runs.launcher import run_on_partitions

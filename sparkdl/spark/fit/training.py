@@ -13,7 +13,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
 from sparkdl.files.run_state import RunState
 from sparkdl.launch import interrupts
-from sparkdl.launch.results import Result, failures_of
+from sparkdl.launch.task import Result, failures_of
 from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
 from sparkdl.spark.fit.trained_model import TrainedModel

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.files.run_state import RunState
+from sparkdl.progress.events import RunProgress
 from sparkdl.progress.monitor import Command
-from sparkdl.progress.run_progress import RunProgress
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.training.phases import ServerUsage
 from sparkdl.training.syncing import Strategy

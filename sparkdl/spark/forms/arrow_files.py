@@ -232,11 +232,8 @@ def parquet_pieces(shard: FileShard, columns: FileColumns) -> list[ParquetPiece]
     there = metadata.num_row_groups
     numbers = range(there) if shard.row_groups is None else shard.row_groups
     if numbers and max(numbers) >= there:
-        raise DataError(
-            f"{path} has lost rows since the driver looked at it",
-            expected=f"a row group with the number {max(numbers)}", received=f"{there} row groups",
-            hint="write new data into a new folder",
-        )  # fmt: skip
+        expected = f"a row group with the number {max(numbers)}"
+        raise lost_rows(path, expected, f"{there} row groups")
     joined: list[list[int]] = []
     room = 0
     for number in numbers:
@@ -269,6 +266,14 @@ def _parquet(
         return pq.ParquetFile(stream, metadata=metadata, buffer_size=1 << 20, pre_buffer=pre_buffer)
     except (OSError, pa.ArrowException) as error:
         raise _broken(path, error, "a sound Parquet file") from error
+
+
+def lost_rows(path: str, expected: str, received: str) -> DataError:
+    """The error of a file that was changed while it was read."""
+    return DataError(
+        f"{path} has lost rows since the driver looked at it", expected=expected, received=received,
+        hint="write new data into a new folder",
+    )  # fmt: skip
 
 
 def _broken(path: str, error: Exception, expected: str = _ARROW) -> DataError:

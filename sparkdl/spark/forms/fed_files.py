@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from sparkdl.data.plain_arrow import FileColumns, unwrapped
 from sparkdl.data.shards import Pieces, read_files
-from sparkdl.errors import DataError
 from sparkdl.files.arrow_file_system import NoFileSystemError
 from sparkdl.files.listing import FoundFile
 from sparkdl.files.streams import is_local
@@ -20,6 +19,7 @@ from sparkdl.spark.files.worker_paths import files_for_workers
 from sparkdl.spark.forms.arrow_files import (
     FileShard,
     arrow_facts,
+    lost_rows,
     parquet_facts,
     parquet_pieces,
     read_arrow,
@@ -122,11 +122,7 @@ class FileRows:
                 yield pa.RecordBatch.from_arrays(columns, names=self.schema.names)
             if not count:
                 return
-        raise DataError(
-            f"{path} has lost rows since the driver looked at it",
-            expected=f"{count} more of its rows", received="the file's end",
-            hint="write new data into a new folder",
-        )  # fmt: skip
+        raise lost_rows(path, f"{count} more of its rows", "the file's end")
 
 
 def _as_type(column: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -73,9 +73,6 @@ class FrameForm(Form):
             ) from None  # fmt: skip
         return self.data
 
-    def numbered(self, spark: object = None) -> Any:
-        return self.frame(spark)
-
     def open(self, signature: Signature, columns: Columns) -> Source:
         frame: Any = self.numbered()
         schema, places = frame.schema, places_in(frame)

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from sparkdl.launch.results import batch_to_bytes
+from sparkdl.launch.task import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
 

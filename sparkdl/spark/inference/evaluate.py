@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
@@ -15,11 +15,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparkdl.config import UseGpu
-from sparkdl.data import Batch, Batches, DataSpec, decode, read_partition, rows_from_numpy
+from sparkdl.data import Batches, DataSpec, decode, read_partition, rows_from_numpy
+from sparkdl.data.batches import stack_of
 from sparkdl.errors import DataError
 from sparkdl.launch.devices import DeviceRequest, start_framework
-from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import RankContext, ReturningTask
+from sparkdl.launch.task import RankContext, Result, ReturningTask, of_kind
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.signature import Signature
@@ -32,8 +32,6 @@ from sparkdl.training.learning import BatchStack
 
 if TYPE_CHECKING:
     from sparkdl.learner.steps.keras_learner import KerasLearner
-
-Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -55,7 +53,6 @@ class EvaluateTask(ReturningTask):
 
     @property
     def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.backend, self.use_gpu)
 
     def learner(self, rank: RankContext) -> KerasLearner:
@@ -140,7 +137,7 @@ def evaluation_stacks(
             count = together if done >= _ALONE and left >= together * batch_size else 1
             count = min(count, count if most is None else most - done)
             rows = min(count * batch_size, left)
-            yield _stack_of(decode(record.slice(start, rows), spec, row + start), count)
+            yield stack_of(decode(record.slice(start, rows), spec, row + start), count)
             start, done = start + rows, done + count
         row += record.num_rows
 
@@ -160,14 +157,6 @@ def _is_stackable(spec: DataSpec, batch_size: int) -> bool:
         return False
     row_bytes = 8 * sum(math.prod(d or 0 for d in shape) for shape in shapes)
     return _TOGETHER * batch_size * row_bytes <= _MOST_BYTES
-
-
-def _stack_of(batch: Batch, count: int) -> BatchStack:
-    def stacked(arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
-        return {name: a.reshape(count, -1, *a.shape[1:]) for name, a in arrays.items()}
-
-    weight = None if batch.sample_weight is None else stacked(batch.sample_weight)
-    return BatchStack(stacked(batch.x), stacked(batch.y), weight, count, batch.num_rows)
 
 
 def evaluate_arrays(

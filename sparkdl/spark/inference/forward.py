@@ -57,7 +57,6 @@ class ForwardTask(QueryTask):
 
     @property
     def devices(self) -> DeviceRequest:
-        """The model's backend, on the GPUs that Spark gives."""
         return DeviceRequest(self.archive.archive.backend, self.use_gpu)
 
 

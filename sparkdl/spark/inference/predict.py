@@ -21,7 +21,7 @@ from sparkdl.learner.prediction.model_source import LAYER
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.process import payload
-from sparkdl.settings.values import shown
+from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.executor.stage import content_of, run_task
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.rdds import rdd_features, stack_inputs
@@ -38,10 +38,7 @@ from sparkdl.spark.inference.forward import (
 from sparkdl.spark.inference.function import append_results
 from sparkdl.spark.inference.output_columns import Form, OutputColumn, require_new, with_nulls
 from sparkdl.spark.runs.launcher import ship
-from sparkdl.spark.session.running import (
-    require_running,
-    with_this_interpreter,
-)
+from sparkdl.spark.session.running import require_running, with_this_interpreter
 
 Names = str | Mapping[str, str] | None
 """A column for the model's only output, or output name -> column; None for no column."""
@@ -87,10 +84,9 @@ class PredictionChoice:
                 "layers must say what to call the columns", expected="layer name -> column",
                 received=shown(self.layers), hint="layers={'avg_pool': 'embedding'}",
             )  # fmt: skip
-        if self.dtype not in (None, *DTYPES):
-            raise UnknownNameError("dtype of predictions", self.dtype, DTYPES)
-        if self.handle_invalid not in HANDLE_INVALID:
-            raise UnknownNameError("handle_invalid", self.handle_invalid, HANDLE_INVALID)
+        if self.dtype is not None:
+            require_name("dtype of predictions", self.dtype, DTYPES)
+        require_name("handle_invalid", self.handle_invalid, HANDLE_INVALID)
 
     @property
     def invalid(self) -> HandleInvalid:

@@ -27,17 +27,11 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import model_signature
 from sparkdl.settings.values import require_name, shown
 from sparkdl.spark.inference.output_columns import Form, OutputColumn
-from sparkdl.spark.ml.parts import archive_of
-from sparkdl.spark.ml.stage import (
-    LOGITS_PARAM,
-    ParamSpec,
-    check_thresholds,
-    columns,
-    has_params,
-)
+from sparkdl.spark.ml.stage import LOGITS_PARAM, ParamSpec, check_thresholds, columns, has_params
 from sparkdl.spark.ml.trained import FittedStage, Trained
 from sparkdl.spark.ml.training import (
     TrainingStage,
+    archive_of,
     check_labels,
     check_number,
     only_output,
@@ -137,15 +131,12 @@ class KerasEstimator(
 
     def setLabelCol(self: E, value: object) -> E:
         """Sets :py:attr:`labelCol`, or with a list or dict :py:attr:`labelCols`."""
-        if isinstance(value, str) or value is None:
-            return self._set(labelCol=value, labelCols=None)
-        return self._set(labelCols=value)
+        return self._set_columns("labelCol", "labelCols", value)
 
     @property
     def labels(self) -> Any:
         """The column of labels, several, or output name -> either."""
-        several = self.getOrDefault("labelCols")
-        return self.getOrDefault("labelCol") if several is None else several
+        return self._columns_in("labelCol", "labelCols")
 
     @property
     def weights(self) -> Any:
@@ -224,14 +215,11 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
 
     def setInputCol(self: T, value: object) -> T:
         """Sets :py:attr:`inputCol`, or with a list or dict :py:attr:`featuresCols`."""
-        if isinstance(value, str) or value is None:
-            return self._set(inputCol=value, featuresCols=None)
-        return self._set(featuresCols=value)
+        return self._set_columns("inputCol", "featuresCols", value)
 
     @property
     def features(self) -> Any:
-        several = self.getOrDefault("featuresCols")
-        return self.getOrDefault("inputCol") if several is None else several
+        return self._columns_in("inputCol", "featuresCols")
 
     def _base_name(self) -> str:
         return str(self.getOrDefault("outputCol"))

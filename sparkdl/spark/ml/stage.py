@@ -213,7 +213,6 @@ def _accessor(name: str, method: str, owner: str) -> Callable[..., Any]:
 
 
 def text(value: object) -> str:
-    """A string."""
     if not isinstance(value, str):
         raise TypeError("a string")
     return value
@@ -379,12 +378,19 @@ class ColumnsStage(Stage):
 
     def setFeaturesCol(self: C, value: Any) -> C:
         """Sets :py:attr:`featuresCol`, or with a list or dict :py:attr:`featuresCols`."""
-        if isinstance(value, str) or value is None:
-            return self._set(featuresCol=value, featuresCols=None)
-        return self._set(featuresCols=value)
+        return self._set_columns("featuresCol", "featuresCols", value)
 
     @property
     def features(self) -> Any:
         """The columns that the model reads: a column, several, or input name -> either."""
-        several = self.getOrDefault("featuresCols")
-        return self.getOrDefault("featuresCol") if several is None else several
+        return self._columns_in("featuresCol", "featuresCols")
+
+    def _set_columns(self: C, one: str, several: str, value: object) -> C:
+        """Sets a Param of one column, or that of several columns in its place."""
+        if isinstance(value, str) or value is None:
+            return self._set(**{one: value, several: None})
+        return self._set(**{several: value})
+
+    def _columns_in(self, one: str, several: str) -> Any:
+        columns = self.getOrDefault(several)
+        return self.getOrDefault(one) if columns is None else columns

@@ -94,12 +94,10 @@ class TrainingSummary:
         return figure
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return {**asdict(self), "transports": list(self.transports)}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TrainingSummary:
-        """The counterpart of :meth:`to_json`."""
         return cls(**{**saved, "transports": tuple(saved["transports"])})
 
 
@@ -204,7 +202,6 @@ class FittedStage(ColumnsStage, SavedStage):
 
     @property
     def hasSummary(self) -> bool:
-        """Whether :attr:`summary` is there."""
         return self.trained.summary is not None
 
     @property
@@ -289,14 +286,12 @@ class FittedStage(ColumnsStage, SavedStage):
         )  # fmt: skip
 
     def content(self) -> StageContent:
-        """The parts that are saved beside the Params."""
         trained = self.trained
         plain = {} if trained.summary is None else {"summary": trained.summary.to_json()}
         code = {} if trained.decoder is None else {"decoder": trained.decoder}
         return StageContent(plain, trained.archive, code)
 
     def take(self, loaded: Loaded) -> None:
-        """The counterpart of :meth:`content`."""
         found = load_source(loaded)
         if found is None:
             return

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from sparkdl.coordinator.driver_client import CoordinatorHost, DriverClient
+from sparkdl.coordinator.group import Store
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Store
 from sparkdl.errors import Cause, ConfigError, ResourceError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch import interrupts

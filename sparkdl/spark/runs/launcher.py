@@ -12,8 +12,7 @@ from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, failure_in, root_cause
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.launch.results import RESULT_SCHEMA, Result, failures_of, join
-from sparkdl.launch.task import Task
+from sparkdl.launch.task import RESULT_SCHEMA, Result, Task, failures_of, join
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
 from sparkdl.spark.forms.shared_rows import SharedRows
@@ -32,7 +31,7 @@ from sparkdl.spark.session.versions import arrow_stage
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
-from sparkdl.launch.results import CHUNK_BYTES, Row
+from sparkdl.launch.task import CHUNK_BYTES, Row
 
 RESULT_BYTES = 32 << 20
 """Bytes that come in one job, if each row is as large as it can be."""
@@ -173,7 +172,6 @@ class SparkRanks:
         return self._stage.wait(timeout_s)
 
     def results(self) -> list[Result]:
-        """The ranks' results; see :class:`sparkdl.launch.task.Ranks`."""
         error = self._stage.error
         if error is None:
             # PySpark takes rows that were cut off for all of them: the JVM must still be there.

@@ -16,10 +16,8 @@ from sparkdl.data.feed import Uneven, equal_rows
 from sparkdl.errors import SparkDLError, TransportError, WaitTimeoutError
 from sparkdl.failures import RankFailure, is_secondary
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.feeds.stream_feed import send_rows
-from sparkdl.launch.feeds.stream_store import Offer, StreamStore
-from sparkdl.launch.results import Result, of_kind
-from sparkdl.launch.task import RaisingTask, RankContext
+from sparkdl.launch.feeds.stream_feed import Offer, StreamStore, send_rows
+from sparkdl.launch.task import RaisingTask, RankContext, Result, of_kind
 from sparkdl.spark.runs.launcher import SparkLauncher
 
 

@@ -15,7 +15,7 @@ from sparkdl.data.feed import size_of
 from sparkdl.data.plain_arrow import plain_type
 from sparkdl.data.shards import FolderTypes
 from sparkdl.errors import ResourceError
-from sparkdl.launch.results import batch_to_bytes
+from sparkdl.launch.task import batch_to_bytes
 from sparkdl.spark.session.running import context_of, this_interpreter
 
 if TYPE_CHECKING:

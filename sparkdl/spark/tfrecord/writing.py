@@ -23,6 +23,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.files import streams
 from sparkdl.files.listing import escaped
 from sparkdl.files.streams import create_output
+from sparkdl.process.closing import Closing
 from sparkdl.spark.session.versions import arrow_schema_of
 from sparkdl.spark.tfrecord.options import TFRecordOptions
 
@@ -79,14 +80,11 @@ class TFRecordWriter:
         for one in written:
             for name in one.files:
                 streams.move(f"{one.folder}/{name}", f"{self._top}/{name}")
-        self._forget()
+        self.abort()
         create_output(f"{self._top}/_SUCCESS").close()
 
     def abort(self) -> None:
-        """Deletes what the tasks wrote."""
-        self._forget()
-
-    def _forget(self) -> None:
+        """Deletes what the tasks wrote, but what was committed."""
         streams.delete_folder(self._job)
         place = streams.place_of(f"{self._top}/_temporary")
         from pyarrow import fs
@@ -148,7 +146,7 @@ class _Files:
         return raw
 
 
-class _Deflated:
+class _Deflated(Closing):
     """Writes a zlib stream."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -161,12 +159,6 @@ class _Deflated:
         if not self._raw.closed:
             self._raw.write(self._packer.flush())
             self._raw.close()
-
-    def __enter__(self) -> _Deflated:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _by_folder(batch: pa.RecordBatch, names: Sequence[str]) -> Iterator[tuple[str, pa.RecordBatch]]:

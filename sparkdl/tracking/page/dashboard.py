@@ -26,8 +26,7 @@ from sparkdl.process.closing import Closing
 from sparkdl.settings.values import require_int
 from sparkdl.tracking import sinks
 from sparkdl.tracking.page.book import RunBook
-from sparkdl.transport.http.gateway import GreetedServer, Members
-from sparkdl.wire.greeting import Greeter
+from sparkdl.transport.http.gateway import GreetedServer
 from sparkdl.wire.listening import listen, token_matches
 
 if TYPE_CHECKING:
@@ -117,52 +116,6 @@ class _QuietServer(GreetedServer):
 
     def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
         """Says nothing."""
-
-
-class PageServer(Closing):
-    """Serves a book until it is closed.
-
-    Raises:
-        ResourceError: The port is not free, or the address not this host's.
-    """
-
-    def __init__(self, book: RunBook, host: str, port: int) -> None:
-        self.token = secrets.token_urlsafe(24)
-        self._book = book
-        self._closing = threading.Event()
-        try:
-            listener = listen(host, port)
-        except ResourceError as error:
-            raise ResourceError(
-                f"the page cannot be served on {host!r}, port {port}",
-                expected="a free port on an address of this host", received=error.received,
-                hint="port=0 takes any free one",
-            ) from error  # fmt: skip
-        self.port: int = listener.getsockname()[1]
-        members = Members(listener)
-        self._server = _QuietServer(
-            members, make_app(book, self.token, self._closing),
-            numthreads=_THREADS, shutdown_timeout=2,
-        )  # fmt: skip
-        self._server.prepare()
-        self._greeter = Greeter(
-            listener, lambda connection: FirstPageRequest(connection, self.token),
-            members.put, peeks=True, name="sparkdl-page-greeter",
-        )  # fmt: skip
-        self._thread = threading.Thread(target=self._server.serve, name="sparkdl-page", daemon=True)
-        self._thread.start()
-
-    @property
-    def closed(self) -> bool:
-        """Whether :meth:`close` was called."""
-        return self._closing.is_set()
-
-    def close(self) -> None:
-        self._closing.set()  # first: a tab whose stream ends comes back at once
-        self._book.end_listeners()
-        self._greeter.close()
-        self._server.stop()
-        self._thread.join(10)
 
 
 def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
@@ -261,24 +214,43 @@ class Dashboard(Closing):
 
     Attributes:
         url: The link, with the token that the page wants.
+
+    Raises:
+        ResourceError: The port is not free, or the address not this host's.
     """
 
     def __init__(self, book: RunBook, host: str, port: int) -> None:
-        self._server = PageServer(book, host, port)
-        self._make_sink = book.sink
+        token, self._closing = secrets.token_urlsafe(24), threading.Event()
+        try:
+            listener = listen(host, port)
+        except ResourceError as error:
+            raise ResourceError(
+                f"the page cannot be served on {host!r}, port {port}",
+                expected="a free port on an address of this host", received=error.received,
+                hint="port=0 takes any free one",
+            ) from error  # fmt: skip
+        port = listener.getsockname()[1]
+        self._server = _QuietServer(
+            listener, make_app(book, token, self._closing),
+            lambda connection: FirstPageRequest(connection, token),
+            name="sparkdl-page", numthreads=_THREADS, shutdown_timeout=2,
+        )  # fmt: skip
+        self._book, self._make_sink = book, book.sink
         name = socket.getfqdn() if host in _ANY_ADDRESS else host
         shown = f"[{name}]" if ":" in name else name
-        self.url = f"http://{shown}:{self._server.port}/?token={self._server.token}"
+        self.url = f"http://{shown}:{port}/?token={token}"
         sinks.add_standing(self._make_sink)
 
     @property
     def stopped(self) -> bool:
         """Whether :meth:`stop` was called."""
-        return self._server.closed
+        return self._closing.is_set()
 
     def stop(self) -> None:
         """Serves the page no more; later fits are not told to it."""
         sinks.remove_standing(self._make_sink)
+        self._closing.set()  # first: a tab whose stream ends comes back at once
+        self._book.end_listeners()
         self._server.close()
 
     def close(self) -> None:

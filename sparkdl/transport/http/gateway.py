@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from cheroot import wsgi
 from cheroot.server import HTTPConnection
@@ -17,11 +17,12 @@ from cheroot.server import HTTPConnection
 from sparkdl.transport.frames import Message
 from sparkdl.transport.framing import send_reading
 from sparkdl.transport.strangers import FirstRequest
-from sparkdl.wire.greeting import Stranger
+from sparkdl.wire.greeting import Greeter, Stranger
 from sparkdl.wire.listening import shut_down, tune
 from sparkdl.wire.tls import ServerEncryption
 
 IO_TIMEOUT_S = 20.0
+S = TypeVar("S", bound=Stranger)
 
 
 class ReplyBody:
@@ -120,11 +121,41 @@ class TunedConnection(HTTPConnection):
 
 
 class GreetedServer(wsgi.Server):
-    """cheroot on connections that a greeter has welcomed."""
+    """cheroot on connections that a greeter has welcomed, in threads from now on until closed.
 
-    def __init__(self, members: Members, app: Any, **options: Any) -> None:
-        self._members = members
-        super().__init__(members.getsockname(), app, server_name="sparkdl", **options)
+    Args:
+        introduce, peeks: See :class:`sparkdl.wire.greeting.Greeter`.
+        name: Of the server's thread.
+        options: Of cheroot's server.
+    """
+
+    gateway_kind: type[wsgi.Gateway_10] = wsgi.Gateway_10
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        app: Any,
+        introduce: Callable[[socket.socket], S],
+        *,
+        name: str,
+        encryption: ServerEncryption | None = None,
+        peeks: bool | Callable[[S], bool] = True,
+        **options: Any,
+    ) -> None:
+        self._members = Members(listener, encryption)
+        super().__init__(self._members.getsockname(), app, server_name="sparkdl", **options)
+        self.gateway = self.gateway_kind
+        self.prepare()
+        greeter = f"{name}-greeter"
+        self._greeter = Greeter(listener, introduce, self._members.put, peeks=peeks, name=greeter)
+        self._thread = threading.Thread(target=self.serve, name=name, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops accepting and ends the threads."""
+        self._greeter.close()
+        self.stop()
+        self._thread.join(10)
 
     def bind(self, family: int, kind: int, proto: int = 0) -> Any:
         """The function by which cheroot opens a listening socket."""

@@ -31,13 +31,12 @@ from sparkdl.transport.http.gateway import (
     ANSWERED,
     Gateway,
     GreetedServer,
-    Members,
     ReplyBody,
     TunedConnection,
 )
 from sparkdl.transport.service import Dispatcher
 from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
-from sparkdl.wire.greeting import BusyError, Greeter, no_room
+from sparkdl.wire.greeting import BusyError, no_room
 from sparkdl.wire.listening import is_connected
 from sparkdl.wire.tls import ServerEncryption
 
@@ -204,31 +203,13 @@ def _respond(
     return response
 
 
-# -------------------------------------------------------------------- server
+class HttpServer(GreetedServer):
+    """Runs the app until closed."""
 
-
-class _Cheroot(GreetedServer):
     keep_alive_conn_limit = 1 << 16
     max_request_header_size = MAX_HEADER_BYTES
     ConnectionClass = TunedConnection
-
-    def __init__(self, members: Members, app: object, num_threads: int) -> None:
-        super().__init__(
-            members, app, numthreads=num_threads,
-            request_queue_size=1024, timeout=600, shutdown_timeout=1,
-        )  # fmt: skip
-        self.gateway = Gateway
-
-    def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
-        if isinstance(sys.exception(), OSError):  # a connection broke: its client tries again
-            level, traceback = logging.DEBUG, False
-        logging.getLogger(__name__).log(level, msg, exc_info=traceback)
-
-
-class HttpServer:
-    """Runs the app until closed."""
-
-    name = "http"
+    gateway_kind = Gateway
 
     def __init__(
         self,
@@ -240,22 +221,15 @@ class HttpServer:
     ) -> None:
         encrypted = encryption is not None
         app = make_app(dispatcher, token, max_clients=4 * num_threads, encrypted=encrypted)
-        members = Members(listener, encryption)
-        self._server = _Cheroot(members, app, num_threads)
-        self._server.prepare()
         allowance = Allowance(OPEN_PER_SECOND)
-        self._greeter = Greeter(
-            listener, lambda connection: FirstRequest(connection, token, encrypted, allowance),
-            members.put, peeks=lambda stranger: not stranger.knocks,
-            name="sparkdl-ps-http-greeter",
+        super().__init__(
+            listener, app, lambda tcp: FirstRequest(tcp, token, encrypted, allowance),
+            name="sparkdl-ps-http", encryption=encryption,
+            peeks=lambda stranger: not stranger.knocks, numthreads=num_threads,
+            request_queue_size=1024, timeout=600, shutdown_timeout=1,
         )  # fmt: skip
-        self._thread = threading.Thread(
-            target=self._server.serve, name="sparkdl-ps-http", daemon=True
-        )
-        self._thread.start()
 
-    def close(self) -> None:
-        """Stops accepting and ends the threads."""
-        self._greeter.close()
-        self._server.stop()
-        self._thread.join(5)
+    def error_log(self, msg: str = "", level: int = 20, traceback: bool = False) -> None:
+        if isinstance(sys.exception(), OSError):  # a connection broke: its client tries again
+            level, traceback = logging.DEBUG, False
+        logging.getLogger(__name__).log(level, msg, exc_info=traceback)

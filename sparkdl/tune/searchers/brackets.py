@@ -115,7 +115,7 @@ class Asha(Searcher):
         return epochs_of_rungs(counts, [rung.epochs for rung in self.rungs])
 
     def ask(self) -> Segment | None:
-        segment = self._promotion() or self._new_trial() or self._last_promotion()
+        segment = self._promotion(self._divisor) or self._new_trial() or self._last_promotion()
         if segment is not None:
             self._running.add(segment.trial)
         return segment
@@ -137,10 +137,10 @@ class Asha(Searcher):
         number = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
         return make_rungs(number, divisor, max_epochs)
 
-    def _promotion(self) -> Segment | None:
+    def _promotion(self, divisor: float) -> Segment | None:
         for number in reversed(range(len(self.rungs) - 1)):
             rung = self.rungs[number]
-            for trial in rung.best(int(len(rung.scores) / self._divisor)):
+            for trial in rung.best(int(len(rung.scores) / divisor)):
                 if trial not in rung.promoted:
                     return self._promote(number, trial)
         return None
@@ -155,12 +155,7 @@ class Asha(Searcher):
         """Lets the best trial go on to the end, if rungs are too small to promote from."""
         if self._running or self.rungs[-1].best(1):
             return None
-        for number in reversed(range(len(self.rungs) - 1)):
-            rung = self.rungs[number]
-            for trial in rung.best(len(rung.scores)):
-                if trial not in rung.promoted:
-                    return self._promote(number, trial)
-        return None
+        return self._promotion(1)
 
     def _promote(self, number: int, trial: int) -> Segment:
         self.rungs[number].promoted.add(trial)

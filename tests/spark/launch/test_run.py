@@ -20,7 +20,7 @@ from sparkdl.errors import (
     UnknownNameError,
     WorkerError,
 )
-from sparkdl.launch.results import CHUNK_BYTES as ROW_BYTES
+from sparkdl.launch.task import CHUNK_BYTES as ROW_BYTES
 from sparkdl.spark.runs import capacity, function_stage
 
 

@@ -16,7 +16,7 @@ sys.path[:0] = [ROOT, os.path.join(ROOT, "tests", "spark")]
 
 def check_that_the_stage_runs_once(spark: Any) -> None:
     """The pieces come from the disk, not from another training."""
-    from sparkdl.launch.results import RESULT_SCHEMA, Result, join
+    from sparkdl.launch.task import RESULT_SCHEMA, Result, join
     from sparkdl.spark.runs.launcher import collect_in_pieces
 
     with tempfile.TemporaryDirectory() as folder:

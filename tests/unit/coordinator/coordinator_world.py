@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.coordinator.group import Store
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
-from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import Status, report_message
 from sparkdl.training.phases import Usage
 from sparkdl.training.reports import EpochReport

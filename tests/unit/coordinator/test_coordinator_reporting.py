@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from coordinator_world import DRIVER, Apart, CoordinatorWorld, code
 
+from sparkdl.coordinator.group import Store
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.store import Store
 from sparkdl.coordinator.telemetry import (
     KEPT_CHARS,
     KEPT_LINES,

@@ -14,9 +14,15 @@ import pytest
 from keras_zip import keras_zip, with_far_part, with_part
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.files.archive_parts import RUN_STATE, SETTINGS, check_whole, run_state_of, settings_of
+from sparkdl.files.archive_parts import (
+    RUN_STATE,
+    SETTINGS,
+    check_whole,
+    run_state_of,
+    settings_of,
+    unpack_arrays,
+)
 from sparkdl.files.model_file import check_path, read_model, write_model
-from sparkdl.files.packed_arrays import unpack_arrays
 from sparkdl.files.run_state import RunState
 
 pytestmark = pytest.mark.long

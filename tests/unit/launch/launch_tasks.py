@@ -15,8 +15,7 @@ import pyarrow as pa
 from sparkdl.errors import TransportError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.results import Result
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RankContext, Result
 
 
 @dataclass(frozen=True)

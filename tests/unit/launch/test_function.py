@@ -18,10 +18,8 @@ from sparkdl.errors import Cause
 from sparkdl.failures import RankFailure
 from sparkdl.launch.child import ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.launch.function import FunctionTask, Returned, dump_call
-from sparkdl.launch.peers import KEPT_BYTES, LineSender
-from sparkdl.launch.results import join_batches, of_kind
-from sparkdl.launch.task import AloneGathering, RankContext
+from sparkdl.launch.function import KEPT_BYTES, FunctionTask, LineSender, Returned, dump_call
+from sparkdl.launch.task import AloneGathering, RankContext, join_batches, of_kind
 from sparkdl.transport.address import Address, Endpoint, ListenOptions
 from sparkdl.transport.connection import Timeouts
 
@@ -108,7 +106,7 @@ def test_lines_come_with_the_result_where_there_is_no_coordinator(
 def test_a_rank_that_cannot_reach_the_driver_says_so_before_it_meets_anybody(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sparkdl.launch.peers.CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("sparkdl.launch.function.CONNECT_TIMEOUT_S", 0.2)
     nowhere = Endpoint(Address("", "127.0.0.1", 1, mode="socket"), "none")
     with pytest.raises(RankFailure) as caught:
         list(task(int, endpoint=nowhere).run(RankContext(3), iter(())))

@@ -26,8 +26,14 @@ from sparkdl.failures import (
 )
 from sparkdl.launch.child import Child, ProcessLauncher
 from sparkdl.launch.devices import DeviceRequest, Placement, Resources
-from sparkdl.launch.results import CHUNK_BYTES, Result, join_batches, of_kind
-from sparkdl.launch.task import AloneGathering, RankContext
+from sparkdl.launch.task import (
+    CHUNK_BYTES,
+    AloneGathering,
+    RankContext,
+    Result,
+    join_batches,
+    of_kind,
+)
 from sparkdl.launch.threads import ThreadLauncher
 from sparkdl.process import payload
 

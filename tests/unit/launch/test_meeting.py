@@ -15,8 +15,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
 from sparkdl.failures import Failure, RankFailure, failure_in, is_secondary
 from sparkdl.files.run_state import RunState
-from sparkdl.launch.results import join_batches
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RankContext, join_batches
 from sparkdl.spark.executor.stage import BarrierGathering
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.testing.inproc import InprocServer

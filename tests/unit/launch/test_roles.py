@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkdl.launch.peers import Peers, fed_ranks
+from sparkdl.launch.function import Peers, fed_ranks
 
 ROLES = (("chief", 1), ("worker", 1), ("ps", 1), ("evaluator", 1))
 

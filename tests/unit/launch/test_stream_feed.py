@@ -11,8 +11,13 @@ import pytest
 
 from sparkdl.errors import WaitTimeoutError
 from sparkdl.launch.feeds.feeding import call_while_it_feeds
-from sparkdl.launch.feeds.stream_feed import StreamFeed, StreamIntake, StreamSettings, send_rows
-from sparkdl.launch.feeds.stream_store import StreamKind
+from sparkdl.launch.feeds.stream_feed import (
+    StreamFeed,
+    StreamIntake,
+    StreamKind,
+    StreamSettings,
+    send_rows,
+)
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.address import Listeners, ListenOptions
 from sparkdl.transport.frames import Kind, Message

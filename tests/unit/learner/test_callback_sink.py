@@ -20,9 +20,14 @@ from sparkdl.learner.callback_sink import (
     warn_of_waiting_in_vain,
 )
 from sparkdl.learner.state.metric_state import metric_results
-from sparkdl.progress.events import EpochBegan, EpochEnded, TrainingBegan
+from sparkdl.progress.events import (
+    EpochBegan,
+    EpochEnded,
+    EpochProgress,
+    RunProgress,
+    TrainingBegan,
+)
 from sparkdl.progress.monitor import Command, FitMonitor
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
 
 
 def make_model(optimizer: Any = None) -> Any:

@@ -9,9 +9,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from sparkdl.progress.events import Event, Metrics
+from sparkdl.progress.events import EpochProgress, Event, Metrics, RunProgress
 from sparkdl.progress.monitor import FitMonitor
-from sparkdl.progress.run_progress import EpochProgress, RunProgress
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.reports import MetricState
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparkdl.coordinator.telemetry import EpochTotals, Status, WorkerStatus
 from sparkdl.failures import Failure
-from sparkdl.progress.run_progress import progress_of
+from sparkdl.progress.events import progress_of
 from sparkdl.training.phases import Usage
 
 WORKER = WorkerStatus(

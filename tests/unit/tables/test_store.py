@@ -138,10 +138,10 @@ def test_an_id_whose_row_is_loaded_waits_no_more() -> None:
     store = RowStore(2, "sgd", "zeros", entry=CountFilter(3))
     store.push(np.array([4, 5]), np.ones((2, 2), np.float32), 1)
     store.load(np.array([4, 6]), np.ones((2, 2), np.float32))
-    assert store.waiting_ids()[0].tolist() == [5]
+    assert store.waiting.export()[0].tolist() == [5]
     store.push(np.array([4, 5, 6]), np.ones((3, 2), np.float32), 1)
     assert store.pull(np.array([4, 5, 6]))[:, 0].tolist() == [0, 0, 0]
-    assert store.waiting_ids()[1].tolist() == [2]
+    assert store.waiting.export()[1].tolist() == [2]
 
 
 def test_a_counted_id_gets_its_row_when_it_was_seen_often_enough() -> None:

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.data.tfrecord.blocks import decompressed, read_blocks
-from sparkdl.data.tfrecord.decoding import decode_block, depth_of, kind_of
+from sparkdl.data.tfrecord.decoding import ListKind, decode_block, depth_of, kind_of
 from sparkdl.data.tfrecord.encoding import encode_batch
-from sparkdl.data.tfrecord.messages import ListKind
 
 pytestmark = pytest.mark.keras
 

@@ -15,8 +15,7 @@ from sparkdl.data import ColumnSpec, DataSpec, decode
 from sparkdl.errors import DataError
 from sparkdl.failures import Failure
 from sparkdl.launch.devices import DeviceRequest, Placement
-from sparkdl.launch.results import failed, failures_of, join_batches
-from sparkdl.launch.task import RankContext
+from sparkdl.launch.task import RankContext, failed, failures_of, join_batches
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.process import payload
 from sparkdl.spark.executor import stage, trainer

@@ -27,7 +27,7 @@ from sparkdl.errors import (
     UnpicklableError,
 )
 from sparkdl.files.model_file import read_model
-from sparkdl.launch.peers import check_roles
+from sparkdl.launch.function import check_roles
 from sparkdl.ml import KerasClassifier
 from sparkdl.process import payload
 from sparkdl.settings.values import (
