@@ -39,8 +39,14 @@ from sparkdl.learner.archives.unsaved_settings import (
     parts_of,
     replaced,
 )
-from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
-from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects, told_arguments
+from sparkdl.learner.archives.value_forms import (
+    is_plain,
+    is_plain_object,
+    numbers_of,
+    plain_copy,
+    told_arguments,
+)
+from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
     SMALL,
