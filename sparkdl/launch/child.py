@@ -46,7 +46,7 @@ from sparkdl.process.log_lines import Sink, show
 
 
 def run_rank(
-    content: bytes | bytearray,
+    content: bytes | payload.Pickled,
     rank: RankContext,
     batches: Iterator[pa.RecordBatch],
     on_output: Sink,
@@ -71,7 +71,7 @@ class ChildSetup:
     """The first message."""
 
     parent: int
-    task: bytes | bytearray
+    task: bytes | payload.Pickled
     rank: RankContext
     gathers: bool
     logs: bool
@@ -151,7 +151,7 @@ class Child(Closing):
 
     def __init__(
         self,
-        task: bytes | bytearray,
+        task: bytes | payload.Pickled,
         rank: RankContext,
         on_output: Sink,
         environment: Mapping[str, str] = MappingProxyType({}),

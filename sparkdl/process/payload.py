@@ -12,18 +12,23 @@ import functools
 import glob
 import importlib
 import io
+import mmap
 import os
 import pickle
 import site
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import PackageNotFoundError, version
 from types import FunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
+
+from sparkdl.errors import TransportError
 
 _BY_NAME = ("__main__", "sparkdl", "pyspark", "py4j")
 """Packages that no path tells: cloudpickle knows ``__main__``; the others are on all executors."""
@@ -39,6 +44,19 @@ _FOLDERS = tuple(
 )
 _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The folders of installed packages, also those of other environments that a path was set to."""
+Buffer = bytes | bytearray | memoryview
+Apart = list[Buffer] | None
+Refused = dict[int, str] | None
+"""``id`` of an object of which no copy may travel -> what it is, in words."""
+Bytes = bytes | list[Buffer]
+"""Bytes, which come in parts from another process."""
+LARGE_BYTES = 1 << 20
+"""Size of a buffer from which on it may travel beside what holds it."""
+PIECE_BYTES = 64 << 20
+"""Bytes of what travels in one piece, which a JVM holds as a whole."""
+_ALIGNMENT = 64
+_MARK = b"sparkdl".ljust(57)
+"""What a piece begins with: in a file, it follows 7 bytes of pickle's, so the rest is aligned."""
 _registry = threading.RLock()
 """cloudpickle's list of modules that go by value belongs to the process."""
 
@@ -53,24 +71,94 @@ def dump(thing: object) -> bytes:
     Raises:
         Exception: Something in it cannot be pickled; what cloudpickle raises.
     """
-    return dump_with_packages(thing, {})[0]
+    return dump_with_packages(thing)[0]
 
 
-def dump_with_packages(thing: object, refused: dict[int, str]) -> tuple[bytes, dict[str, str]]:
+def dump_with_packages(
+    thing: object, apart: Apart = None, refused: Refused = None
+) -> tuple[bytes, dict[str, str]]:
     """The bytes of :func:`dump`, and the packages that they go by the name of, with versions.
 
     Args:
-        refused: ``id`` of an object of which no copy may travel -> what it is, in words.
+        apart: Gets the large buffers (of arrays, of :func:`cut`), without which the bytes are then.
     """
     try:
-        return _dump(thing, refused, by_value=True)
+        return _dump(thing, apart, refused, True)
     except Exception:
-        return _dump(thing, refused, by_value=False)
+        return _dump(thing, apart, refused, False)
 
 
-def load(content: bytes | bytearray) -> Any:
+def parts_of(content: Bytes) -> list[Buffer]:
+    """The bytes, one part after another."""
+    return [content] if isinstance(content, bytes) else content
+
+
+def cut(content: Bytes) -> list[pickle.PickleBuffer]:
+    """Bytes as an object has them in its pickled state, if they may travel beside it."""
+    return [
+        pickle.PickleBuffer(memoryview(part)[start : start + LARGE_BYTES])
+        for part in parts_of(content)
+        for start in range(0, len(part), LARGE_BYTES)
+    ]
+
+
+@dataclass(frozen=True)
+class Pickled:
+    """An object's bytes and those of its large buffers, one after another, in pieces.
+
+    Args:
+        pieces: Each in memory, or the path of a file of this host. What processes look at of a file
+            they have in memory together, and may change each for itself.
+        sizes: Of the object's bytes, and of each buffer.
+    """
+
+    pieces: tuple[str | bytes, ...]
+    sizes: tuple[int, ...]
+
+    def read(self) -> Iterator[Buffer]:
+        """The bytes and the buffers; what lies in two pieces is copied.
+
+        Raises:
+            TransportError: A file is missing.
+        """
+        pieces, piece = map(_opened, self.pieces), memoryview(b"")
+        for size in self.sizes:
+            parts = list[memoryview]()
+            while left := size - sum(map(len, parts)):
+                piece = piece or next(pieces)
+                parts.append(piece[:left])
+                piece = piece[len(parts[-1]) :]
+            piece = piece[-size % _ALIGNMENT :]
+            yield parts[0] if len(parts) == 1 else bytearray().join(parts)
+
+
+def pieces_of(buffers: list[Buffer]) -> Iterator[bytes]:
+    """The pieces of a :class:`Pickled`."""
+    stream = b"".join(part for b in buffers for part in (b, bytes(-len(b) % _ALIGNMENT)))
+    for start in range(0, len(stream), PIECE_BYTES):
+        yield _MARK + stream[start : start + PIECE_BYTES]
+
+
+def _opened(piece: str | bytes) -> memoryview:
+    if isinstance(piece, bytes):
+        return memoryview(bytearray(piece))[len(_MARK) :]  # arrays that can be written to
+    try:
+        with open(piece, "rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise TransportError(
+            "a part of what this worker has to do is missing on its executor",
+            expected="a file that Spark has written", received=str(error),
+            hint="is the disk of spark.local.dir full, or does something else empty its folder?",
+        ) from error  # fmt: skip
+    start = mapped.find(_MARK) + len(_MARK)
+    return memoryview(mapped)[start : start + (len(mapped) - start) // _ALIGNMENT * _ALIGNMENT]
+
+
+def load(content: bytes | Pickled) -> Any:
     """The counterpart of :func:`dump`."""
-    return cloudpickle.loads(content)
+    head, *buffers = (content,) if isinstance(content, bytes) else content.read()
+    return cloudpickle.loads(head, buffers=buffers)
 
 
 def load_apart(content: bytes) -> Any:
@@ -102,10 +190,14 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _dump(thing: object, refused: dict[int, str], by_value: bool) -> tuple[bytes, dict[str, str]]:
+def _dump(
+    thing: object, apart: Apart, refused: Refused, modules_by_value: bool
+) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
+    if apart:
+        apart.clear()
     with _registry:
-        pickler = _Pickler(file, refused, by_value)
+        pickler = _Pickler(file, modules_by_value, apart, refused or {})
         try:
             pickler.dump(thing)
         finally:
@@ -117,8 +209,16 @@ def _dump(thing: object, refused: dict[int, str], by_value: bool) -> tuple[bytes
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Tells cloudpickle of a module that goes by value when the first object of it comes up."""
 
-    def __init__(self, file: io.BytesIO, refused: dict[int, str], modules_by_value: bool) -> None:
-        super().__init__(file)
+    def __init__(
+        self, file: io.BytesIO, modules_by_value: bool, apart: Apart, refused: dict[int, str]
+    ) -> None:
+        def stays(buffer: pickle.PickleBuffer) -> bool:
+            if apart is None or len(buffer.raw()) < LARGE_BYTES:
+                return True
+            apart.append(buffer.raw())
+            return False
+
+        super().__init__(file, buffer_callback=stays)
         self._refused = refused
         self._modules_by_value = modules_by_value
         self._seen: set[str] = set(cloudpickle.list_registry_pickle_by_value())

@@ -70,7 +70,7 @@ class ModelArchive:
         values: Number of a variable -> its value, where that is not to be taken from the file.
     """
 
-    content: bytes
+    content: payload.Bytes
     objects: bytes
     backend: str
     key: str
@@ -81,7 +81,7 @@ class ModelArchive:
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "here": None}
+        return {**self.__dict__, "content": payload.cut(self.content), "here": None}
 
     def open_beside(self) -> BesideFile | None:
         """The settings beside the file; None for a model that is known as a file only."""
@@ -270,7 +270,8 @@ def archive_of_bytes(
     import keras
 
     try:
-        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())), parts or {})
+        given = dict(sorted(objects.items()))
+        pickled, packages = payload.dump_with_packages(given, refused=parts)
     except Exception as error:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
@@ -569,7 +570,7 @@ def _save_bytes(model: keras.Model, objects: dict[str, Any], *, told: bool = Tru
 
 
 @contextlib.contextmanager
-def _model_file(content: bytes = b"", suffix: str = ".keras") -> Iterator[str]:
+def _model_file(content: payload.Bytes = b"", suffix: str = ".keras") -> Iterator[str]:
     """Within, a model's file, and this thread alone makes models.
 
     Keras keeps the names that a file leaves out under one key and looks for them under another.
@@ -585,5 +586,5 @@ def _model_file(content: bytes = b"", suffix: str = ".keras") -> Iterator[str]:
                 known[name] = known.get(name) or saving_lib.get_attr_skipset(kind)
         path = os.path.join(folder.path, f"model{suffix}")
         with open(path, "wb") as file:
-            file.write(content)
+            file.writelines(payload.parts_of(content))
         yield path

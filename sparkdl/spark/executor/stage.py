@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -16,8 +16,12 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import run_rank
 from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
+from sparkdl.process.payload import Pickled
 from sparkdl.spark.forms.shared_rows import SharedRows, read_to_end
 from sparkdl.spark.session.versions import whole_batches
+
+if TYPE_CHECKING:
+    from pyspark import Broadcast
 
 _LEAVING_S = 1.5
 """Seconds that ranks are given to leave an exchange after the first has left it. If the stage ended
@@ -84,71 +88,43 @@ class BarrierGathering:
 MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class PieceBroadcast(Protocol):
-    """Spark's broadcast of a piece of a pickled task."""
-
-    @property
-    def value(self) -> bytes:
-        """The piece."""
-
-    def destroy(self) -> None:
-        """Frees it on all executors."""
-
-
 @dataclass(frozen=True)
-class TaskBroadcast:
-    """A pickled task in several broadcasts, one after another.
+class TaskPieces:
+    """A pickled task in Spark's broadcasts, or in files of a session of Spark Connect, which has
+    no broadcasts.
 
     A JVM (the driver's, and each executor's) holds a broadcast as a whole in its heap while it
     passes it on. Afterwards its blocks may go to the disk.
 
     Args:
-        pieces: Spark's broadcasts.
+        pieces: Broadcasts, or names of files as ``SparkFiles`` knows them on the executors.
+        sizes: See :class:`sparkdl.process.payload.Pickled`.
     """
 
-    pieces: tuple[PieceBroadcast, ...]
-    size_bytes: int
+    pieces: tuple[Broadcast[bytes] | str, ...]
+    sizes: tuple[int, ...]
 
-    def read(self) -> bytearray:
-        """The task; on an executor."""
-        content, filled = bytearray(self.size_bytes), 0
-        for piece in self.pieces:
-            value = piece.value
-            content[filled : filled + len(value)] = value
-            filled += len(value)
-            # PySpark keeps what it has read of a broadcast, as long as the worker process is used
-            # again: a large model's size once more. It is read from its file again where needed.
-            if vars(piece).get("_path"):
-                vars(piece).pop("_value", None)
-        return content
-
-    def destroy(self) -> None:
-        for piece in self.pieces:
-            piece.destroy()
-
-
-@dataclass(frozen=True)
-class TaskFile:
-    """A pickled task in a file of the session's, where there are no broadcasts (Spark Connect).
-
-    Args:
-        name: Name of the file, as ``SparkFiles`` knows it on the executors.
-    """
-
-    name: str
-
-    def read(self) -> bytes:
+    def read(self) -> Pickled:
+        """The task; on an executor, where only what Spark encrypts is not in files."""
         from pyspark import SparkFiles
 
-        with open(SparkFiles.get(self.name), "rb") as file:
-            return file.read()
+        return Pickled(
+            tuple(
+                SparkFiles.get(p) if isinstance(p, str) else vars(p).get("_path") or p.value
+                for p in self.pieces
+            ),
+            self.sizes,
+        )
 
     def destroy(self) -> None:
-        """Nothing: the file goes with the session."""
+        """Frees the broadcasts; files go with the session."""
+        for piece in self.pieces:
+            if not isinstance(piece, str):
+                piece.destroy()
 
 
-Shipped = bytes | TaskBroadcast | TaskFile
-"""A pickled task on its way to the executors: by itself, in Spark's broadcasts, or in a file."""
+Shipped = bytes | TaskPieces
+"""A pickled task on its way to the executors: by itself, or in pieces."""
 
 
 def stage_function(shipped: Shipped, num_ranks: int, rows: SharedRows | None = None) -> MapInArrow:
@@ -161,21 +137,21 @@ def stage_function(shipped: Shipped, num_ranks: int, rows: SharedRows | None = N
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.executor.stage import content_of, input_of, run_task
+        from sparkdl.spark.executor.stage import input_of, run_task
 
-        return run_task(input_of(batches), content_of(shipped), num_ranks, rows)
+        return run_task(input_of(batches), shipped, num_ranks, rows)
 
     return run
 
 
-def content_of(shipped: Shipped) -> bytes | bytearray:
+def content_of(shipped: Shipped) -> bytes | Pickled:
     """A pickled task as it was shipped."""
     return shipped if isinstance(shipped, bytes) else shipped.read()
 
 
 def run_task(
     batches: Iterator[pa.RecordBatch],
-    content: bytes | bytearray,
+    shipped: Shipped,
     num_ranks: int = 0,
     rows: SharedRows | None = None,
 ) -> Iterator[pa.RecordBatch]:
@@ -190,10 +166,8 @@ def run_task(
     batches = iter(batches)
     context = rank_of(TaskContext.get(), num_ranks)
     given = batches if rows is None else rows.given(batches, context.rank, num_ranks)
-    rank = run_rank(content, context, given, _print_error)
-    del content  # which may be large; the rank has it for as long as it needs it
     try:
-        yield from rank
+        yield from run_rank(content_of(shipped), context, given, _print_error)
     except SparkDLError as error:
         raise fold(error) from error.__cause__
     read_to_end(batches)

@@ -30,7 +30,7 @@ from sparkdl.launch.task import RankContext, Task
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.preprocessing import LayerEncoder
 from sparkdl.learner.signature import TensorSpec
-from sparkdl.spark.executor.stage import input_of, run_task, stage_function
+from sparkdl.spark.executor.stage import Shipped, input_of, run_task, stage_function
 from sparkdl.spark.forms.matching import IMAGE_FIELDS, Decoder, InputColumns, make_spec
 from sparkdl.spark.forms.sequences import Pad, few_lengths, mask_inputs
 from sparkdl.spark.forms.wire import wire_names
@@ -357,15 +357,12 @@ def column_function(
     shipped = ship(task, context, session)
 
     def run(arguments: Iterator[Any]) -> Iterator[Any]:
-        from sparkdl.spark.executor.stage import content_of
         from sparkdl.spark.inference.function import run_arguments
 
-        return run_arguments(arguments, content_of(shipped))
+        return run_arguments(arguments, shipped)
 
     def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:
-        from sparkdl.spark.executor.stage import content_of
-
-        return run_series(arguments, content_of(shipped))
+        return run_series(arguments, shipped)
 
     run.__name__ = run_pandas.__name__ = name
     with warnings.catch_warnings():  # type hints cannot say that any number of arguments will do
@@ -443,13 +440,13 @@ def _is_known_to_arrow(kind: T.DataType) -> bool:
 
 
 def run_arguments(
-    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], content: bytes | bytearray
+    arguments: Iterable[pa.Array | tuple[pa.Array, ...]], shipped: Shipped
 ) -> Iterator[pa.Array]:
     """The work of the function on the executor.
 
     Args:
         arguments: Arguments of a batch of rows: one Arrow array, or one for each argument.
-        content: The pickled :class:`ColumnTask`.
+        shipped: The pickled :class:`ColumnTask`.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -457,22 +454,17 @@ def run_arguments(
             arrays = given if isinstance(given, tuple) else (given,)
             yield pa.RecordBatch.from_arrays(list(arrays), names=wire_names(len(arrays)))
 
-    return map(operator.itemgetter(0), run_task(input_of(batches()), content))
+    return map(operator.itemgetter(0), run_task(input_of(batches()), shipped))
 
 
 def run_series(
-    arguments: Iterable[Series | tuple[Series, ...]], content: bytes | bytearray
+    arguments: Iterable[Series | tuple[Series, ...]], shipped: Shipped
 ) -> Iterator[pd.Series]:
-    """The work of the function on the executor, for Spark before 4.1.
+    """The same with columns of pandas, for Spark before 4.1.
 
     pandas has no null among numbers but NaN, so that NaN counts as null here.
-
-    Args:
-        arguments: The columns of a batch of rows: one, or one for each argument.
-        content: The pickled :class:`ColumnTask`.
     """
-
-    return map(to_series, run_arguments(_typed(arguments), content))
+    return map(to_series, run_arguments(_typed(arguments), shipped))
 
 
 def _typed(arguments: Iterable[Series | tuple[Series, ...]]) -> Iterator[tuple[pa.Array, ...]]:

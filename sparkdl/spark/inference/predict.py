@@ -22,7 +22,7 @@ from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature
 from sparkdl.process import payload
 from sparkdl.settings.values import require_name, shown
-from sparkdl.spark.executor.stage import content_of, run_task
+from sparkdl.spark.executor.stage import Shipped, content_of, run_task
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.rdds import rdd_features, stack_inputs
 from sparkdl.spark.forms.sources import Columns
@@ -226,15 +226,14 @@ def predict_rdd(rdd: Any, archive: PredictorArchive, *, batch_size: int, use_gpu
     def run(rows: Iterable[Any]) -> Iterator[Any]:
         from sparkdl.spark.inference.predict import predict_rows
 
-        yield from predict_rows(rows, content_of(shipped))
+        yield from predict_rows(rows, shipped)
 
     return with_this_interpreter(rdd.mapPartitions(run))
 
 
-def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[Any]:
+def predict_rows(rows: Iterable[Any], shipped: Shipped) -> Iterator[Any]:
     """On the executor: predictions for an iterator of examples, a batch at a time."""
-    task: PredictRowsTask = payload.load(content)
-    task.archive.archive.forget_content()
+    task: PredictRowsTask = payload.load(content_of(shipped))
     iterator = iter(rows)
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -243,9 +242,7 @@ def predict_rows(rows: Iterable[Any], content: bytes | bytearray) -> Iterator[An
             yield _pack(stack_inputs(chunk, task.archive.signature, number))
             number += len(chunk)
 
-    predicted = run_task(batches(), content)
-    del content  # as large as the model
-    for batch in predicted:
+    for batch in run_task(batches(), shipped):
         outputs = _unpack(batch)
         if len(outputs) == 1:
             yield from next(iter(outputs.values()))

@@ -298,7 +298,8 @@ class StageWriter(MLWriter):
     def _handleOverwrite(self, path: str) -> None:
         archive = self._stage.content().archive
         if archive is not None:
-            require_elsewhere(archive.content, folder_here(self.sparkSession, path) or path)
+            place = folder_here(self.sparkSession, path) or path
+            require_elsewhere(b"".join(payload.parts_of(archive.content)), place)
         if not is_connect(self.sparkSession):
             super()._handleOverwrite(path)
             return
@@ -323,7 +324,8 @@ class StageWriter(MLWriter):
                 code["objects"] = objects
         if code:
             section["code"] = _pickled(code, self._stage)
-        name, whole = ("data", content.data) if archive is None else ("model", archive.content)
+        model = None if archive is None else b"".join(payload.parts_of(archive.content))
+        name, whole = ("data", content.data) if model is None else ("model", model)
         if whole is None:
             self._save_metadata(path, section)
             return
@@ -335,8 +337,8 @@ class StageWriter(MLWriter):
                 write_here(f"{folder}/{name}", whole)
             section[name] = {"bytes": len(whole), "sha256": digest.result()}
         self._save_metadata(path, section)  # which refuses a path where something is already
-        if archive is not None:
-            copy_beside(archive.content, _tables_of(folder, path))
+        if model is not None:
+            copy_beside(model, _tables_of(folder, path))
         if folder is None:
             write_elsewhere(self.sparkSession, f"{path.rstrip('/')}/{name}", whole)
         elif not new:

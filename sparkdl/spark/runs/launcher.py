@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
@@ -14,7 +15,7 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.launch.task import RESULT_SCHEMA, Result, Task, failures_of, join
 from sparkdl.process import payload
-from sparkdl.spark.executor.stage import Shipped, TaskBroadcast, TaskFile, stage_function
+from sparkdl.spark.executor.stage import Shipped, TaskPieces, stage_function
 from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.runs.capacity import SparkJob, barrier_refusal
 from sparkdl.spark.runs.resources import Setting, memory_hint
@@ -82,9 +83,6 @@ INLINE_BYTES = 900_000
 """A task up to this size travels inside the job, which is 0.05 s sooner than a broadcast of its own
 (PySpark itself broadcasts functions of 1 MiB and more)."""
 
-PIECE_BYTES = 64 << 20
-"""Bytes of a large task in one broadcast, which a JVM holds as a whole."""
-
 FILE_BYTES = 32 << 20
 """A larger task goes over Spark Connect as a file: each is kept until the session ends."""
 
@@ -123,7 +121,7 @@ class SparkLauncher:
         spark = self._frame.sparkSession
         context = context_of(spark)
         shipped = ship(task, context, spark)
-        is_large = isinstance(shipped, TaskFile)  # then what comes back may be as large
+        is_large = context is None and isinstance(shipped, TaskPieces)  # and so may results be
         function = stage_function(shipped, self._num_ranks, self._rows)
         frame = self._frame
 
@@ -240,25 +238,27 @@ def ship(task: Task, context: Any | None, connect: object = None) -> Shipped:
         context: The SparkContext; None over Spark Connect, which has no broadcasts.
         connect: Without a context the session, if a large task may stay in it as a file.
     """
-    content = payload.dump(task)
-    if context is None and connect is not None and len(content) > FILE_BYTES:
-        return _in_file(connect, content)
-    if len(content) <= INLINE_BYTES or context is None:
-        return content
-    starts = range(0, len(content), PIECE_BYTES)
-    pieces = tuple(context.broadcast(content[start : start + PIECE_BYTES]) for start in starts)
-    return TaskBroadcast(pieces, len(content))
+    apart: list[payload.Buffer] = []
+    content, _ = payload.dump_with_packages(task, apart)
+    buffers = [content, *apart]
+    sizes = tuple(map(len, buffers))
+    if context is not None and sum(sizes) > INLINE_BYTES:
+        return TaskPieces(tuple(map(context.broadcast, payload.pieces_of(buffers))), sizes)
+    if context is None and connect is not None and sum(sizes) > FILE_BYTES:
+        return TaskPieces(_in_files(connect, payload.pieces_of(buffers)), sizes)
+    return payload.dump(task) if apart else content
 
 
-def _in_file(spark: SparkSession, content: bytes) -> TaskFile:
-    """A task as a file of a session of Spark Connect, whose plans have at most 128 MiB."""
-    name = f"sparkdl-task-{secrets.token_hex(8)}"
+def _in_files(spark: SparkSession, pieces: Iterable[bytes]) -> tuple[str, ...]:
+    """Names of files of a session of Spark Connect, whose plans have at most 128 MiB."""
     with TemporaryFolder() as folder:
-        path = os.path.join(folder.path, name)
-        with open(path, "wb") as file:
-            file.write(content)
-        spark.addArtifacts(path, file=True)
-    return TaskFile(name)
+        paths = []
+        for piece in pieces:
+            paths.append(os.path.join(folder.path, f"sparkdl-task-{secrets.token_hex(8)}"))
+            with open(paths[-1], "wb") as file:
+                pickle.dump(piece, file, pickle.HIGHEST_PROTOCOL)
+        spark.addArtifacts(*paths, file=True)
+    return tuple(map(os.path.basename, paths))
 
 
 def _lost(error: BaseException, noun: str, setting: Setting) -> RanksLost:
