@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import FunctionType
 from typing import Any
 
@@ -14,6 +14,7 @@ import keras
 _LIBRARIES = ("keras", "builtins", "tensorflow", "numpy")
 _DEPTH = 6
 _LONGEST = 1000
+_FREE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def find_custom_objects(model: keras.Model) -> dict[str, Any]:
@@ -89,6 +90,14 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
             function.__name__ = name
 
 
+def untold(cls: type, config: Collection[str]) -> dict[str, inspect.Parameter]:
+    """The arguments of a class's constructor that a saved configuration has not."""
+    return {
+        name: argument for name, argument in inspect.signature(cls).parameters.items()
+        if name not in config and argument.kind not in _FREE
+    }  # fmt: skip
+
+
 def compiled_objects(model: keras.Model) -> list[Any]:
     """The losses, metrics, optimizers and their like of the user's own that it is compiled with."""
     found = _parts(_compiled(model))
@@ -138,7 +147,7 @@ def own_compile_settings(model: keras.Model) -> tuple[dict[str, Any], list[str]]
     for kind in type(model).__mro__:
         method = None if comes_with_keras(kind) else vars(kind).get("compile")
         for name, one in inspect.signature(method).parameters.items() if method else ():
-            if name in known or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            if name in known or one.kind in _FREE:
                 continue
             known.add(name)
             held = next((n for n in (name, f"_{name}") if n in vars(model)), None)

@@ -6,9 +6,10 @@ thread that gathers the batches, as Keras' own ``fit`` of such a model does with
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -52,7 +53,10 @@ class LayerEncoder:
         return cls(decoder) if is_layer and space_in(decoder) is None else None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"layer": self.layer if isinstance(self.layer, bytes) else payload.dump(self.layer)}
+        if isinstance(self.layer, bytes):
+            return {"layer": self.layer}
+        with present_vocabularies(self.layer):
+            return {"layer": payload.dump(self.layer)}
 
     def encode(self, texts: npt.NDArray[Any], spec: ColumnSpec) -> npt.NDArray[Any]:
         """See :class:`sparkdl.data.columns.ColumnEncoder`; not thread-safe."""
@@ -98,6 +102,28 @@ class LayerEncoder:
             received = f"{found.dtype} of shape {found.shape} for {len(texts)} rows"
             raise DataError(what, expected=expected, received=received)
         return found
+
+
+@contextlib.contextmanager
+def present_vocabularies(layer: Any) -> Iterator[None]:
+    """Within, Keras saves lookups in a layer with the vocabulary that they have now; else it is the
+    one that their constructor got, or the name of a file of it on the driver."""
+    changed = []
+    for part in layer._flatten_layers():
+        if vars(part).get("input_vocabulary") is None or not hasattr(part, "get_vocabulary"):
+            continue
+        words, given = part.get_vocabulary(), [*part.get_config()["vocabulary"]]
+        if given in (words, part.get_vocabulary(include_special_tokens=False)):
+            continue
+        weights = getattr(part, "idf_weights", None)
+        idf = None if weights is None else weights.numpy()[: len(words)].tolist()
+        changed.append((vars(part), dict(vars(part))))
+        vars(part).update(input_vocabulary=words, input_idf_weights=idf)
+    try:
+        yield
+    finally:
+        for present, before in changed:
+            present.update(before)
 
 
 def _missing(who: str, error: ImportError) -> ResourceError:

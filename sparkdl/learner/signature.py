@@ -228,6 +228,17 @@ def has_own(model: keras.Model, *methods: str) -> bool:
     return any(getattr(type(model), m) is not getattr(keras.Model, m) for m in methods)
 
 
+def compiles_itself(cls: type[keras.Model]) -> bool:
+    """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
+    import keras
+
+    return (
+        issubclass(cls, keras.Model)
+        and cls.compile is not keras.Model.compile
+        and cls.compile_from_config is keras.Model.compile_from_config
+    )
+
+
 def gives_otherwise(model: keras.Model) -> bool:
     """Whether ``predict`` may give other outputs than the model's layers: with a step or a call of
     the user's own."""

@@ -46,6 +46,8 @@ _PACKAGES = frozenset({"site-packages", "dist-packages"})
 """The folders of installed packages, also those of other environments that a path was set to."""
 Buffer = bytes | bytearray | memoryview
 Apart = list[Buffer] | None
+Refused = dict[int, str] | None
+"""``id`` of an object of which no copy may travel -> what it is, in words."""
 Bytes = bytes | list[Buffer]
 """Bytes, which come in parts from another process."""
 LARGE_BYTES = 1 << 20
@@ -72,16 +74,18 @@ def dump(thing: object) -> bytes:
     return dump_with_packages(thing)[0]
 
 
-def dump_with_packages(thing: object, apart: Apart = None) -> tuple[bytes, dict[str, str]]:
+def dump_with_packages(
+    thing: object, apart: Apart = None, refused: Refused = None
+) -> tuple[bytes, dict[str, str]]:
     """The bytes of :func:`dump`, and the packages that they go by the name of, with versions.
 
     Args:
         apart: Gets the large buffers (of arrays, of :func:`cut`), without which the bytes are then.
     """
     try:
-        return _dump(thing, apart, modules_by_value=True)
+        return _dump(thing, apart, refused, True)
     except Exception:
-        return _dump(thing, apart, modules_by_value=False)
+        return _dump(thing, apart, refused, False)
 
 
 def parts_of(content: Bytes) -> list[Buffer]:
@@ -186,12 +190,14 @@ def version_of(package: str) -> str:
         return ""
 
 
-def _dump(thing: object, apart: Apart, *, modules_by_value: bool) -> tuple[bytes, dict[str, str]]:
+def _dump(
+    thing: object, apart: Apart, refused: Refused, modules_by_value: bool
+) -> tuple[bytes, dict[str, str]]:
     file = io.BytesIO()
     if apart:
         apart.clear()
     with _registry:
-        pickler = _Pickler(file, modules_by_value, apart)
+        pickler = _Pickler(file, modules_by_value, apart, refused or {})
         try:
             pickler.dump(thing)
         finally:
@@ -203,7 +209,9 @@ def _dump(thing: object, apart: Apart, *, modules_by_value: bool) -> tuple[bytes
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Tells cloudpickle of a module that goes by value when the first object of it comes up."""
 
-    def __init__(self, file: io.BytesIO, modules_by_value: bool, apart: Apart) -> None:
+    def __init__(
+        self, file: io.BytesIO, modules_by_value: bool, apart: Apart, refused: dict[int, str]
+    ) -> None:
         def stays(buffer: pickle.PickleBuffer) -> bool:
             if apart is None or len(buffer.raw()) < LARGE_BYTES:
                 return True
@@ -211,12 +219,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return False
 
         super().__init__(file, buffer_callback=stays)
+        self._refused = refused
         self._modules_by_value = modules_by_value
         self._seen: set[str] = set(cloudpickle.list_registry_pickle_by_value())
         self._registered: list[ModuleType] = []
         self.packages: set[str] = set()
 
     def reducer_override(self, obj: object) -> Any:
+        if id(obj) in self._refused:
+            raise pickle.PicklingError(f"they refer to {self._refused[id(obj)]}: it is the model's")
         if isinstance(obj, ModuleType):
             if self._modules_by_value:
                 self._register(obj.__name__)

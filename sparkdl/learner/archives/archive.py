@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
-from sparkdl.learner.archives.plain_config import names_of_data, plain_config
-from sparkdl.learner.preprocessing import give_space, space_of
-from sparkdl.learner.signature import has_own
+from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_config
+from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
+from sparkdl.learner.signature import compiles_itself, has_own
 from sparkdl.process import payload
 from sparkdl.tables.beside import found_beside
 
@@ -143,7 +143,11 @@ def encode_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt, values_left_out
+    from sparkdl.learner.archives.rebuilt import (
+        compared_with_rebuilt,
+        parts_by_id,
+        values_left_out,
+    )
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -166,7 +170,7 @@ def encode_model(
         objects |= {name: f for name, f in functions.items() if json.dumps(name) in config}
     except Exception as error:
         raise _cannot_travel(model, error) from error
-    archive = archive_of_bytes(content, objects)
+    archive = archive_of_bytes(content, objects, parts_by_id(model))
 
     def load(with_values: bool) -> Any:
         if not with_values and not has_own(model, "compile_from_config"):
@@ -251,11 +255,14 @@ def _present_settings(model: keras.Model, settings: dict[str, Any]) -> Iterator[
         compiled.config = given
 
 
-def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
+def archive_of_bytes(
+    content: bytes, objects: dict[str, Any], parts: dict[int, str] | None = None
+) -> ModelArchive:
     """The archive of a model that is a ``.keras`` file already.
 
     Args:
         objects: Name -> class or function that does not come with Keras, all that the model uses.
+        parts: ``id`` of each part of the model -> what it is, in words.
 
     Raises:
         ModelError: They cannot be pickled.
@@ -263,14 +270,15 @@ def archive_of_bytes(content: bytes, objects: dict[str, Any]) -> ModelArchive:
     import keras
 
     try:
-        pickled, packages = payload.dump_with_packages(dict(sorted(objects.items())))
+        given = dict(sorted(objects.items()))
+        pickled, packages = payload.dump_with_packages(given, refused=parts)
     except Exception as error:
         raise ModelError(
             "a layer, loss or metric of the model cannot be sent to the workers",
             expected=f"classes and functions that can be pickled: {sorted(objects)}",
             received=_in_short(error),
             hint="what they use travels with them: no Spark session, open file or lock among their "
-            "globals",
+            "globals, and no part of the model: its own compute_loss and layers have these as self",
         ) from error
     digest = hashlib.sha256(pickled)
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -302,7 +310,7 @@ def decode_model(archive: ModelArchive, *, compiled: bool = True, own_code: bool
         with _model_file(archive.content) as path:
             if beside is None:
                 return load_model_file(path, objects, compiled=compiled)
-            with beside.settings.globals.set():
+            with beside.settings.set():
                 model = load_model_file(path, objects, compiled=compiled)
             with making_models:
                 give_space(model, beside.space and decode_model(beside.space))
@@ -343,7 +351,7 @@ def load_model_file(
         model = keras.models.load_model(
             path, custom_objects=objects, compile=compiled, safe_mode=safe_mode
         )
-    if not compiled and _compiles_itself(type(model)) and zipfile.is_zipfile(path):
+    if not compiled and compiles_itself(type(model)) and zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as file:
             settings = json.loads(file.read("config.json")).get("compile_config")
         if settings:  # the constructor may have compiled it, with an optimizer
@@ -383,48 +391,45 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
     kinds = (keras.Layer, keras.losses.Loss, keras.metrics.Metric, keras.optimizers.Optimizer)
 
-    def from_config(cls: Any, config: dict[str, Any]) -> Any:
-        accepted = inspect.signature(cls).parameters
-        return cls(**{k: _revive(v) for k, v in config.items() if k in accepted})
+    def reviving(before: Any) -> Any:
+        def from_config(cls: Any, config: dict[str, Any], custom_objects: object = None) -> Any:
+            taken, told = inspect.signature(cls).parameters, config.get(TOLD)
+            free = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+            if free and told is None:
+                return before(cls, config)
+            values = {n: revive(v, told is not None) for n, v in config.items() if n != TOLD}
+            if not isinstance(told, list):
+                return cls(**{n: value for n, value in values.items() if free or n in taken})
+            made, bases = cls.__new__(cls), (keras.Sequential, keras.Model, keras.Layer)
+            base = next(base for base in bases if issubclass(cls, base))  # not its own constructor
+            base.__init__(made, **{n: value for n, value in values.items() if n not in told})
+            for name in (name for name in told if name in values):
+                setattr(made, name, values[name])
+            return made
 
-    def _revive(value: object) -> Any:
-        if isinstance(value, dict) and "class_name" in value and "config" in value:
+        return classmethod(from_config)
+
+    def revive(value: object, told: bool) -> Any:
+        saved = isinstance(value, dict) and "class_name" in value and "config" in value
+        if saved or (told and isinstance(value, (dict, list))):
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value
 
     patched: list[tuple[Any, str]] = []
-    for cls in {id(c): c for c in objects.values()}.values():
-        if not (isinstance(cls, type) and issubclass(cls, kinds)):
-            continue
-        if _compiles_itself(cls):
-            cls.compile_from_config = compile_by_settings  # type: ignore[attr-defined]
+    classes = (c for c in objects.values() if isinstance(c, type) and issubclass(c, kinds))
+    cls: Any
+    for cls in {id(cls): cls for cls in classes}.values():
+        if compiles_itself(cls):
+            cls.compile_from_config = compile_by_settings
             patched.append((cls, "compile_from_config"))
-        parameters = inspect.signature(cls).parameters.values()
-        if any(p.kind is p.VAR_KEYWORD for p in parameters) or _has_own_from_config(cls):
-            continue
-        cls.from_config = classmethod(from_config)  # type: ignore[attr-defined]
-        patched.append((cls, "from_config"))
+        if cls.from_config.__module__.startswith("keras."):
+            cls.from_config = reviving(cls.from_config.__func__)
+            patched.append((cls, "from_config"))
     try:
         yield
     finally:
         for cls, name in patched:
             delattr(cls, name)
-
-
-def _compiles_itself(cls: type[keras.Model]) -> bool:
-    """Whether a class of models has a ``compile`` of its own, and Keras does not know with what."""
-    import keras
-
-    return (
-        issubclass(cls, keras.Model)
-        and cls.compile is not keras.Model.compile
-        and cls.compile_from_config is keras.Model.compile_from_config
-    )
-
-
-def _has_own_from_config(cls: type) -> bool:
-    kinds = (kind for kind in cls.__mro__ if not kind.__module__.startswith("keras."))
-    return any("from_config" in vars(kind) for kind in kinds)
 
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:
@@ -438,14 +443,14 @@ def restore_state(model: keras.Model, archive: ModelArchive) -> None:
         beside.give_values(model, archive.values)
 
 
-def model_bytes(model: keras.Model) -> bytes:
-    """A model as the bytes of a ``.keras`` file.
+def model_bytes(model: keras.Model, *, told: bool = False) -> bytes:
+    """A model as the bytes of a ``.keras`` file, which Keras itself loads unless it is ``told``.
 
     Raises:
         ModelError: Keras cannot save the model, or nobody could load the file.
     """
     try:
-        return _save_bytes(model, {})
+        return _save_bytes(model, {}, told=told)
     except ModelError:
         raise
     except Exception as error:
@@ -550,13 +555,13 @@ def load_state(model: keras.Model, content: bytes, path: str) -> None:
         ) from error  # fmt: skip
 
 
-def _save_bytes(model: keras.Model, objects: dict[str, Any]) -> bytes:
-    """The model as Keras saves it, with layers that several others hold once."""
+def _save_bytes(model: keras.Model, objects: dict[str, Any], *, told: bool = True) -> bytes:
+    """The model as Keras saves it; ``objects`` get what it cannot save, see ``told_arguments``."""
     from sparkdl.learner.archives.rebuilt import SharedLayers
 
     shared = SharedLayers(model)
     with _model_file() as path:
-        with shared.numbered():
+        with shared.numbered(objects, told), present_vocabularies(model):
             model.save(path)
         if shared:
             shared.mend_file(path, objects, _without_values)

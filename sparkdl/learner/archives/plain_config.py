@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+TOLD = "sparkdl told"
+"""Key of a layer's configuration with arguments of the constructor that Keras does not know of."""
 _REFERENCES = frozenset({"name", "keras_history", "input_layers", "output_layers"})
 """Keys of a saved configuration below which the name of a layer means the layer."""
 

@@ -37,8 +37,15 @@ from sparkdl.learner.archives.unsaved_settings import (
     compared_parts,
     give_attributes,
     parts_of,
+    replaced,
 )
-from sparkdl.learner.archives.value_forms import is_plain, is_plain_object, numbers_of, plain_copy
+from sparkdl.learner.archives.value_forms import (
+    is_plain,
+    is_plain_object,
+    numbers_of,
+    plain_copy,
+    told_arguments,
+)
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
@@ -129,7 +136,7 @@ def compared_with_rebuilt(
     key = f"{key} {settings}"
     known = _known.pop(key, None)
     if known is None:
-        with _nothing_drawn(), settings.globals.set():
+        with _nothing_drawn(), settings.set():
             known = _compared(model, settings, load, custom_objects)
     _known[key] = known
     while len(_known) > _CAPACITY:
@@ -150,7 +157,12 @@ def _compared(
         kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
         places = _places(kinds, others)
         placed = settings.placed(places)
-        adapted = placed.give_adapters(made)
+        try:
+            adapted = placed.give_adapters(made)
+        except Exception:  # it wants values, to be quantized
+            if with_values:
+                raise
+            continue
         reordered = placed.put_in_order(made) or reordered
         if kinds == others and not placed.odd_place(made):
             break
@@ -346,6 +358,12 @@ def _differences(model: keras.Model, known: _Rebuilt) -> Attributes:
     return found
 
 
+def parts_by_id(model: keras.Model) -> dict[int, str]:
+    """``id`` of each layer, variable and optimizer of a model -> what it is, in words."""
+    things = [*parts_of(model), *model.variables, getattr(model, "optimizer", None) or model]
+    return {id(thing): f"{type(thing).__name__} {thing.name!r}" for thing in things}
+
+
 class SharedLayers:
     """The layers of a model that several of its layers hold: submodels, wrappers, the model itself.
 
@@ -371,8 +389,9 @@ class SharedLayers:
         return self._any
 
     @contextlib.contextmanager
-    def numbered(self) -> Iterator[None]:
-        """Within, Keras writes the number of a shared layer at each of its places."""
+    def numbered(self, objects: dict[str, Any], told: bool) -> Iterator[None]:
+        """Within, Keras writes the number of a shared layer at each of its places, and what
+        :func:`told_arguments` does."""
         record = serialization_lib.record_object_after_serialization
 
         def record_all(thing: object, config: dict[str, Any]) -> None:
@@ -380,7 +399,10 @@ class SharedLayers:
             if id(thing) in self._ids:
                 config["shared_object_id"] = id(thing)
 
-        with replaced(serialization_lib, "record_object_after_serialization", record_all, self):
+        with (
+            told_arguments(self._model, objects, told),
+            replaced(serialization_lib, "record_object_after_serialization", record_all, self),
+        ):
             yield
 
     def mend_file(
@@ -486,17 +508,6 @@ def _renumber(value: object, calls: dict[str, int]) -> None:
     else:
         for item in value:
             _renumber(item, calls)
-
-
-@contextlib.contextmanager
-def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
-    before = getattr(module, name)
-    if wanted:
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
 
 
 def _refusal(model: keras.Model, expected: str, received: str, hint: str) -> ModelError:

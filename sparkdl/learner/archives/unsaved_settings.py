@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 from keras.src.backend.common.remat import RematMode
+from keras.src.saving import saving_lib
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.value_forms import (
@@ -161,6 +162,14 @@ class UnsavedSettings:
         """Bytes that equal settings share."""
         return payload.dump(self)
 
+    @contextlib.contextmanager
+    def set(self) -> Iterator[None]:
+        """Within, this thread and process have Keras' settings, and a file is loaded whose values
+        have no place until :meth:`give_adapters` has quantized the layers."""
+        later, name = any(map(_quantizes, self.policies)), "_raise_loading_failure"
+        with self.globals.set(), replaced(saving_lib, name, lambda *_, **__: None, later):
+            yield
+
     def placed(self, places: Sequence[int | None]) -> UnsavedSettings:
         """The same for a model with parts in other places: for each its number here, or None."""
         if list(places) == list(range(len(self.policies))):
@@ -172,8 +181,15 @@ class UnsavedSettings:
         return replace(self, **moved)
 
     def give_adapters(self, model: keras.Model) -> bool:
-        """Gives a loaded model the adapters that its file lacks; False if it has them."""
+        """Gives a loaded model policies, and the adapters and quantized layers that its
+        configuration lacks; False if it has them."""
         changed = False
+        for layer, policy in zip(parts_of(model), self.policies, strict=False):
+            if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
+                if isinstance(layer.dtype_policy, keras.dtype_policies.DTypePolicyMap):
+                    layer._dtype_policy = layer.dtype_policy.default_policy  # quantize wants a name
+                layer.dtype_policy = keras.dtype_policies.get(policy)
+                changed |= _quantizes(policy)
         for layer, wanted in zip(parts_of(model), self.adapters, strict=False):
             if wanted is not None and _adapters(layer) is None and hasattr(layer, "enable_lora"):
                 rank, alpha = wanted
@@ -234,9 +250,7 @@ class UnsavedSettings:
         for layer, learns in zip(parts_of(model), self.learns, strict=True):
             if learns is not None:
                 layer._trainable = learns  # alone: its setter changes the layers within, too
-        for layer, policy, remat in zip(parts_of(model), self.policies, self.remat, strict=True):
-            if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
-                layer.dtype_policy = keras.dtype_policies.get(policy)
+        for layer, remat in zip(parts_of(model), self.remat, strict=True):
             if remat != _remat(layer):
                 layer._remat_mode = None if remat is None else RematMode(*remat)
         with keras.saving.custom_object_scope(custom_objects):
@@ -277,6 +291,17 @@ class UnsavedSettings:
             inner._exclude_from_weight_decay_cache = {}
 
 
+@contextlib.contextmanager
+def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
+    before = getattr(module, name)
+    if wanted:
+        setattr(module, name, function)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
 def _settings_of_rows(before: object) -> dict[str, Any]:
     """The plain arguments of a preprocessor's constructor, as it has them now."""
     told = () if before is None else inspect.signature(type(before).__init__).parameters
@@ -302,6 +327,10 @@ def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
+
+
+def _quantizes(policy: object) -> bool:
+    return policy is not None and keras.dtype_policies.get(policy).quantization_mode is not None
 
 
 def _remat(layer: keras.Layer) -> tuple[Any, ...] | None:

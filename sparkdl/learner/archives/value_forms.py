@@ -1,22 +1,33 @@
 """Forms of values by which equal ones are found: numbers, texts, arrays and tensors, containers,
-functions, and objects of such attributes."""
+functions, and objects of such attributes; and what layers keep, as their configuration."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+import json
 import zlib
+from collections.abc import Iterator
+from functools import partial
 from types import FunctionType
 from typing import Any
 
 import keras
 import numpy as np
 import numpy.typing as npt
+from keras.src.models.functional import Functional
+
+from sparkdl.learner.archives.plain_config import TOLD
+from sparkdl.learner.custom_objects import comes_with_keras, untold
+from sparkdl.learner.state.model_weights import attributes_of_keras
 
 UNKNOWN = ("unknown",)
 """Stands for a value that cannot be compared."""
 _DEPTH = 4
 _LONGEST = 10_000
 _LIBRARIES = ("keras", "tensorflow", "torch", "jax", "jaxlib", "numpy", "builtins")
-_PLAIN = (bool, int, float, complex, str, bytes, np.generic, type(None))
+_VALUES = (bool, int, float, str)
+_PLAIN = (*_VALUES, complex, bytes, np.generic, type(None))
 
 
 def is_plain(value: object, depth: int = 0) -> bool:
@@ -142,3 +153,83 @@ def _is_filled(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def told_arguments(model: keras.Model, objects: dict[str, Any], wanted: bool) -> Iterator[None]:
+    """Within, layers and models of a class without ``get_config`` have a configuration.
+
+    It has the constructor's arguments, if the layer keeps all of them under their names
+    (``self.encoder = encoder``); else it has the attributes, and no constructor runs.
+
+    Args:
+        objects: Gets what no configuration holds, by the names that stand for it.
+        wanted: False for a file that Keras itself is to load, which it would not.
+    """
+    parts = model._flatten_layers(include_self=True, recursive=True) if wanted else ()
+    layers = [part for part in parts if _tells_nothing(part)]
+    for layer in layers:
+        vars(layer)["get_config"] = partial(_told, layer, objects)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del vars(layer)["get_config"]
+
+
+def _tells_nothing(layer: keras.Layer) -> bool:
+    """Whether Keras knows no arguments of its own class' constructor."""
+    kind, given = type(layer), inspect.signature(type(layer)).parameters.values()
+    own = given and not comes_with_keras(kind.__init__)
+    if not (own and comes_with_keras(kind.from_config) and comes_with_keras(kind.get_config)):
+        return False
+    if isinstance(layer, (keras.Sequential, Functional)):
+        graph = ("layers", "inputs")
+        return not any(a.kind is a.VAR_POSITIONAL or a.name in graph for a in given)
+    default = getattr(kind.get_config, "_is_default", False) and not isinstance(layer, keras.Model)
+    return not default or layer._auto_config is None
+
+
+def _told(layer: keras.Layer, objects: dict[str, Any]) -> dict[str, Any]:
+    kind = type(layer)
+    graph = isinstance(layer, (keras.Sequential, Functional))
+    config = {"name": layer.name} if graph else kind.get_config(layer)
+    held = {**vars(layer), **vars(layer).get("_modules", {})}
+    given = untold(kind, config)
+    kept = {name: held[at] for name in given for at in (f"_{name}", name) if at in held}
+    told = {
+        name: value for name, value in kept.items()
+        if isinstance(value, _VALUES) or not isinstance(given[name].default, _VALUES)
+    }  # fmt: skip
+    base = next(base for base in kind.__mro__ if comes_with_keras(base))
+    bare = base in (keras.Layer, keras.Model, keras.Sequential) and len(told) < len(given)
+    bare = bare and layer._auto_config is None  # else all have defaults
+    if bare:
+        keras_own = {"get_config", *attributes_of_keras()}
+        told = {name: value for name, value in held.items() if name not in keras_own}
+    config |= {name: _saved(v, objects) for name, v in told.items() if not _is_made_later(v)}
+    if bare and base is keras.Sequential:
+        config["layers"] = _saved(list(layer._layers), objects)
+    if bare and not comes_with_keras(kind.build):  # it builds them, and may give them variables
+        config = json.loads(json.dumps(config).replace('"build_config": {', '"unused": {'))
+    return config | {TOLD: [*told] if bare else True}
+
+
+def _is_made_later(value: object) -> bool:
+    """Whether it is what ``build``, a call or ``fit`` makes."""
+    return any(
+        isinstance(part, (keras.Variable, keras.KerasTensor, keras.callbacks.Callback))
+        or (keras.ops.is_tensor(part) and numbers_of(part) is None)
+        for part in keras.tree.flatten(value)
+    )
+
+
+def _saved(value: object, objects: dict[str, Any]) -> Any:
+    if value is None or isinstance(value, _VALUES):
+        return value
+    if any(hasattr(type(part), "get_config") for part in keras.tree.flatten(value)):
+        return keras.saving.serialize_keras_object(value)
+    names = (name for name, known in objects.items() if known is value)
+    name = next(names, f"sparkdl_argument_{len(objects)}")
+    objects[name] = value
+    return {"class_name": "function", "config": name, "registered_name": name}

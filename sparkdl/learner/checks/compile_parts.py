@@ -13,7 +13,6 @@ metric that keeps a largest value or a running mean fails the trial and is refus
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping
 from types import FunctionType
 from typing import Any
@@ -30,6 +29,7 @@ from sparkdl.learner.custom_objects import (
     find_custom_objects,
     named_functions,
     own_compile_settings,
+    untold,
 )
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.state.metric_state import flatten_arrays
@@ -72,31 +72,22 @@ def _require_remakable(model: keras.Model, part: object, objects: dict[str, Any]
     given = {"custom_objects": objects, "safe_mode": False}
     try:
         saved = keras.saving.serialize_keras_object(part)
-        untold = _untold(type(part), saved["config"])
+        lacking = untold(type(part), saved["config"])
         copy = keras.saving.deserialize_keras_object(saved, **given)
     except TypeError as error:
-        needed = [name for name, has_default in untold.items() if not has_default]
+        needed = [name for name, one in lacking.items() if one.default is one.empty]
         received = str(error).rpartition("Exception encountered: ")[2]
         raise _refusal(model, part, needed, received) from error
     except NotImplementedError as error:  # a schedule without get_config
-        raise _refusal(model, part, [*_untold(type(part), {})], str(error)) from error
+        raise _refusal(model, part, [*untold(type(part), ())], str(error)) from error
     except Exception:  # told where the model is saved, with what Keras says of it
         return
-    lost = [name for name in untold if _differs(_value(part, name), _value(copy, name))]
+    lost = [name for name in lacking if _differs(_value(part, name), _value(copy, name))]
     if lost:
         received = ", ".join(
             f"{n}={_value(part, n)!r}, which becomes {_value(copy, n)!r}" for n in lost
         )
         raise _refusal(model, part, lost, received)
-
-
-def _untold(cls: type, config: dict[str, Any]) -> dict[str, bool]:
-    return {
-        name: parameter.default is not parameter.empty
-        for name, parameter in inspect.signature(cls).parameters.items()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and name not in config
-    }
 
 
 def _value(thing: object, argument: str) -> Any:

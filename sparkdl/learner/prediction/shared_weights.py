@@ -26,7 +26,7 @@ from keras.src.saving import saving_lib
 from sparkdl.data.columns import ALIGNMENT
 from sparkdl.files.temporary import executor_folder
 from sparkdl.learner.archives.archive import making_models
-from sparkdl.learner.archives.rebuilt import replaced
+from sparkdl.learner.archives.unsaved_settings import replaced
 from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
 from sparkdl.process.closing import Closing
 

@@ -140,7 +140,7 @@ class TrainedModel:
             rate: Learning rate to be saved; None for the model's present one.
         """
         with learning_rate_set(self.model, rate):
-            content = model_bytes(self.model)
+            content = model_bytes(self.model, told=True)
             carried = pack_arrays(untrusted_values(self.model))
             beside = replace(self.beside(epoch), carried=carried)
         checkpoints.save(content, beside)
