@@ -54,7 +54,7 @@ PIECE_BYTES = 64 << 20
 """Bytes of what travels in one piece, which a JVM holds as a whole."""
 _ALIGNMENT = 64
 _MARK = b"sparkdl".ljust(57)
-"""What a piece begins with: in a file, it follows 7 bytes of pickle's, so the rest is aligned."""
+"""The begin of a piece: in a file, it follows 7 bytes of pickle's, so the rest is aligned."""
 _registry = threading.RLock()
 """cloudpickle's list of modules that go by value belongs to the process."""
 
