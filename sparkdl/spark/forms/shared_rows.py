@@ -12,15 +12,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
 
 from sparkdl.launch.task import batch_to_bytes
 from sparkdl.spark.session.running import this_interpreter
 from sparkdl.spark.session.versions import whole_batches
+
+if TYPE_CHECKING:  # executors import this module, and some have no pyspark
+    from pyspark.sql import DataFrame
 
 _READ_ON_S = 5.0
 """Seconds that a task that has ended reads on: a new worker would take longer to come up."""
