@@ -90,8 +90,7 @@ MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 @dataclass(frozen=True)
 class TaskPieces:
-    """A pickled task in Spark's broadcasts, or in files of a session of Spark Connect, which has
-    no broadcasts.
+    """A pickled task in Spark's broadcasts; in a session's files on Spark Connect, without them.
 
     A JVM (the driver's, and each executor's) holds a broadcast as a whole in its heap while it
     passes it on. Afterwards its blocks may go to the disk.
