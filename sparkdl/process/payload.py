@@ -93,6 +93,11 @@ def parts_of(content: Bytes) -> list[Buffer]:
     return [content] if isinstance(content, bytes) else content
 
 
+def joined(content: Bytes) -> bytes:
+    """The bytes in one part."""
+    return content if isinstance(content, bytes) else b"".join(content)
+
+
 def cut(content: Bytes) -> list[pickle.PickleBuffer]:
     """Bytes as an object has them in its pickled state, if they may travel beside it."""
     return [

@@ -19,7 +19,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
@@ -80,8 +80,11 @@ class ModelArchive:
     here: dict[str, Any] | None = field(default=None, compare=False, repr=False)
     values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, compare=False, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "content": payload.cut(self.content), "here": None}
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        has_buffers = protocol.__index__() >= 5  # pickle's own default is 4
+        content = payload.cut(self.content) if has_buffers else payload.joined(self.content)
+        state = {**self.__dict__, "content": content, "here": None}
+        return object.__new__, (type(self),), state
 
     def open_beside(self) -> BesideFile | None:
         """The settings beside the file; None for a model that is known as a file only."""

@@ -18,7 +18,7 @@ from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.predictor import filled
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.process.payload import Bytes, parts_of
+from sparkdl.process.payload import Bytes, joined
 from sparkdl.training.learning import Arrays
 
 _SIGNATURES = ("serving_default", "serve")
@@ -93,7 +93,7 @@ class SavedModelPredictor:
 
         self._tf = tf
         with TemporaryFolder() as folder:
-            with zipfile.ZipFile(io.BytesIO(b"".join(parts_of(content)))) as files:
+            with zipfile.ZipFile(io.BytesIO(joined(content))) as files:
                 files.extractall(folder.path)
             try:
                 self._loaded = tf.saved_model.load(folder.path)

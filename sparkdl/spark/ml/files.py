@@ -299,7 +299,7 @@ class StageWriter(MLWriter):
         archive = self._stage.content().archive
         if archive is not None:
             place = folder_here(self.sparkSession, path) or path
-            require_elsewhere(b"".join(payload.parts_of(archive.content)), place)
+            require_elsewhere(payload.joined(archive.content), place)
         if not is_connect(self.sparkSession):
             super()._handleOverwrite(path)
             return
@@ -324,7 +324,7 @@ class StageWriter(MLWriter):
                 code["objects"] = objects
         if code:
             section["code"] = _pickled(code, self._stage)
-        model = None if archive is None else b"".join(payload.parts_of(archive.content))
+        model = None if archive is None else payload.joined(archive.content)
         name, whole = ("data", content.data) if model is None else ("model", model)
         if whole is None:
             self._save_metadata(path, section)

@@ -602,7 +602,7 @@ def _first_data(answer: Any) -> bytes:
 
 
 def test_a_tab_that_comes_back_while_the_page_stops_does_not_hold_it(page: Dashboard) -> None:
-    book = page._server._book
+    book = page._book
     ended, lines, began = book.end_listeners, [], threading.Event()
     tab = threading.Thread(target=stream, args=(page, lines, began))
 
