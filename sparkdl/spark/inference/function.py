@@ -280,7 +280,9 @@ class FunctionInputs:
         schema = F.when(kind.rlike(self.pattern(name)), F.lit("fits int")).otherwise(
             F.concat(F.lit(f"fits `{error}"), kind, F.lit("`"))
         )
-        return F.when(F.from_json(F.lit(None).cast("string"), schema).isNull(), column)
+        # by its name, which Spark looks up with the columns: its function wants them known (3.5)
+        read = F.call_function("from_json", F.lit(None).cast("string"), schema)
+        return F.when(read.isNull(), column)
 
 
 _NUMBER = "^(tinyint|smallint|int|bigint|float|double|decimal|boolean|void)"
