@@ -79,8 +79,9 @@ class HeldOutRows(SharedRows):
             frame: Columns of ``cached``.
             cached: The user's frame, which Spark has cached.
         """
-        while _unused:
-            SharedRows("", _unused.pop()).destroy()
+        with contextlib.suppress(IndexError):  # another thread's fit takes some, too
+            while True:
+                SharedRows("", _unused.pop()).destroy()
         kept, cache_id = _kept.get(cached), _cache_of(frame)
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
