@@ -25,8 +25,8 @@ STACK_BYTES = 64 << 20
 """Bytes of the rows of one stack at most (two stacks are in memory at a time), but at least one
 batch."""
 _KEEP_S = 2.0
-"""Seconds after which a worker leaves its optimizer's state with the driver at an epoch's end, also
-where nobody asked for it: what a fit has when its job is cancelled."""
+"""Seconds after which a worker that trains on its own leaves its optimizer's state with the driver
+at an epoch's end, also where nobody asked for it: what a fit has when its job is cancelled."""
 MOST_STALE = 32
 """Batches that all workers together train between two exchanges of each, with the automatic window:
 up to this number, changes that do not know of each other still add up well."""
@@ -162,7 +162,9 @@ class _Loop(Generic[L]):
                     self.synchronizer.weights_of_run(self.learner, last),
                 ):
                     held_out = self.learner.evaluate(stacks)
-            if self.settings.keep_state or time.monotonic() >= self.next_keep:
+            # Those that train in step keep it together, which no rank's clock may decide.
+            due = start.windows_per_epoch is None and time.monotonic() >= self.next_keep
+            if self.settings.keep_state or due:
                 self.next_keep = time.monotonic() + _KEEP_S
                 self.synchronizer.keep_state(self.learner, epoch + 1)
             self.synchronizer.end_epoch(

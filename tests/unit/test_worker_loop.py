@@ -74,6 +74,7 @@ class Synchronizer:
         self.held: list[Report] = []
         self.ended: list[tuple[int, Any, Any]] = []
         self.evaluated: list[bool] = []
+        self.kept: list[int] = []
         self.finished = False
         self.learning_rate: float | None = None
         self.announced: tuple[int, int, int] | None = None
@@ -99,6 +100,9 @@ class Synchronizer:
     def end_epoch(self, learner: Any, epoch: int, metrics: Any, held_out: Any, wait: bool) -> None:
         self.ended.append((epoch, metrics, held_out))
 
+    def keep_state(self, learner: Any, epoch: int) -> None:
+        self.kept.append(epoch)
+
     def take_changes(self, learner: Any) -> None:
         """There are none."""
 
@@ -119,6 +123,13 @@ def run(
     settings = LoopSettings(epochs=epochs, batch_size=4, window=window, at_once=at_once)
     train(learner, sync, source, settings, num_rows=rows, **options)
     return learner, sync
+
+
+def test_a_clock_keeps_the_state_only_of_workers_that_train_on_their_own(monkeypatch) -> None:
+    """All ranks that train in step meet to keep it: their clocks do not pass a time together."""
+    monkeypatch.setattr(worker, "_KEEP_S", 0.0)
+    assert run(8, 1, epochs=2)[1].kept == [1, 2]
+    assert run(8, 1, epochs=2, sync=Synchronizer(Start(windows_per_epoch=2)))[1].kept == []
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 16, 17, 40, EPOCH_WINDOW, AUTO_WINDOW])
