@@ -59,7 +59,8 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     """Within, lambdas and local functions in the model have names under which Keras saves them, and
     so have functions and classes that share a name.
 
-    Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
+    A ``functools.partial`` or an object that is called, which Keras cannot save, is a function that
+    calls it meanwhile. Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
     then does not know ``ops``. What is no lambda it saves by its name and expects it among the
     custom objects when it loads; functions or classes of equal names (of two modules, or of a cell
     that was run twice) would be mixed up. So each gets a name of its own while the model is saved,
@@ -70,6 +71,12 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     """
     found: dict[int, Any] = {}
     layers = model._flatten_layers(include_self=True, recursive=True)
+    of_keras = [vars(layer) for layer in layers if comes_with_keras(type(layer))]
+    if (compiled := getattr(model, "_compile_config", None)) is not None:
+        of_keras.append(compiled.config)
+    given = [(values, name, value) for values in of_keras for name, value in values.items()]
+    for values, name, value in given:
+        values[name] = _as_function(value)
     held = _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)])
     for part in (*layers, *held):
         if isinstance(part, FunctionType) or _is_saved_object(part):
@@ -88,6 +95,20 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     finally:
         for function, name in names.items():
             function.__name__ = name
+        for values, name, value in given:
+            values[name] = value
+
+
+def _as_function(value: Any) -> Any:
+    """``value``, or a function in its place where it is called and Keras has no way to save it."""
+    if type(value) in (list, dict):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        made = {key: _as_function(item) for key, item in items}
+        return made if isinstance(value, dict) else list(made.values())
+    saved = inspect.isroutine(value) or inspect.isclass(value) or hasattr(value, "get_config")
+    if not callable(value) or saved or comes_with_keras(type(value)):
+        return value
+    return lambda *arguments, **options: value(*arguments, **options)
 
 
 def untold(cls: type, config: Collection[str]) -> dict[str, inspect.Parameter]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
-from itertools import product
+from functools import cache, partial
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,6 +43,9 @@ _OF_NUMBERS = frozenset({
 """Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
+_OF_TEXTS = ("TextVectorization", "StringLookup", "Hashing")
+_MOST_TRIED = 64
+"""Ways to give a subclassed model symbols of numbers and texts that are tried at most."""
 AS_GIVEN = "as given"
 """The dtype of rows that a preprocessor takes, which may be numbers of any kind, or texts."""
 LABEL = "label of all outputs"
@@ -265,9 +268,15 @@ def _keys(struct: object, tensors: Any, names: Any = None) -> list[str]:
 
 def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
     return {
-        name: TensorSpec(name, tuple(t.shape[1:]), str(t.dtype))
+        name: TensorSpec(name, tuple(t.shape[1:]), "string" if _is_text(t) else str(t.dtype))
         for name, t in zip(names, tensors, strict=True)
     }
+
+
+def _is_text(tensor: Any) -> bool:
+    """Whether a symbol is the text of a class, of which Keras says that it is a whole number."""
+    made_by = getattr(getattr(tensor, "_keras_history", None), "operation", None)
+    return type(made_by).__name__ == "StringLookup" and bool(getattr(made_by, "invert", False))
 
 
 def _subclassed(
@@ -291,36 +300,88 @@ def _subclassed(
     if not flat:
         return {"features": TensorSpec("features", None, floats, True)}, unknown, {}
 
+    sizes = [shape[1:] for shape in flat.values()]
+
+    def arranged(values: list[Any]) -> Any:
+        if takes_list(model):
+            return values
+        return values[0] if list(flat) == ["features"] else dict(zip(flat, values, strict=True))
+
+    def symbols_of(dtypes: Sequence[str]) -> list[Any]:
+        return [keras.KerasTensor((None, *s), d) for s, d in zip(sizes, dtypes, strict=True)]
+
     @cache
     def outputs_of(*dtypes: str) -> dict[str, TensorSpec] | None:
-        sized = zip(flat.values(), dtypes, strict=True)
-        symbols = [keras.KerasTensor((None, *shape[1:]), dtype) for shape, dtype in sized]
-        given: Any = dict(zip(flat, symbols, strict=True))
-        if takes_list(model) or list(flat) == ["features"]:
-            given = symbols if takes_list(model) else symbols[0]
-        spec = traced(model, given)
+        spec = traced(lambda values: model(arranged(values)), symbols_of(dtypes))
         if isinstance(spec, dict):
             return _specs(list(spec.values()), list(spec))
         if isinstance(spec, (list, tuple)):
             return _specs(spec, [f"output_{i}" for i in range(len(spec))])
         return None if spec is None else _specs([spec], ["output"])
 
-    every = (floats,) * len(flat), ("int64",) * len(flat), ("string",) * len(flat)
-    kinds = ("string", floats, "int64")[not _has_texts(model) :]
-    tried = product(kinds, repeat=len(flat)) if len(flat) < 4 else every
-    dtypes = next((tuple(d) for d in tried if outputs_of(*d)), every[0])
+    every = (floats,) * len(flat), ("int64",) * len(flat)
+    readers: list[set[str]] = [set() for _ in flat]
+    while True:  # a layer of texts ends a trace with symbols of numbers
+        read = _readers_of_texts(
+            model, arranged, symbols_of(["string" if kinds else floats for kinds in readers])
+        )
+        if not any(new - known for new, known in zip(read, readers, strict=True)):
+            break
+        readers = [new | known for new, known in zip(read, readers, strict=True)]
+    numbers = [(floats, "int64")] if len(flat) < 4 else [(floats,), ("int64",)]
+    tried = (
+        d for kinds in numbers
+        for d in product(*(("string", *kinds) if texts else kinds for texts in readers))
+    )  # fmt: skip
+    dtypes = next((d for d in islice(tried, _MOST_TRIED) if outputs_of(*d)), every[0])
     found, inputs = outputs_of(*dtypes), {}
-    for i, (name, shape) in enumerate(flat.items()):
+    for i, (name, size) in enumerate(zip(flat, sizes, strict=True)):
         whole = *dtypes[:i], "int64", *dtypes[i + 1 :]
-        free = dtypes[i] != "string" and (not found or outputs_of(*every[1]) or outputs_of(*whole))
-        inputs[name] = TensorSpec(name, tuple(shape[1:]), dtypes[i], bool(free))
+        free = not found or outputs_of(*every[1]) or outputs_of(*whole)
+        if dtypes[i] == "string":
+            free = readers[i] == {"Hashing"}
+        inputs[name] = TensorSpec(name, tuple(size), dtypes[i], bool(free))
     of_whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
     return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
 
 
-def _has_texts(model: keras.Model) -> bool:
-    layers = {kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__}
-    return not layers.isdisjoint(("TextVectorization", "StringLookup", "Hashing"))
+def _readers_of_texts(
+    model: keras.Model, arranged: Callable[[list[Any]], Any], symbols: list[Any]
+) -> list[set[str]]:
+    """For each input the kinds of the layers of texts that read it, as TensorFlow's graph tells."""
+    given: list[Any] = []
+    read: list[tuple[str, Any]] = []
+    layers = [
+        (layer, kind.__name__) for layer in model._flatten_layers() for kind in type(layer).__mro__
+        if kind.__name__ in _OF_TEXTS
+    ]  # fmt: skip
+
+    def noted(kind: str, call: Callable[..., Any], inputs: Any, *args: Any, **options: Any) -> Any:
+        read.append((kind, inputs))
+        return call(inputs, *args, **options)
+
+    def call(values: list[Any]) -> Any:
+        given[:] = values
+        return model(arranged(values))
+
+    for layer, kind in layers:
+        vars(layer)["call"] = partial(noted, kind, layer.call)
+    if layers:
+        traced(call, symbols)
+    for layer, _ in layers:
+        del vars(layer)["call"]
+    found: list[set[str]] = [set() for _ in symbols]
+    for kind, tensor in read:
+        above, seen = [tensor], set()
+        while above:
+            operation = getattr(above.pop(), "op", None)
+            if operation is not None and operation not in seen:
+                seen.add(operation)
+                above += operation.inputs
+        for number, value in enumerate(given):
+            if getattr(value, "op", None) in seen:
+                found[number].add(kind)
+    return found
 
 
 def traced(call: Callable[[Any], Any], given: object) -> Any:

@@ -163,9 +163,9 @@ def encode_model(
         forget_lost_variables(model)
     objects = {**find_custom_objects(model), **(custom_objects or {})}
     try:
-        given = compile_settings(model)
         with (
-            making_models, named_functions(model) as functions, _present_settings(model, given),
+            making_models, named_functions(model) as functions,
+            _present_settings(model, compile_settings(model)),
             values_left_out(model, for_worker) as whole,
         ):  # fmt: skip
             content = _save_bytes(model, objects)
