@@ -60,11 +60,11 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     so have functions and classes that share a name.
 
     A ``functools.partial`` or an object that is called, which Keras cannot save, is a function that
-    calls it meanwhile. Keras saves the code of a lambda without its globals: ``lambda x: ops.tanh(x)`` is loaded and
-    then does not know ``ops``. What is no lambda it saves by its name and expects it among the
-    custom objects when it loads; functions or classes of equal names (of two modules, or of a cell
-    that was run twice) would be mixed up. So each gets a name of its own while the model is saved,
-    and travels by value under that name.
+    calls it meanwhile. Keras saves the code of a lambda without its globals: that of ``lambda x:
+    ops.tanh(x)`` does not know ``ops`` when it is loaded. What is no lambda it saves by its name
+    and expects it among the custom objects when it loads; functions or classes of equal names (of
+    two modules, or of a cell that was run twice) would be mixed up. So each gets a name of its own
+    while the model is saved, and travels by value under that name.
 
     Yields:
         New name -> function or class. Not all of them need be part of what Keras saves.

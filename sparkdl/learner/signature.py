@@ -337,10 +337,10 @@ def _subclassed(
     found, inputs = outputs_of(*dtypes), {}
     for i, (name, size) in enumerate(zip(flat, sizes, strict=True)):
         whole = *dtypes[:i], "int64", *dtypes[i + 1 :]
-        free = not found or outputs_of(*every[1]) or outputs_of(*whole)
+        free = bool(not found or outputs_of(*every[1]) or outputs_of(*whole))
         if dtypes[i] == "string":
             free = readers[i] == {"Hashing"}
-        inputs[name] = TensorSpec(name, tuple(size), dtypes[i], bool(free))
+        inputs[name] = TensorSpec(name, tuple(size), dtypes[i], free)
     of_whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
     return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
 

@@ -12,7 +12,7 @@ from typing import Any
 from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rules import Sliced
 from sparkdl.config import FitConfig, LoopSettings
-from sparkdl.errors import RowsAheadError, TransportError
+from sparkdl.errors import RowsAheadError, SparkDLError, TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import ModelArchive, encode_model, restore_state
@@ -54,6 +54,7 @@ from sparkdl.spark.fit.fit_warnings import (
     warn_of_server_load,
 )
 from sparkdl.spark.fit.plan import (
+    Failure,
     FitPlan,
     count_workers,
     loop_settings,
@@ -291,11 +292,9 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         if not live and (monitor.has_callbacks or plan.checkpoints is not None):
             last = min(last, settings.first_epoch + 1)  # what the driver does needs a stage's end
         try:
-            summary = _train_stage(plan, replace(settings, epochs=last), monitor)
-        except StageLost as lost:
+            summary = _train_stage(plan, replace(settings, epochs=last), monitor, restarts)
+        except _Again as lost:
             restarts += 1
-            if restarts > plan.config.restarts:
-                raise lost.error from lost.error.__cause__
             plan = _with_workers_left(plan, lost, restarts)
             # A callback may have stopped at the epoch that ended last: nothing more is trained.
             until = lost.epoch if monitor.stopped else settings.epochs
@@ -306,7 +305,17 @@ def _run_fit(plan: FitPlan, monitor: FitMonitor) -> StageSummary:
         settings = replace(settings, first_epoch=last)
 
 
-def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> StageSummary:
+class _Again(Exception):
+    """After ``error`` the model is as it was after ``epoch`` epochs, and training goes on there."""
+
+    def __init__(self, error: SparkDLError, epoch: int) -> None:
+        super().__init__(str(error))
+        self.error, self.epoch = error, epoch
+
+
+def _train_stage(
+    plan: FitPlan, settings: LoopSettings, monitor: FitMonitor, restarts: int
+) -> StageSummary:
     trained, source = plan.trained, plan.source
     trained.slots, trained.has_optimizer = _slots_of(plan), False
     rule_state = trained.state_for_rule()
@@ -346,31 +355,34 @@ def _train_stage(plan: FitPlan, settings: LoopSettings, monitor: FitMonitor) -> 
                 source, spread, trained, run, task, monitor,
                 barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
             )  # fmt: skip
-        except (TransportError, RowsAheadError) as error:
-            gone = isinstance(error, RowsAheadError) or (
-                isinstance(run, ServerRun) and run.server_lost
-            )
-            if plan.checkpoints is None or not gone:
+        except (TransportError, RowsAheadError, StageLost) as raised:
+            error = raised.error if isinstance(raised, StageLost) else raised
+            of_server = error is raised
+            ended = isinstance(run, ServerRun) and run.server_lost
+            if of_server and not (ended or isinstance(error, RowsAheadError)):
                 raise
-            lost = StageLost(error)
-            lost.epoch = trained.restore(plan.checkpoints)
-            if lost.epoch <= settings.first_epoch:  # nothing was written in this stage
-                lost.epoch = settings.first_epoch
+            kept = None if of_server else run.kept()
+            saved = None
+            if of_server and plan.checkpoints is not None:
+                saved = trained.restore(plan.checkpoints)
+            recovery = plan.recovery.decide(Failure(
+                settings.first_epoch, restarts, of_server, None if kept is None else kept.epoch,
+                saved,
+            ))  # fmt: skip
+            if recovery is None:
+                raise
+            if recovery.state == "begun":  # the driver's model may be some epochs ahead of it
                 _restore(trained, archive, rule_state)
-            monitor.loaded_again(lost.epoch)
-            raise lost from error
-        except StageLost as lost:
-            kept = run.kept()
-            if kept is None:  # the driver's model may be some epochs ahead of this stage's start
-                lost.epoch = settings.first_epoch
-                _restore(trained, archive, rule_state)
-            else:
-                lost.epoch = kept.epoch
+            if kept is not None:
                 trained.take(kept)
                 trained.slots_kept = kept.rule
-                monitor.loaded_again(kept.epoch)
+            if of_server or kept is not None:
+                monitor.loaded_again(recovery.epoch)
+            if kept is not None:
                 monitor.end_epochs(run.progress(monitor.epochs_done), kept.epoch)
-            raise
+            if not recovery.again:
+                raise error from error.__cause__
+            raise _Again(error, recovery.epoch) from raised
 
 
 def _slots_of(plan: FitPlan) -> DriverSlots | None:
@@ -416,7 +428,7 @@ def _start_run(
     )  # fmt: skip
 
 
-def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan:
+def _with_workers_left(plan: FitPlan, lost: _Again, restarts: int) -> FitPlan:
     """The plan of the next try: as many workers as there is room for now."""
     workers, who = plan.num_workers, "a parameter server was"
     if isinstance(lost.error, RowsAheadError):
@@ -424,8 +436,7 @@ def _with_workers_left(plan: FitPlan, lost: StageLost, restarts: int) -> FitPlan
     if not plan.config.with_server:
         who = "workers were"
         slots = wait_for_slots(plan.source.spark, plan.num_workers, profile=plan.profile)
-        if slots is not None and plan.config.repartition:
-            workers = max(1, min(workers, slots))
+        workers = plan.recovery.workers(workers, slots)
     warn_user(
         f"{who} lost ({lost.error.what}); training goes on from epoch {lost.epoch} with "
         f"{workers} of {plan.num_workers} workers, restart {restarts}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl.collective.choice import AllReduceExchange, optimizer_config
 from sparkdl.collective.rules.exchange_rule import ExchangeRule
@@ -60,6 +60,74 @@ class FitPlan:
     settings: LoopSettings
     checkpoints: Checkpoints | None = None
     profile: ResourceProfile | None = None
+
+    @property
+    def recovery(self) -> RecoveryPolicy:
+        """What is done where workers or servers are lost."""
+        return RecoveryPolicy(self.config.restarts, self.config.repartition)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is left of a stage of training that lost its workers or its server.
+
+    Args:
+        began: Epochs that were done when the stage began.
+        restarts: How often the fit began again before.
+        of_server: Whether the weights were lost, too; else some of them may be with the driver.
+        kept: Epochs of the state that workers left with the driver in this stage; None: none.
+        saved: Epochs of the newest checkpoint; None: the fit writes none.
+    """
+
+    began: int
+    restarts: int = 0
+    of_server: bool = False
+    kept: int | None = None
+    saved: int | None = None
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What is decided after a failure.
+
+    Args:
+        state: What the model becomes: as it was when the stage began, as workers left it with the
+            driver, or as in the newest checkpoint.
+        epoch: Epochs that are done in it.
+        again: Whether training goes on from there; else the error is raised.
+    """
+
+    state: Literal["begun", "kept", "saved"]
+    epoch: int
+    again: bool
+
+
+@dataclass(frozen=True)
+class RecoveryPolicy:
+    """Decides what a fit does after a failure, and does nothing itself.
+
+    Args:
+        most: Restarts of a fit at most.
+        shrinks: Whether fewer workers may go on, where task slots were lost.
+    """
+
+    most: int
+    shrinks: bool
+
+    def decide(self, failure: Failure) -> Recovery | None:
+        """The decision; None where no state can be had back, so that the error is raised."""
+        again = failure.restarts < self.most
+        if failure.of_server and failure.saved is None:
+            return None
+        if not failure.of_server and failure.kept is not None:
+            return Recovery("kept", failure.kept, again)
+        if failure.saved is not None and failure.saved > failure.began:
+            return Recovery("saved", failure.saved, again)
+        return Recovery("begun", failure.began, again)
+
+    def workers(self, workers: int, slots: int | None) -> int:
+        """How many workers go on where there are ``slots`` (None: any number)."""
+        return workers if slots is None or not self.shrinks else max(1, min(workers, slots))
 
 
 def loop_settings(

@@ -119,7 +119,6 @@ class StageLost(Exception):
     def __init__(self, error: SparkDLError) -> None:
         super().__init__(str(error))
         self.error = error
-        self.epoch = 0
 
 
 Spread = Callable[[], tuple[object, SharedRows | None]]
