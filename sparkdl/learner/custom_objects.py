@@ -151,6 +151,8 @@ def compile_settings(model: keras.Model) -> dict[str, Any]:
     for kept, names in kinds:
         if kept is not None and found.get(names[0]) is None and found.get(names[-1]) is None:
             found |= {name: getattr(kept, f"_user_{name}") for name in names}
+    if found.get("loss") is None:  # keras.distillation.Distiller tells Keras of none
+        found["loss"] = getattr(model, "_student_loss_for_serialization", None)
     return found
 
 

@@ -420,12 +420,13 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
 
     patched: list[tuple[Any, str]] = []
     classes = (c for c in objects.values() if isinstance(c, type) and issubclass(c, kinds))
+    distiller = getattr(getattr(keras, "distillation", None), "Distiller", None)  # of Keras 3.12
     cls: Any
-    for cls in {id(cls): cls for cls in classes}.values():
+    for cls in filter(None, {id(cls): cls for cls in (*classes, distiller)}.values()):
         if compiles_itself(cls):
             cls.compile_from_config = compile_by_settings
             patched.append((cls, "compile_from_config"))
-        if cls.from_config.__module__.startswith("keras."):
+        if cls is not distiller and cls.from_config.__module__.startswith("keras."):
             cls.from_config = reviving(cls.from_config.__func__)
             patched.append((cls, "from_config"))
     try:

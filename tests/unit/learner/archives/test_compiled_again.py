@@ -45,6 +45,19 @@ def test_metrics_and_losses_that_a_second_compile_leaves_out_stay() -> None:
     assert set(same(model).evaluate(X, Y, verbose=0, return_dict=True)) == {"loss", "mae"}
 
 
+@pytest.mark.skipif(not hasattr(keras, "distillation"), reason="since Keras 3.12")
+def test_a_distiller_whose_files_keras_loads_without_compiling_them() -> None:
+    """Keras is told of no loss: the class keeps it apart."""
+    losses = [keras.distillation.LogitsDistillation(temperature=2.0, loss="mse")]
+    model = keras.distillation.Distiller(dense(), dense(activation="relu"), losses)
+    model.build((None, 6))
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    assert {"mae", "student_loss", "distillation_loss"} <= set(
+        same(model).evaluate(X, Y, verbose=0, return_dict=True)
+    )
+    assert keras.distillation.Distiller.compile_from_config is keras.Model.compile_from_config
+
+
 def of_a_cell(text: str, name: str) -> Any:
     """What a cell of a notebook, which may be run again, gives a name to."""
     names: dict[str, Any] = {"keras": keras, "ops": ops, "__name__": "__main__"}
