@@ -161,11 +161,8 @@ class KeptBlobs:
 
     def put(self, message: Message) -> None:
         """Takes one chunk, see :meth:`Assembly.put`; ``own`` in its meta: it is the rank's."""
-        assembly = self._assemblies.get(message.rank)
-        if assembly is None:
-            assembly = Assembly("the state to keep", self._max_bytes)
-            self._assemblies[message.rank] = assembly
-        whole = assembly.put(message)
+        new = Assembly("the state to keep", self._max_bytes)
+        whole = self._assemblies.setdefault(message.rank, new).put(message)
         if whole is None:
             return
         kept = KeptBlob(whole, message.epoch)
