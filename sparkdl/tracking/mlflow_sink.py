@@ -299,11 +299,10 @@ class MLflow:
         if worker.load is not None:  # of its whole host
             load = worker.load
             numbers[f"{place}/system_memory_usage_percentage"] = load.memory_percent
-            for place_of, percents in (
-                ("utilization", load.gpu_percents), ("memory_usage", load.gpu_memory_percents),
-            ):  # fmt: skip
-                for gpu, percent in enumerate(percents):
-                    numbers[f"{place}/gpu_{gpu}_{place_of}_percentage"] = percent
+            for gpu, percent in enumerate(load.gpu_percents):
+                numbers[f"{place}/gpu_{gpu}_utilization_percentage"] = percent
+            for gpu, percent in enumerate(load.gpu_memory_percents):
+                numbers[f"{place}/gpu_{gpu}_memory_usage_percentage"] = percent
         return numbers
 
     def _log_model(self) -> None:
@@ -383,18 +382,12 @@ def _signature(mlflow: Any, model: Any) -> Any:
     """Tensors whose first dimension is free: MLflow's Keras flavour takes no others."""
     from mlflow.types import Schema, TensorSpec
 
+    def spec(tensor: Any, several: bool) -> Any:
+        shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
+        return TensorSpec(np.dtype(str(tensor.dtype)), shape, tensor.name if several else None)
+
     def schema(tensors: Any) -> Any:
-        several = len(tensors) > 1
-        return Schema(
-            [
-                TensorSpec(
-                    np.dtype(str(tensor.dtype)),
-                    (-1, *(-1 if size is None else size for size in tensor.shape[1:])),
-                    tensor.name if several else None,
-                )
-                for tensor in tensors
-            ]
-        )
+        return Schema([spec(tensor, len(tensors) > 1) for tensor in tensors])
 
     return mlflow.models.ModelSignature(schema(model.inputs), schema(model.outputs))
 

@@ -67,9 +67,10 @@ class GuardedSink:
             self._broken = True
             if isinstance(event, (TrainingBegan, SearchBegan)):
                 raise
+            name = getattr(self._sink, "__name__", type(self._sink).__name__)
             warnings.warn(
-                f"{_name_of(self._sink)} raised {type(error).__name__}: {error}; it is told "
-                "nothing more of this fit, which goes on",
+                f"the sink {name} raised {type(error).__name__}: {error}; it is told nothing more "
+                "of this fit, which goes on",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -132,11 +133,6 @@ def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[Gu
     for guarded in found:
         guarded.take_model(model)
     return found
-
-
-def _name_of(sink: GivenSink) -> str:
-    name = getattr(sink, "__name__", type(sink).__name__)
-    return f"the sink {name}"
 
 
 class Thinning:
