@@ -305,13 +305,8 @@ def search(
     goal = Goal(metric, maximize)
     temporary = None if checkpoint_dir else TemporaryFolder()
     folder = temporary.path if temporary is not None else str(checkpoint_dir)
-    told: dict[str, Value] = {
-        "metric": metric,
-        "maximize": maximize,
-        "seed": seed,
-        "searcher": type(searcher).__name__,
-        "keep_epoch": keep_epoch,
-    }
+    told: dict[str, Value] = {"metric": metric, "maximize": maximize, "seed": seed}
+    told |= {"searcher": type(searcher).__name__, "keep_epoch": keep_epoch}
     expected_epochs = searcher.expected_epochs  # before it has given its first segment
     journal = Journal.at(folder, told, resume=resume)
     best_epochs = keep_epoch == "best"
@@ -332,7 +327,11 @@ def search(
             tracker.handle(event)
 
     try:
-        tell(_described(goal, searcher, sampler, seed, slots_per_trial, timeout_s, expected_epochs))
+        began = _described(
+            goal, searcher, sampler, seed=seed, slots_per_trial=slots_per_trial,
+            expected_epochs=expected_epochs, timeout_s=timeout_s,
+        )  # fmt: skip
+        tell(began)
         run_search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
@@ -403,24 +402,14 @@ def _recipe(
 
 
 def _described(
-    goal: Goal,
-    searcher: Searcher,
-    sampler: Sampler | None,
-    seed: int,
-    slots_per_trial: int,
-    timeout_s: float | None,
-    expected_epochs: int | None,
+    goal: Goal, searcher: Searcher, sampler: Sampler | None, **asked: float | None
 ) -> SearchBegan:
     parameters: dict[str, Json] = {
         "searcher": type(searcher).__name__,
         "max_epochs": searcher.max_epochs,
         "sampler": type(sampler).__name__ if sampler is not None else "random",
-        "seed": seed,
-        "slots_per_trial": slots_per_trial,
-        "expected_epochs": expected_epochs,
-        "timeout_s": timeout_s,
+        **{name: value for name, value in asked.items() if value is not None},
     }
-    parameters = {name: value for name, value in parameters.items() if value is not None}
     search_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     return SearchBegan(search_id, goal.metric, goal.maximize, parameters)
 
@@ -441,11 +430,10 @@ def _at_once(asked: int | str, slots_per_trial: int, spark: object) -> int:
 def _print_line(study: Study, trial: int, score: float) -> None:
     record = next(r for r in study.records if r.number == trial)
     name = study.goal.metric
-    params = ", ".join(
-        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in record.params.items()
-    )
+    params = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in record.params.items()}
+    asked = ", ".join(f"{k}={v}" for k, v in params.items())
     print(
         f"trial {trial}: epoch {record.epochs}, {name} {record.metrics[record.epochs][name]:.4f} "
-        f"(best {study.best_value:.4f}, trial {study.best_trial.number}) {params}",
+        f"(best {study.best_value:.4f}, trial {study.best_trial.number}) {asked}",
         flush=True,
     )

@@ -76,8 +76,7 @@ class Study(Closing):
         return [self._journal.trials[n] for n in sorted(self._journal.trials)]
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have a score and did not fail, best first; by their last comparison, or
-        by their best epoch in a search with ``keep_epoch='best'``."""
+        """The trials with a score, best first; see :func:`sparkdl.tune.study.ranked`."""
         return ranked(self.records, self.goal)
 
     @property
@@ -172,8 +171,17 @@ class Study(Closing):
         Args:
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
-        ax = _axes(ax, (7, 4))
-        draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
+        ax, metric, best = _axes(ax, (7, 4)), self.goal.metric, self.best_trial.number
+        for record in self.records:
+            values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
+            lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
+            if record.number == best:
+                lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
+                lines[0].set_label(f"best: trial {best}")
+            lines[0].set(marker="o", markersize=3)
+        ax.set(xlabel="epochs", ylabel=metric, title=f"{len(self.records)} trials")
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False)
         return ax
 
     def plot_scatter(self) -> list[Axes]:
@@ -195,24 +203,22 @@ class Study(Closing):
         return found[:count]
 
     def plot_parallel(self, ax: Axes | None = None) -> Axes:
-        """Draws each trial as a line through its hyper-parameters and its metric.
-
-        Args:
-            ax: Where to draw; None for new axes. Needs matplotlib.
-        """
+        """Draws each trial as a line through its values and its metric; see :meth:`plot`."""
         ranked = self._compared()
         ax = _axes(ax, (2.2 * (1 + len(names_of(ranked))), 3.5))
         draw_parallel(ax, ranked, self.goal.metric)
         return ax
 
     def plot_importances(self, ax: Axes | None = None) -> Axes:
-        """Draws :attr:`importances` as bars.
-
-        Args:
-            ax: Where to draw; None for new axes. Needs matplotlib.
-        """
-        ax = _axes(ax, (7, 0.5 + 0.5 * max(2, len(self.importances))))
-        draw_importances(ax, self.importances)
+        """Draws :attr:`importances` as bars; see :meth:`plot`."""
+        shares = self.importances
+        ax, names = _axes(ax, (7, 0.5 + 0.5 * max(2, len(shares)))), list(shares)[::-1]
+        bars = ax.barh(names, [shares[n] for n in names], color=BLUE)
+        ax.bar_label(bars, [f" {shares[n]:.0%}" for n in names])
+        ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
+        ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
         return ax
 
     @property
@@ -227,10 +233,9 @@ class Study(Closing):
         return self.ranked()
 
     def __repr__(self) -> str:
-        ranked = self.ranked()
-        best = (
-            f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}" if ranked else ""
-        )
+        best = ""
+        if self.ranked():
+            best = f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}"
         return f"Study({len(self.records)} trials{best})"
 
 
@@ -322,20 +327,6 @@ _FEW = 6
 """Whole numbers up to this count stand each by itself on an axis."""
 
 
-def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
-    """The metric of every trial over its epochs."""
-    for record in records:
-        values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
-        lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
-        if record.number == best:
-            lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
-            lines[0].set_label(f"best: trial {best}")
-        lines[0].set(marker="o", markersize=3)
-    ax.set(xlabel="epochs", ylabel=metric, title=f"{len(records)} trials")
-    ax.grid(alpha=0.3)
-    ax.legend(frameon=False)
-
-
 def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: str) -> None:
     """The metric over each hyper-parameter: filled dots trained longest, hollow ones less."""
     longest = max(record.epochs for record in ranked)
@@ -382,17 +373,6 @@ def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
     ax.set(xlim=(-0.35, len(names) + 0.35), ylim=(-_MARGIN, 1 + _MARGIN), yticks=[])
     ax.tick_params(length=0)
     for side in ("left", "right", "top", "bottom"):
-        ax.spines[side].set_visible(False)
-
-
-def draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
-    """A bar for each hyper-parameter: the share of the metric's variance that it explains."""
-    names = list(importances)[::-1]
-    bars = ax.barh(names, [importances[n] for n in names], color=BLUE)
-    ax.bar_label(bars, [f" {importances[n]:.0%}" for n in names])
-    ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    for side in ("top", "right"):
         ax.spines[side].set_visible(False)
 
 
