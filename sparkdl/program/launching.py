@@ -83,7 +83,7 @@ def device_request(program: Program) -> DeviceRequest:
 
 
 def refuse_restarts(program: Program) -> None:
-    """Returns if no group has restarts."""
+    """Refuses groups with restarts."""
     for placed in program.placed:
         if placed.needs.restarts:
             raise ConfigError(

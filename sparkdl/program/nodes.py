@@ -64,7 +64,6 @@ class Node(Protocol):
         """
 
 
-@dataclass
 class PyNode:
     """A node that calls a function once and ends with it.
 
@@ -73,9 +72,6 @@ class PyNode:
             lists, tuples and dicts, arrive as clients.
     """
 
-    function: Callable[..., object]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     serves = False
     threads = 0
     client_timeout_s: float | None = None

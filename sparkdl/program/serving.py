@@ -89,9 +89,8 @@ class CallServer(Closing):
         try:
             caller.connection.settimeout(HANDSHAKE_S)
             caller.welcome()
-            connection = MessageConnection(
-                caller.connection, certificate, self.address.name, is_server=True
-            )
+            name = self.address.name
+            connection = MessageConnection(caller.connection, certificate, name, is_server=True)
         except (OSError, EOFError, AuthenticationError):
             return
         with self._lock:
