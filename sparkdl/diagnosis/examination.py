@@ -281,14 +281,14 @@ class _Examination:
             self._facts = found.facts
             self._check_hosts(found, cores)
             if worst(c.status for c in self.checks if c.name in ("python", "packages")) == "error":
-                self.checks.append(
-                    Check(
-                        "barrier", "warning", "not tried: tasks would fail",
-                        hint="first see to the errors above",
-                    )
-                )  # fmt: skip
+                why, hint = "not tried: tasks would fail", "first see to the errors above"
+                self.checks.append(Check("barrier", "warning", why, hint=hint))
                 return
-            self._check_gpus(self._probe(slots, echo, with_facts=False), found)
+            answers = self._probe(slots, echo, with_facts=False)
+            if answers:
+                asked = self.setting("spark.task.resource.gpu.amount") or ""
+                seen = {name: facts["gpus"] for name, facts in found.facts.items()}
+                self.checks.append(check_gpus(answers, asked, seen, _backend()))
 
     def check_folder(self, folder: ProbedFolder) -> None:
         """Adds the check of the folder for checkpoints; to be called last."""
@@ -355,12 +355,6 @@ class _Examination:
 
             self.checks += check_model(self.model, self.config, own, executors.facts)
 
-    def _check_gpus(self, answers: list[Answer], executors: Executors) -> None:
-        if answers:
-            asked = self.setting("spark.task.resource.gpu.amount") or ""
-            seen = {name: facts["gpus"] for name, facts in executors.facts.items()}
-            self.checks.append(check_gpus(answers, asked, seen, _backend()))
-
     def _add_error(self, name: str, error: SparkDLError) -> None:
         found = error.what + (f": {error.received}" if error.received else "")
         self.checks.append(Check(name, "error", found, error.expected, error.hint))
@@ -398,15 +392,14 @@ class _Examination:
             ranks = stack.begin(launcher.launch(task))
             if not self._wait(ranks.wait):
                 silent = sorted(set(range(slots)) - (echo.callers if echo else set()))
-                self.checks.append(
-                    Check(
-                        "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
-                        f"{', '.join(map(str, silent)) or '(all have begun)'}",
-                        f"{slots} tasks that run at the same time and end",
-                        "are the slots free? Look at the executors' logs on Spark's page; on a "
-                        "busy cluster timeout_s= gives more time",
-                    )
+                found = Check(
+                    "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
+                    f"{', '.join(map(str, silent)) or '(all have begun)'}",
+                    f"{slots} tasks that run at the same time and end",
+                    "are the slots free? Look at the executors' logs on Spark's page; on a busy "
+                    "cluster timeout_s= gives more time",
                 )  # fmt: skip
+                self.checks.append(found)
                 return []
             try:
                 results = of_kind(ranks.results(), "probe")
@@ -436,10 +429,8 @@ def _executors_of(answers: list[Answer]) -> Executors:
         for a in answers
         if a.facts is not None
     )
-    interpreter = interpreter_of(None)
-    return Executors(
-        answered, len(answered), interpreter, "" if answered else "see the check 'barrier'"
-    )
+    problem = "" if answered else "see the check 'barrier'"
+    return Executors(answered, len(answered), interpreter_of(None), problem)
 
 
 def _backend() -> str:
