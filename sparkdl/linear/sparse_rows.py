@@ -123,14 +123,11 @@ class SparseVectors:
     def _without_zeros(self) -> SparseVectors:
         values = self.values
         assert values is not None
-        kept = values != 0
-        if kept.all():
-            ones = None if (values == 1).all() else values
-            return SparseVectors(self.starts, self.indices, ones, self.size)
-        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts]
-        values = values[kept]
-        ones = None if (values == 1).all() else values
-        return SparseVectors(starts, self.indices[kept], ones, self.size)
+        kept, starts, indices = values != 0, self.starts, self.indices
+        if not kept.all():
+            starts = np.concatenate([[0], np.cumsum(kept)])[starts]
+            values, indices = values[kept], indices[kept]
+        return SparseVectors(starts, indices, None if (values == 1).all() else values, self.size)
 
     def dot(self, weights: Numbers) -> Numbers:
         """The product of each vector with weights, one for each entry.

@@ -254,11 +254,9 @@ class LinearTraining:
                 f"{int(np.argmin(np.isfinite(losses))) + 1}",
                 hint="scale the features: MaxAbsScaler keeps sparse vectors sparse",
             )
-        mean = losses / self._weight if self._weight else losses
+        mean = (losses / self._weight if self._weight else losses).tolist()
         ids, weights = self.table.export()
-        return LinearPart(
-            ids, weights, self.intercept, self._size, self._rows, tuple(mean.tolist())
-        )
+        return LinearPart(ids, weights, self.intercept, self._size, self._rows, tuple(mean))
 
     def step(self, number: int) -> float:
         """One step of all ranks with their batches of a number; returns this rank's loss.
