@@ -57,9 +57,8 @@ def write_stage_file(path: str, class_name: str, saved: StageFile) -> None:
         file.attrs["model_type"] = saved.model_type
         for number, weight in enumerate(saved.weights):  # JSON would make them too large
             file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
-        file.attrs[_SETTINGS] = json.dumps(
-            {"class_name": class_name, "config": saved.config}
-        ).encode()
+        settings = {"class_name": class_name, "config": saved.config}
+        file.attrs[_SETTINGS] = json.dumps(settings).encode()
     storage.write_bytes(path, content.getvalue())
 
 
@@ -383,8 +382,7 @@ class ElephasTransformer(
         outputs = self.trained.signature.outputs
         name = str(self.getOrDefault("outputCol"))
         names = {o: name if len(outputs) == 1 else f"{name}_{o}" for o in outputs}
-        return [OutputColumn(column, output, "values", "float64")
-                for output, column in names.items()]  # fmt: skip
+        return [OutputColumn(name, o, "values", "float64") for o, name in names.items()]
 
     def _transform(self, df: object) -> Any:
         rows = self.getOrDefault("inference_batch_size")
@@ -424,8 +422,7 @@ def load_ml_transformer(file_name: str) -> ElephasTransformer:
     """Loads a transformer from the HDF5 file that its ``save`` wrote, or Elephas' own.
 
     Raises:
-        ResourceError: The file cannot be read.
-        ModelError: Another stage is in the file, or none.
+        SparkDLError: As :func:`load_ml_estimator`.
     """
     file = read_stage_file(file_name, "ElephasTransformer")
     config = dict(file.config)

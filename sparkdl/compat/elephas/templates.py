@@ -173,12 +173,11 @@ class _Finder(ast.NodeTransformer):
         if distribution not in _NAMES:
             raise UnknownNameError("distribution", distribution, _NAMES)
         name = self._free_name()
-        self.holes.append(Hole(name, distribution, ast.List(call.args, ast.Load())))
-        value: ast.expr = ast.Subscript(
-            ast.Name(_DRAWN, ast.Load()), ast.Constant(name), ast.Load()
-        )
+        read = ast.Load()
+        self.holes.append(Hole(name, distribution, ast.List(call.args, read)))
+        value: ast.expr = ast.Subscript(ast.Name(_DRAWN, read), ast.Constant(name), read)
         if distribution == "choice":  # the options may be any objects: only their number is drawn
-            value = ast.Subscript(call.args[0], value, ast.Load())
+            value = ast.Subscript(call.args[0], value, read)
         return value
 
     def _free_name(self) -> str:

@@ -78,13 +78,13 @@ class TFCluster:
         except BaseException as error:
             self._error = error
 
-    def _call_nodes(self, on_node: Callable[..., None], **options: Any) -> None:
+    def _call_nodes(self, on_node: Callable[..., None], **options: Any) -> object:
         """Calls the function on all nodes; with TensorBoard on the chief, if asked for."""
         requested: AbstractContextManager[BoardRequest | None] = nullcontext()
         if self._board is not None:
             requested = self._board.requested(self._spark, self._log_dir)
         with requested as board:
-            run_ranks(
+            return run_ranks(
                 on_node, (self._function, self._args, self._facts, board),
                 roles=self._roles, spark=self._spark, communicator="builtin",
                 ps_on_driver=self._ps_on_driver, **options,
@@ -143,11 +143,8 @@ class TFCluster:
             )
         with this_interpreter(self._spark.sparkContext):
             frame = stream.mapInArrow(pickled_batches, "element binary")
-        run = run_ranks(
-            call_fed_node, (self._function, self._args, self._facts), roles=self._roles,
-            spark=self._spark, communicator="builtin", ps_on_driver=self._ps_on_driver,
-            data=frame, epochs=num_epochs or 1, limits=Limits(stall_timeout_s=feed_timeout),
-        )  # fmt: skip
+        limits = Limits(stall_timeout_s=feed_timeout)
+        run = self._call_nodes(call_fed_node, data=frame, epochs=num_epochs or 1, limits=limits)
         assert isinstance(run, StreamingRun)
         self._trained, self._stream = True, run
         return run
@@ -184,9 +181,7 @@ class TFCluster:
         def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
             return infer_elements(number, elements, content, default_fs, job, feed_timeout)
 
-        return with_this_interpreter(
-            dataRDD.mapPartitionsWithIndex(infer, preservesPartitioning=False)
-        )
+        return with_this_interpreter(dataRDD.mapPartitionsWithIndex(infer))
 
     def _check_fed(self, method: str) -> None:
         if not self._fed:

@@ -113,9 +113,7 @@ HasDriverPSNodes: Any = _mixin(
     "driver_ps_nodes", "DriverPSNodes", "servers on the driver", taking(FLAG), False
 )
 HasEpochs: Any = _mixin("epochs", "Epochs", "times that the rows are given", taking(whole(1)), 1)
-HasGraceSecs: Any = _mixin(
-    "grace_secs", "GraceSecs", "without a meaning here", taking(whole(0)), 30
-)
+HasGraceSecs: Any = _mixin("grace_secs", "GraceSecs", "without meaning here", taking(whole(0)), 30)
 HasInputMapping: Any = _mixin("input_mapping", "InputMapping", "column -> tensor", _mapping, {})
 HasOutputMapping: Any = _mixin("output_mapping", "OutputMapping", "tensor -> column", _mapping, {})
 HasInputMode: Any = _mixin("input_mode", "InputMode", "InputMode.SPARK", taking(whole(0)), 1)
