@@ -172,20 +172,8 @@ class RunOrders:
             reply.flags |= Flag.STOP
 
 
-WaitReason = Literal[
-    "start",
-    "gather",
-    "duplicate",
-    "join",
-    "begin",
-    "round",
-    "gate",
-    "last",
-    "snapshot",
-    "epoch",
-    "sums",
-    "carried",
-]
+HelloReason = Literal["start", "gather", "duplicate", "join", "begin"]
+WaitReason = HelloReason | Literal["round", "gate", "last", "snapshot", "epoch", "sums", "carried"]
 
 
 @dataclass
@@ -386,8 +374,7 @@ class Work:
 class Store:
     """State that the ranks share, beside a coordinator; as it stands there is none.
 
-    A store of its own overrides what differs. All methods but :meth:`decoded` are called under the
-    group's lock.
+    Each overrides what differs. All methods but :meth:`decoded` are called under the group's lock.
     """
 
     limits = FrameLimits()

@@ -288,8 +288,7 @@ def _is_amount(value: object) -> bool:
 class Telemetry:
     """The latest report per epoch, rank and attempt, summed when the driver asks.
 
-    A metric state is a vector of sums and counts, so the elementwise sum over ranks is the state of
-    the whole epoch.
+    A metric state is a vector of sums and counts, so the sum over ranks is that of the whole epoch.
     """
 
     def __init__(self) -> None:
