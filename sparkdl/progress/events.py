@@ -299,24 +299,11 @@ class SearchEnded:
     error: str = ""
 
 
-Event = (
-    TrainingBegan
-    | EpochBegan
-    | WorkersJoined
-    | WorkersAwaited
-    | EpochProgressed
-    | WorkersProgressed
-    | LinesLogged
-    | EpochEnded
-    | WorkerTraced
-    | TrainingEnded
-    | TrainingFailed
-    | SearchBegan
-    | TrialBegan
-    | TrialEpochEnded
-    | TrialEnded
-    | SearchEnded
-)
+EpochEvent = EpochBegan | EpochProgressed | EpochEnded
+WorkerEvent = WorkersJoined | WorkersAwaited | WorkersProgressed | LinesLogged | WorkerTraced
+FitEvent = TrainingBegan | EpochEvent | WorkerEvent | TrainingEnded | TrainingFailed
+SearchEvent = SearchBegan | TrialBegan | TrialEpochEnded | TrialEnded | SearchEnded
+Event = FitEvent | SearchEvent
 
 
 class Sink(Protocol):
@@ -381,8 +368,7 @@ class EpochProgress:
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
             value of the sum is the row-weighted value over all workers.
         val_metrics: The same of the validation rows; empty before they are evaluated.
-        seconds: How long it took, where the workers say so; else None, and the driver's own
-            clock says it.
+        seconds: How long it took, where the workers say so; None: the driver's own clock does.
     """
 
     missing: int = 0

@@ -138,8 +138,7 @@ class FitMonitor:
     """Turns what the workers report into events for the sinks, in the driver's thread.
 
     Sinks see one ``EpochEnded`` per epoch with the metrics of all workers together, and
-    ``EpochProgressed`` whenever there is something new: several times a second, not once per
-    batch.
+    ``EpochProgressed`` whenever there is something new: several times a second, not per batch.
 
     Args:
         metric_values: From a metric state (summed over workers) to the metrics' values.
