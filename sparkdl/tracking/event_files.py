@@ -1,6 +1,4 @@
-"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto; files that
-grow while a fit runs.
-"""
+"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto."""
 
 from __future__ import annotations
 

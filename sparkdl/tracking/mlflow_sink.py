@@ -195,9 +195,7 @@ class MLflow:
         self._model = model
 
     def handle(self, event: events.Event) -> None:
-        """Logs the event. Where the run cannot be opened, a warning says so, and nothing is logged
-        of this fit.
-        """
+        """Logs the event. A run that cannot be opened is a warning: nothing of a fit is logged."""
         if self._off:
             return
         begins = isinstance(event, (events.TrainingBegan, events.SearchBegan))
@@ -382,12 +380,13 @@ def _signature(mlflow: Any, model: Any) -> Any:
     """Tensors whose first dimension is free: MLflow's Keras flavour takes no others."""
     from mlflow.types import Schema, TensorSpec
 
-    def spec(tensor: Any, several: bool) -> Any:
-        shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
-        return TensorSpec(np.dtype(str(tensor.dtype)), shape, tensor.name if several else None)
-
     def schema(tensors: Any) -> Any:
-        return Schema([spec(tensor, len(tensors) > 1) for tensor in tensors])
+        specs = []
+        for tensor in tensors:
+            shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
+            name = tensor.name if len(tensors) > 1 else None
+            specs.append(TensorSpec(np.dtype(str(tensor.dtype)), shape, name))
+        return Schema(specs)
 
     return mlflow.models.ModelSignature(schema(model.inputs), schema(model.outputs))
 

@@ -281,8 +281,7 @@ def dashboard(
         host: Address to listen on; ``'0.0.0.0'`` for all of this host's. The connection is not
             encrypted: reach a driver elsewhere through the notebook's proxy or an SSH tunnel.
         open_browser: Open the page here.
-        runs: A folder with the files of :class:`sparkdl.tracking.JsonLines` (or one file): past
-            runs to show.
+        runs: Past runs to show: what :class:`sparkdl.tracking.JsonLines` wrote, a folder or a file.
 
     Returns:
         The page's link (``.url``); ``.stop()`` ends it.
