@@ -290,8 +290,7 @@ class _Search:
         self._journal.write()
 
     def _draws(self, number: int) -> Draw:
-        """How a trial's values are drawn, asked for at the first of them: a trial that goes on has
-        its values."""
+        """How a trial's values are drawn, asked at the first: one that goes on has its values."""
         found: list[Draw] = []
 
         def draw(name: str, space: Space) -> Value:

@@ -18,14 +18,8 @@ from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.learner.state.metric_state import larger_is_better
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
-from sparkdl.settings.values import (
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-    shown,
-)
+from sparkdl.settings import values
+from sparkdl.settings.values import require_int, require_name, require_seconds, shown
 from sparkdl.spark.fit.arguments import verbosity
 from sparkdl.spark.fit.fit_sinks import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -38,6 +32,7 @@ from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
+from sparkdl.tune import trial_recipes
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
@@ -45,15 +40,7 @@ from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Sampler, Trial, Value
-from sparkdl.tune.trial_recipes import (
-    Build,
-    BuildRecipe,
-    Recipe,
-    StageParams,
-    StageRecipe,
-    StageStudy,
-    TrialFit,
-)
+from sparkdl.tune.trial_recipes import Build, Recipe, StageParams, StageRecipe, StageStudy, TrialFit
 
 if TYPE_CHECKING:
     import keras
@@ -95,7 +82,7 @@ class FitTrainer:
                     data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
                     checkpoint_dir=self._of(segment.trial), **arguments,
                 )  # fmt: skip
-            return {name: float(values[-1]) for name, values in history.history.items() if values}
+            return {name: float(told[-1]) for name, told in history.history.items() if told}
 
         return train
 
@@ -264,8 +251,8 @@ def search(
     require_name("keep_epoch", keep_epoch, ("last", "best"))
     seed = require_int("seed", seed, 0)
     if checkpoint_dir is not None:
-        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
-    resume = require_flag("resume", resume)
+        checkpoint_dir = values.require_path("checkpoint_dir", checkpoint_dir)
+    resume = values.require_flag("resume", resume)
     slots_per_trial = require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
         keep_best = require_int("keep_best", keep_best, 1)
@@ -311,7 +298,7 @@ def search(
     journal = Journal.at(folder, told, resume=resume)
     best_epochs = keep_epoch == "best"
     trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
-    kind = Study if isinstance(recipe, BuildRecipe) else StageStudy
+    kind = StageStudy if isinstance(recipe, StageRecipe) else Study
     study = kind(journal, goal, trainer.load, vote, temporary=temporary)
     if isinstance(study, StageStudy) and isinstance(recipe, StageRecipe):
         study.recipe = recipe
@@ -398,7 +385,8 @@ def _recipe(
             "estimator of sparkdl.ml",
             received=f"{type(build).__name__}" + " and params" * (params is not None),
         )
-    return BuildRecipe(build, seed, {"mode": "allreduce", **(settings or {})}, arguments)
+    every = {"mode": "allreduce", **(settings or {})}
+    return trial_recipes.BuildRecipe(build, seed, every, arguments)
 
 
 def _described(

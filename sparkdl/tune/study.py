@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 def ranked(records: Iterable[TrialRecord], goal: Goal) -> list[TrialRecord]:
     """The trials that have a score and did not fail, best first; by their last comparison, or by
-    their best epoch where the search keeps that. Of equal ones that with the lower number is
-    first."""
+    their best epoch where the search keeps that. Of equal ones the lower number is first."""
     whole = [r for r in records if r.metrics and r.state != "failed"]
     return sorted(whole, key=lambda r: (-goal.score(r.model_metrics), r.number))
 

@@ -84,8 +84,7 @@ class Asha(Searcher):
         max_epochs: Epochs of a trial that is trained to the end.
         divisor: One trial in this number goes on from a rung.
         max_rungs: Most rungs; fewer where epochs or trials are too few.
-        min_early_stopping_rate: The lowest rungs that are left out: no trial ends before the
-            one above them.
+        min_early_stopping_rate: The lowest rungs that are left out: no trial ends at them.
     """
 
     _all_rungs = False
@@ -217,8 +216,7 @@ _MODES = ("aggressive", "standard", "conservative")
 class _Brackets(Searcher):
     """Several searchers side by side, each with trials of its own.
 
-    A free slot goes to the first searcher that has a segment; trials are numbered in the order in
-    which they begin.
+    A free slot goes to the first searcher that has a segment; trials are numbered as they begin.
     """
 
     def __init__(self, brackets: list[Searcher]) -> None:
