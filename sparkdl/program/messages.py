@@ -34,9 +34,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class CallStream(Stream, Protocol):
-    """The part of a connection that messages need: a socket has it, and so has
-    :class:`EncryptedStream`.
-    """
+    """What messages need of a connection: a socket has it, and so has :class:`EncryptedStream`."""
 
     def settimeout(self, timeout_s: float | None, /) -> None:
         """The longest wait of a call from now on."""
