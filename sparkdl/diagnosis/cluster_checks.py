@@ -157,36 +157,28 @@ def check_probe(
     Args:
         with_server: Whether ranks train through a server, and need no connections to each other.
     """
-    slow = start_s > timeout_s
-    checks = [
-        Check(
-            "barrier", "warning" if slow else "ok",
-            f"{len(answers)} tasks ran at the same time, after {start_s:.1f} s",
-            f"within {timeout_s:g} s" if slow else "",
-            "slots may be in use by other jobs" if slow else "",
-        )
-    ]  # fmt: skip
+    found = f"{len(answers)} tasks ran at the same time, after {start_s:.1f} s"
+    checks = [Check("barrier", "ok", found)]
+    if start_s > timeout_s:
+        expected, hint = f"within {timeout_s:g} s", "slots may be in use by other jobs"
+        checks = [Check("barrier", "warning", found, expected, hint)]
     to_driver = {a.rank: a.driver for a in answers if a.driver is not None}
     if to_driver:
-        checks.append(
-            _check_links(
-                "driver port", to_driver,
-                "every executor connects to the driver",
-                "open this port in the firewall; name a range with Network(port='7000-7010'), "
-                "another address with Network(server_address=...); mode='allreduce' needs the "
-                "ranks only",
-            )
-        )  # fmt: skip
+        hint = (
+            "open this port in the firewall; name a range with Network(port='7000-7010'), another "
+            "address with Network(server_address=...); mode='allreduce' needs the ranks only"
+        )
+        expected = "every executor connects to the driver"
+        checks.append(_check_links("driver port", to_driver, expected, hint))
         checks.append(_check_clocks(to_driver))
     between = {(a.rank, other): link for a in answers for other, link in a.ranks.items()}
     if between:
-        check = _check_links(
-            "between ranks", between,
-            "executors connect to each other",
+        hint = (
             "open all ports between the executors' machines, or a range with "
-            "Network(worker_port=...), for mode='allreduce' and run; the modes with a server "
-            "need none",
-        )  # fmt: skip
+            "Network(worker_port=...), for mode='allreduce' and run; the modes with a server need "
+            "none"
+        )
+        check = _check_links("between ranks", between, "executors connect to each other", hint)
         broken = check.status == "error"
         checks.append(replace(check, status="warning") if broken and with_server else check)
     return checks

@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 from sparkdl.config import FitConfig, Limits
-from sparkdl.diagnosis.cluster_checks import (
-    Versions,
-    check_allocation,
-    check_connect,
-    check_gpus,
-    check_probe,
-    check_settings,
-    check_slots,
-    check_versions,
-)
+from sparkdl.diagnosis import cluster_checks
 from sparkdl.diagnosis.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.diagnosis.host_checks import check_hosts
 from sparkdl.diagnosis.network import Answer, Echo, ProbeTask
@@ -250,16 +241,16 @@ class _Examination:
         master = self.setting("spark.master") or ""
         connect = running.is_connect(self.spark)
         task_cpus = int(self.setting("spark.task.cpus") or 1)
-        self.checks += check_versions(self._versions())
-        self.checks.append(check_allocation(self.setting, self.config.mode, master))
+        self.checks += cluster_checks.check_versions(self._versions())
+        self.checks.append(cluster_checks.check_allocation(self.setting, self.config.mode, master))
         slots = capacity.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
             slots = self._slots_over_connect()
         host = self.setting("spark.driver.host") or "127.0.0.1"
-        self.checks.append(check_slots(slots, self.config, task_cpus, host))
+        self.checks.append(cluster_checks.check_slots(slots, self.config, task_cpus, host))
         cores = int(self.setting("spark.executor.cores") or task_cpus)
         tasks = max(1, cores // task_cpus)
-        self.checks += check_settings(self.setting, self.config, master, tasks)
+        self.checks += cluster_checks.check_settings(self.setting, self.config, master, tasks)
         if slots < 1:
             return
         with contextlib.ExitStack() as stack:
@@ -288,7 +279,7 @@ class _Examination:
             if answers:
                 asked = self.setting("spark.task.resource.gpu.amount") or ""
                 seen = {name: facts["gpus"] for name, facts in found.facts.items()}
-                self.checks.append(check_gpus(answers, asked, seen, _backend()))
+                self.checks.append(cluster_checks.check_gpus(answers, asked, seen, _backend()))
 
     def check_folder(self, folder: ProbedFolder) -> None:
         """Adds the check of the folder for checkpoints; to be called last."""
@@ -308,12 +299,12 @@ class _Examination:
             return None
         return None if value is None else str(value)
 
-    def _versions(self) -> Versions:
+    def _versions(self) -> cluster_checks.Versions:
         java = None
         if not running.is_connect(self.spark):
             system = self.spark.sparkContext._jvm.java.lang.System
             java = str(system.getProperty("java.version"))
-        return Versions(java, str(self.spark.version), str(pyspark.__version__))
+        return cluster_checks.Versions(java, str(self.spark.version), str(pyspark.__version__))
 
     def _expected_slots(self, master: str) -> int:
         """Slots for which executors may still be starting."""
@@ -371,7 +362,7 @@ class _Examination:
             except ResourceError as error:
                 problem = error
             if running.is_connect(self.spark):
-                self.checks.append(check_connect(self.config, problem))
+                self.checks.append(cluster_checks.check_connect(self.config, problem))
             elif problem is not None:
                 self._add_error("driver port", problem)
             yield echo
@@ -409,8 +400,9 @@ class _Examination:
         took_s = time.monotonic() - began
         answers = [Answer.from_json(result.text) for result in results.values()]
         start_s = max(0.0, took_s - max(answer.ran_s for answer in answers))
-        with_server = self.config.with_server
-        self.checks += check_probe(answers, start_s, self.timeout_s, with_server=with_server)
+        self.checks += cluster_checks.check_probe(
+            answers, start_s, self.timeout_s, with_server=self.config.with_server
+        )
         return answers
 
     def _wait(self, wait: Callable[[float], bool]) -> bool:

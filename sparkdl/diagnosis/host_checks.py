@@ -1,6 +1,4 @@
-"""Findings from the facts of the driver and the executors: Python, packages, memory, disk,
-devices.
-"""
+"""Findings from facts of the driver and the executors: Python, packages, memory, disk, devices."""
 
 from __future__ import annotations
 

@@ -168,8 +168,7 @@ class ProbeTask(RaisingTask):
     """The probe on one rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        timeout_s: Limit for one exchange of texts and for the framework; all connections together
-            have half of it.
+        timeout_s: Limit for one exchange of texts and for the framework; half for all connections.
         backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
     """
