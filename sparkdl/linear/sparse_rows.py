@@ -248,24 +248,19 @@ class SparseRows:
         entries = np.repeat(vectors.starts[order] - starts[:-1], lengths)
         entries += np.arange(len(entries))
         values = None if vectors.values is None else vectors.values[entries]
-        return SparseRows(
-            SparseVectors(starts, vectors.indices[entries], values, vectors.size),
-            self.labels[order], None if self.weights is None else self.weights[order],
-        )  # fmt: skip
+        weights = None if self.weights is None else self.weights[order]
+        taken = SparseVectors(starts, vectors.indices[entries], values, vectors.size)
+        return SparseRows(taken, self.labels[order], weights)
 
     def cut(self, start: int, stop: int) -> SparseRows:
         """The rows from ``start`` to ``stop``, views of these."""
         vectors = self.vectors
         first, end = vectors.starts[start], vectors.starts[stop]
         values = None if vectors.values is None else vectors.values[first:end]
-        return SparseRows(
-            SparseVectors(
-                vectors.starts[start : stop + 1] - first, vectors.indices[first:end], values,
-                vectors.size,
-            ),
-            self.labels[start:stop],
-            None if self.weights is None else self.weights[start:stop],
-        )  # fmt: skip
+        weights = None if self.weights is None else self.weights[start:stop]
+        starts, indices = vectors.starts[start : stop + 1] - first, vectors.indices[first:end]
+        cut = SparseVectors(starts, indices, values, vectors.size)
+        return SparseRows(cut, self.labels[start:stop], weights)
 
 
 def _values_of(vectors: SparseVectors) -> Numbers:

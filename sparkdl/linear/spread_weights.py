@@ -18,14 +18,8 @@ from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ModelError
 from sparkdl.linear.sparse_rows import Indices, Numbers, SparseRows
-from sparkdl.settings.values import (
-    Check,
-    UserSettings,
-    ValueKind,
-    require_not_negative,
-    require_positive,
-    setting,
-)
+from sparkdl.settings import values
+from sparkdl.settings.values import Check, UserSettings, ValueKind, setting
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import RowIndex, Slots, by_owner, grown
 
@@ -38,7 +32,7 @@ def _number(check: Check) -> ValueKind:
     return ValueKind(checked, float)
 
 
-ABOVE_ZERO, NOT_NEGATIVE = _number(require_positive), _number(require_not_negative)
+ABOVE_ZERO, NOT_NEGATIVE = _number(values.require_positive), _number(values.require_not_negative)
 
 
 @dataclass(frozen=True)
