@@ -121,8 +121,7 @@ class Trainer:
 
         Args:
             dataframe: A DataFrame with the columns of features and labels.
-            shuffle: Shuffle all rows over the cluster before. Workers shuffle their own rows in
-                every epoch anyway.
+            shuffle: Shuffle all rows over the cluster before; workers shuffle theirs every epoch.
 
         Returns:
             A new, trained Keras model.

@@ -209,9 +209,8 @@ def _model_of(result: TrialResult) -> Any:
     text, weights = result.get("model"), result.get("weights")
     if not isinstance(text, str) or weights is None:
         raise ModelError(
-            "the trial's result has no model", expected=_EXAMPLE,
-            received=", ".join(sorted(result)),
-        )  # fmt: skip
+            "the trial's result has no model", expected=_EXAMPLE, received=", ".join(sorted(result))
+        )
     model = model_from_json(text, {})
     model.set_weights(payload.load(weights) if isinstance(weights, bytes) else weights)
     return model

@@ -7,16 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from sparkdl.compat.tfos import nodes
 from sparkdl.compat.tfos.board import BoardRequest, BoardUrl
-from sparkdl.compat.tfos.nodes import (
-    ClusterFacts,
-    MapFunction,
-    call_fed_node,
-    call_node,
-    infer_elements,
-    pickled,
-    pickled_batches,
-)
+from sparkdl.compat.tfos.nodes import MapFunction, call_fed_node, pickled
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.settings.values import require_seconds
@@ -59,7 +52,7 @@ class TFCluster:
         self._spark = SparkSession(sc)
         self._function, self._args, self._roles = map_fun, tf_args, roles
         default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
-        self._facts = ClusterFacts(default_fs, chief)
+        self._facts = nodes.ClusterFacts(default_fs, chief)
         self._fed = input_mode == InputMode.SPARK
         self._ps_on_driver = ps_on_driver
         self._board = BoardUrl() if tensorboard else None
@@ -74,7 +67,7 @@ class TFCluster:
 
     def _run(self) -> None:
         try:
-            self._call_nodes(call_node)
+            self._call_nodes(nodes.call_node)
         except BaseException as error:
             self._error = error
 
@@ -109,8 +102,7 @@ class TFCluster:
             Of a stream a handle, with ``stop()``; else None.
 
         Raises:
-            ConfigError: The cluster has ``InputMode.TENSORFLOW``, was trained before, or is given a
-                DStream.
+            ConfigError: ``InputMode.TENSORFLOW``, a cluster that was trained before, or a DStream.
             WorkerError: The function raised or stalled on a node; with its traceback.
         """
         self._check_fed("train")
@@ -142,7 +134,7 @@ class TFCluster:
                 received="tensorboard=True",
             )
         with this_interpreter(self._spark.sparkContext):
-            frame = stream.mapInArrow(pickled_batches, "element binary")
+            frame = stream.mapInArrow(nodes.pickled_batches, "element binary")
         limits = Limits(stall_timeout_s=feed_timeout)
         run = self._call_nodes(call_fed_node, data=frame, epochs=num_epochs or 1, limits=limits)
         assert isinstance(run, StreamingRun)
@@ -179,7 +171,7 @@ class TFCluster:
         default_fs = self._facts.default_fs
 
         def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
-            return infer_elements(number, elements, content, default_fs, job, feed_timeout)
+            return nodes.infer_elements(number, elements, content, default_fs, job, feed_timeout)
 
         return with_this_interpreter(dataRDD.mapPartitionsWithIndex(infer))
 
