@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class CallStream(Stream, Protocol):
-    """What messages need of a connection: a socket has it, and so has :class:`EncryptedStream`."""
+    """The part of a connection that messages need: of a socket or :class:`EncryptedStream`."""
 
     def settimeout(self, timeout_s: float | None, /) -> None:
         """The longest wait of a call from now on."""

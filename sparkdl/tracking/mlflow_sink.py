@@ -195,7 +195,7 @@ class MLflow:
         self._model = model
 
     def handle(self, event: events.Event) -> None:
-        """Logs the event. A run that cannot be opened is a warning: nothing of a fit is logged."""
+        """Logs the event. Where the run cannot be opened it warns, and logs nothing of this fit."""
         if self._off:
             return
         begins = isinstance(event, (events.TrainingBegan, events.SearchBegan))
