@@ -225,29 +225,6 @@ APPLICATIONS = {
 }
 
 
-def make_model(name: str, *, features: bool) -> Any:
-    """The application with the weights that Keras downloads.
-
-    Args:
-        name: A key of :data:`APPLICATIONS`.
-        features: Without the classes: the output is the mean over the last layer's pixels.
-
-    Raises:
-        ResourceError: The weights cannot be downloaded.
-    """
-    found = APPLICATIONS[name]
-    hint = "model=... takes a Keras model or the path of one, and downloads nothing"
-    with _downloading(f"the weights of {name}", "weights", hint):
-        return model_source.pretrained(found.module, name, features=features)
-
-
-def class_names(name: str) -> list[tuple[str, str]]:
-    """Identifier and description of ImageNet's classes, which Keras downloads."""
-    hint = "labels=[...] names the classes, and downloads nothing"
-    with _downloading("the names of ImageNet's classes", "the names", hint):
-        return model_source.imagenet_names(APPLICATIONS[name].module)
-
-
 @contextmanager
 def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
     try:
@@ -287,9 +264,14 @@ class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
         return str(self.getOrDefault("modelName")) if self.isSet("modelName") else ""
 
     def _source(self, *, features: bool) -> ModelSource:
-        name = self.getModelName()
+        """The model; one of Keras' own is downloaded if it is not in the cache."""
+        name, model = self.getModelName(), self._model
         if self._opened is None or self._opened[0] != name:
-            model = self._model if self._model is not None else make_model(name, features=features)
+            if model is None:
+                module = APPLICATIONS[name].module
+                hint = "model=... takes a Keras model or the path of one, and downloads nothing"
+                with _downloading(f"the weights of {name}", "weights", hint):
+                    model = model_source.pretrained(module, name, features=features)
             self._opened = name, open_model(model)
         return self._opened[1]
 
@@ -418,7 +400,9 @@ class DeepImagePredictor(_DeepImage):
                 expected="labels=[...], one name per class, or a modelName",
                 received="decodePredictions=True, and neither",
             )
-        return class_names(self.getModelName())
+        hint = "labels=[...] names the classes, and downloads nothing"
+        with _downloading("the names of ImageNet's classes", "the names", hint):
+            return model_source.imagenet_names(APPLICATIONS[self.getModelName()].module)
 
 
 def as_vector(frame: Any, column: str) -> Any:
