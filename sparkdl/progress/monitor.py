@@ -46,9 +46,8 @@ class RecentSpeed:
 
     def look(self, now: float, rows: int) -> None:
         """Takes in the rows that all workers have trained until ``now`` (in seconds)."""
-        if self._looks and rows < self._looks[-1][1]:  # the stage began again
-            self._looks.clear()
-        if self._looks and not self._looks[-1][1]:  # time without any row counts for nothing
+        before = self._looks[-1][1] if self._looks else 0
+        if rows < before or not before:  # the stage began again; time without rows does not count
             self._looks.clear()
         self._looks.append((now, rows))
         while len(self._looks) > 2 and now - self._looks[1][0] >= self._span_s:

@@ -79,7 +79,13 @@ class GuardedSink:
 SinkMaker = Callable[[], GivenSink]
 _standing: list[SinkMaker] = []
 _standing_lock = threading.Lock()
-_of_thread = threading.local()
+
+
+class _OfThread(threading.local):
+    without = False
+
+
+_of_thread = _OfThread()
 
 
 def add_standing(make: SinkMaker) -> None:
@@ -98,17 +104,12 @@ def remove_standing(make: SinkMaker) -> None:
 def without_standing() -> Iterator[None]:
     """Fits that begin here, in this thread, are not told to the sinks that stand for every fit: the
     search whose trials they are tells these itself."""
-    before = _without()
+    before = _of_thread.without
     _of_thread.without = True
     try:
         yield
     finally:
         _of_thread.without = before
-
-
-def _without() -> bool:
-    without: bool = getattr(_of_thread, "without", False)
-    return without
 
 
 def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
@@ -128,7 +129,7 @@ def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[Gu
                 hint="sinks=[sparkdl.tracking.TensorBoard('logs'), print]",
             )
     with _standing_lock:
-        makers = [] if _without() else list(_standing)
+        makers = [] if _of_thread.without else list(_standing)
     found = [GuardedSink(sink) for sink in (*(make() for make in makers), *asked)]
     for guarded in found:
         guarded.take_model(model)
