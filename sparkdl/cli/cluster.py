@@ -101,21 +101,20 @@ def env(given: Namespace) -> int:
 
 def package(given: Namespace) -> int:
     """``sparkdl package``: the environment as an archive, and the line that submits with it."""
+    archive, files = None, list[str]()
     if given.target == "kubernetes":  # there the environment is in the image
         given.output = given.output or "kubernetes"
         line = kubernetes_line(given)
-        files = [] if given.dry_run else write_manifests(given.output, given.namespace)
-        archive = None
+        if not given.dry_run:
+            files = write_manifests(given.output, given.namespace)
     else:
         given.output = given.output or "env.tar.gz"
-        line, files = submit_line(given), []
+        line = submit_line(given)
         if not given.dry_run:
             pack(given.output)
-        archive = None if given.dry_run else given.output
-    if given.json:
-        print(json.dumps({"archive": archive, "files": files, "submit": line}))
-    else:
-        print(line)
+            archive = given.output
+    made = {"archive": archive, "files": files, "submit": line}
+    print(json.dumps(made) if given.json else line)
     return 0
 
 

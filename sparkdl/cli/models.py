@@ -51,10 +51,7 @@ def train(given: Namespace) -> int:
         "history": {name: np.asarray(v).tolist() for name, v in history.history.items()},
         "seconds": round(time.monotonic() - began, 2),
     }
-    if given.json:
-        print(json.dumps(result))
-    else:
-        print(f"saved {given.output}")
+    print(json.dumps(result) if given.json else f"saved {given.output}")
     return 0
 
 
@@ -62,8 +59,12 @@ def predict(given: Namespace) -> int:
     """``sparkdl predict``: the counterpart of ``sparkdl.predict`` and ``SparkModel.predict``."""
     chosen = {"batch_size": given.batch_size, "features": columns(given.features)}
     with spark_session(given) as spark:
-        if given.output and not given.overwrite:
-            _require_new(given.output)
+        # said before the model is loaded; Spark would say it later
+        if given.output and not given.overwrite and exists(given.output):
+            raise ConfigError(
+                "--output exists", expected="a new path", received=repr(given.output),
+                hint="--overwrite replaces what is there",
+            )  # fmt: skip
         predictions = _predict_of(given)(
             read_data(spark, given), output_column=given.output_column,
             **{name: value for name, value in chosen.items() if value is not None},
@@ -78,17 +79,6 @@ def predict(given: Namespace) -> int:
         else:
             predictions.show(given.limit, truncate=80)
     return 0
-
-
-def _require_new(output: str) -> None:
-    """Refuses an output that Spark would refuse, before the model is loaded."""
-    from sparkdl.files import storage
-
-    if storage.exists(output):
-        raise ConfigError(
-            "--output exists", expected="a new path", received=repr(output),
-            hint="--overwrite replaces what is there",
-        )  # fmt: skip
 
 
 def evaluate(given: Namespace) -> int:
@@ -130,9 +120,8 @@ def estimate(given: Namespace) -> int:
         )
     with _session_of_model(given):
         described = sparkdl.describe(_spark_model(given, {}))
-    result = exchange_costs(
-        described.exchange_bytes, given.num_workers, given.gbit, given.latency_ms
-    )
+    size_bytes = described.exchange_bytes
+    result = exchange_costs(size_bytes, given.num_workers, given.gbit, given.latency_ms)
     result["optimizer_bytes"] = described.optimizer_bytes
     if given.json:
         print(json.dumps(result))
@@ -271,22 +260,17 @@ def dashboard(given: Namespace) -> int:
         ResourceError: The folder is not there, or the port not free.
     """
     with session_of_path(given, given.runs):  # which knows what is meant by a path
-        _serve(given)
+        if not exists(given.runs):
+            raise ResourceError(
+                f"there are no runs at {given.runs!r}",
+                expected="a folder that sparkdl.tracking.JsonLines wrote, or one of its files",
+                received="nothing",
+                hint="spark_model.fit(..., sinks=[sparkdl.tracking.JsonLines('runs')])",
+            )
+        with open_page(given.port, given.host, given.runs) as page:
+            url = page.url
+            link = json.dumps({"url": url}) if given.json else f"sparkdl: the page is at {url}"
+            print(link, flush=True)
+            with contextlib.suppress(KeyboardInterrupt):
+                threading.Event().wait()
     return 0
-
-
-def _serve(given: Namespace) -> None:
-    if not exists(given.runs):
-        raise ResourceError(
-            f"there are no runs at {given.runs!r}",
-            expected="a folder that sparkdl.tracking.JsonLines wrote, or one of its files",
-            received="nothing",
-            hint="spark_model.fit(..., sinks=[sparkdl.tracking.JsonLines('runs')])",
-        )
-    with open_page(given.port, given.host, given.runs) as page:
-        link = (
-            json.dumps({"url": page.url}) if given.json else f"sparkdl: the page is at {page.url}"
-        )
-        print(link, flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()

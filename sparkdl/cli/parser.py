@@ -84,19 +84,20 @@ def _add_model(
 
 
 def _add_data(parser: argparse.ArgumentParser, *, label: bool) -> None:
-    parser.add_argument("--data", required=True, metavar="PATH|TABLE",
-                        help="files on any file system, or a table of Spark's")  # fmt: skip
-    parser.add_argument("--format", help="parquet, csv, json, orc, arrow, tfrecord, ...; default: "
-                        "by the path's ending or its files")  # fmt: skip
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
-                        help="an option of Spark's reader; may be repeated")  # fmt: skip
-    parser.add_argument("--features", help="a column, or several numeric ones with commas between "
-                        f"({_of_the_fit('features')})")  # fmt: skip
+    add = parser.add_argument
+    add("--data", required=True, metavar="PATH|TABLE",
+        help="files on any file system, or a table of Spark's")  # fmt: skip
+    add("--format", help="parquet, csv, json, orc, arrow, tfrecord, ...; default: "
+        "by the path's ending or its files")  # fmt: skip
+    add("--option", action="append", default=[], metavar="NAME=VALUE",
+        help="an option of Spark's reader; may be repeated")  # fmt: skip
+    add("--features", help="a column, or several numeric ones with commas between "
+        f"({_of_the_fit('features')})")  # fmt: skip
     if label:
-        parser.add_argument("--label", help=f"the label's column ({_of_the_fit('label')})")
-        parser.add_argument("--sample-weight", help="the column of row weights")
-    parser.add_argument("--batch-size", type=int, help="rows per step and worker (default: "
-                        f"{FitConfig.batch_size}, or the saved model's)")  # fmt: skip
+        add("--label", help=f"the label's column ({_of_the_fit('label')})")
+        add("--sample-weight", help="the column of row weights")
+    add("--batch-size", type=int, help="rows per step and worker (default: "
+        f"{FitConfig.batch_size}, or the saved model's)")  # fmt: skip
 
 
 def _of_the_fit(name: str) -> str:
@@ -137,32 +138,33 @@ MODEL_SETTINGS = (
 
 def _add_train(commands: Commands) -> None:
     parser = _command(commands, "train", f"{_MODELS}:train", "trains a model and saves it")
+    add = parser.add_argument
     _add_model(parser, functions=True)
     _add_data(parser, label=True)
-    parser.add_argument("--output", required=True, help="the .keras file to write")
-    parser.add_argument("--epochs", type=int, default=1, help="passes over the rows")
+    add("--output", required=True, help="the .keras file to write")
+    add("--epochs", type=int, default=1, help="passes over the rows")
     settings = parser.add_argument_group(
         "settings of SparkModel; for a file that its save wrote the file's are the defaults"
     )
     _add_settings(settings, FitConfig, [n for n in MODEL_SETTINGS if n != "batch_size"])
     _add_settings(settings, Network)
     _add_settings(settings, Limits, LIMITS_OF_FIT)
-    parser.add_argument("--validation-split", type=float, default=0.0,
-                        help="share of the rows to validate on (default: 0.0)")  # fmt: skip
-    parser.add_argument("--checkpoint-dir", help="a folder for a checkpoint after each epoch")
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    add("--validation-split", type=float, default=0.0,
+        help="share of the rows to validate on (default: 0.0)")  # fmt: skip
+    add("--checkpoint-dir", help="a folder for a checkpoint after each epoch")
+    add("--resume", action="store_true", help="go on from the last checkpoint")
 
 
 def _add_predict(commands: Commands) -> None:
     parser = _command(commands, "predict", f"{_MODELS}:predict", "adds a column of predictions")
+    add = parser.add_argument
     _add_model(parser, others=True)
     _add_data(parser, label=False)
-    parser.add_argument("--output", help="where Spark writes the rows; without it some are shown")
-    parser.add_argument("--output-format", default="parquet", help="of --output")
-    parser.add_argument("--output-column", default="prediction",
-                        help="the new column")  # fmt: skip
-    parser.add_argument("--overwrite", action="store_true", help="replace what is at --output")
-    parser.add_argument("--limit", type=int, default=20, help="rows to show without --output")
+    add("--output", help="where Spark writes the rows; without it some are shown")
+    add("--output-format", default="parquet", help="of --output")
+    add("--output-column", default="prediction", help="the new column")
+    add("--overwrite", action="store_true", help="replace what is at --output")
+    add("--limit", type=int, default=20, help="rows to show without --output")
 
 
 def _add_estimate(commands: Commands) -> None:
@@ -179,17 +181,14 @@ def _add_estimate(commands: Commands) -> None:
 def _add_run(commands: Commands) -> None:
     text = "runs a script once per rank, all at the same time"
     parser = _command(commands, "run", f"{_CLUSTER}:run", text)
-    parser.add_argument("-np", "--num-proc", type=int, required=True, metavar="N",
-                        help="ranks")  # fmt: skip
-    parser.add_argument("--local", action="store_true",
-                        help="processes of this machine, without Spark")  # fmt: skip
-    parser.add_argument("--communicator", choices=COMMUNICATORS, default="auto",
-                        help="what the ranks call")  # fmt: skip
-    parser.add_argument("--backend", help="the Keras backend: tensorflow, jax or torch")
-    parser.add_argument("--quiet", action="store_true",
-                        help="show only what sparkdl.log_to_driver sends")  # fmt: skip
-    parser.add_argument("script", metavar="SCRIPT.py", help="what each rank runs")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="of the script")
+    add = parser.add_argument
+    add("-np", "--num-proc", type=int, required=True, metavar="N", help="ranks")
+    add("--local", action="store_true", help="processes of this machine, without Spark")
+    add("--communicator", choices=COMMUNICATORS, default="auto", help="what the ranks call")
+    add("--backend", help="the Keras backend: tensorflow, jax or torch")
+    add("--quiet", action="store_true", help="show only what sparkdl.log_to_driver sends")
+    add("script", metavar="SCRIPT.py", help="what each rank runs")
+    add("arguments", nargs=argparse.REMAINDER, help="of the script")
 
 
 def _add_doctor(commands: Commands) -> None:
@@ -205,28 +204,28 @@ def _add_doctor(commands: Commands) -> None:
 def _add_package(commands: Commands) -> None:
     text = "packs this Python environment, and prints the line that submits with it"
     parser = _command(commands, "package", f"{_CLUSTER}:package", text, session=False)
-    parser.add_argument("--output", help="the archive to write (env.tar.gz); for Kubernetes the "
-                        "folder of pod templates and a service (kubernetes)")  # fmt: skip
+    add = parser.add_argument
+    add("--output", help="the archive to write (env.tar.gz); for Kubernetes the "
+        "folder of pod templates and a service (kubernetes)")  # fmt: skip
     targets = ("yarn", "standalone", "kubernetes")
-    parser.add_argument("--for", dest="target", default="yarn", choices=targets,
-                        help="where it runs")  # fmt: skip
-    parser.add_argument("--kubernetes", dest="target", action="store_const", const="kubernetes",
-                        help="the same as --for kubernetes")  # fmt: skip
-    parser.add_argument("--image", help="for Kubernetes: that of docker/Dockerfile, or your own")
-    parser.add_argument("--namespace", default="default", help="for Kubernetes")
-    parser.add_argument("--deploy-mode", default="client", choices=("client", "cluster"),
-                        help="where the driver runs")  # fmt: skip
-    parser.add_argument("--num-executors", type=int, default=2, help="of the line that submits")
-    parser.add_argument("--executor-cores", type=int, default=1, help="task slots of an executor")
-    parser.add_argument("--memory-budget-mb", type=int, default=Limits.memory_budget_mb,
-                        help="of each worker")  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="print the line, pack nothing")
+    add("--for", dest="target", default="yarn", choices=targets, help="where it runs")
+    add("--kubernetes", dest="target", action="store_const", const="kubernetes",
+        help="the same as --for kubernetes")  # fmt: skip
+    add("--image", help="for Kubernetes: that of docker/Dockerfile, or your own")
+    add("--namespace", default="default", help="for Kubernetes")
+    add("--deploy-mode", default="client", choices=("client", "cluster"),
+        help="where the driver runs")  # fmt: skip
+    add("--num-executors", type=int, default=2, help="of the line that submits")
+    add("--executor-cores", type=int, default=1, help="task slots of an executor")
+    add("--memory-budget-mb", type=int, default=Limits.memory_budget_mb, help="of each worker")
+    add("--dry-run", action="store_true", help="print the line, pack nothing")
 
 
 def _add_dashboard(commands: Commands) -> None:
     text = "the page of past runs, until it is interrupted"
     parser = _command(commands, "dashboard", f"{_MODELS}:dashboard", text)
-    parser.add_argument("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file, "
-                        "on any file system")  # fmt: skip
-    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0 for any free one")
+    add = parser.add_argument
+    add("runs", help="a folder that sparkdl.tracking.JsonLines wrote, or one file, "
+        "on any file system")  # fmt: skip
+    add("--host", default="127.0.0.1", help="the address to listen on")
+    add("--port", type=int, default=0, help="0 for any free one")

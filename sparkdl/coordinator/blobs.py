@@ -69,8 +69,8 @@ def chunk_reply(blob: ByteArray, offset: int, limit: int, epoch: int = 0) -> Mes
             "a read outside a blob", expected=f"0 .. {blob.size}", received=f"offset {offset}"
         )
     return Message(
-        Kind.CHUNK, epoch=epoch, offset=offset, total=blob.size, body=blob[offset : offset + limit],
-    )  # fmt: skip
+        Kind.CHUNK, epoch=epoch, offset=offset, total=blob.size, body=blob[offset : offset + limit]
+    )
 
 
 def chunked(message: Message, blob: Blob, limit: int) -> Iterator[tuple[Message, ByteArray]]:
@@ -146,8 +146,7 @@ class KeptBlob:
 
 
 class KeptBlobs:
-    """The last whole blob of the run, and each rank's of its own: bytes that the coordinator does
-    not look into.
+    """The run's last whole blob, and each rank's of its own: bytes that the coordinator only keeps.
 
     A new one replaces the last only once all of its chunks have come, so that a rank that dies in
     the middle leaves the former. Several ranks may send theirs at the same time.
@@ -161,11 +160,8 @@ class KeptBlobs:
 
     def put(self, message: Message) -> None:
         """Takes one chunk, see :meth:`Assembly.put`; ``own`` in its meta: it is the rank's."""
-        assembly = self._assemblies.get(message.rank)
-        if assembly is None:
-            assembly = Assembly("the state to keep", self._max_bytes)
-            self._assemblies[message.rank] = assembly
-        whole = assembly.put(message)
+        new = Assembly("the state to keep", self._max_bytes)
+        whole = self._assemblies.setdefault(message.rank, new).put(message)
         if whole is None:
             return
         kept = KeptBlob(whole, message.epoch)

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from sparkdl.coordinator.blobs import chunked, read_kept
 from sparkdl.coordinator.group import Store
@@ -64,9 +65,11 @@ class DriverClient(Closing):
 
         All of it takes effect together: where ranks train in step, at one step for all ranks.
         """
-        orders: dict[str, float | int | bool] = {}
+        orders: dict[str, Any] = {}
         if changes:
-            self._send(changes.to_bytes())
+            message = Message(CoordinatorKind.CHANGES)
+            for frame, chunk in chunked(message, [changes.to_bytes()], self.limits.chunk_bytes):
+                self._connection.request(frame, chunk)
             self._changes_sent += 1
             orders["changes"] = self._changes_sent
         if stop:
@@ -75,12 +78,7 @@ class DriverClient(Closing):
             orders["learning_rate"] = float(learning_rate)
         if release is not None:
             orders["release"] = int(release)
-        self.request(Message(CoordinatorKind.CONTROL, meta=dict(orders)))
-
-    def _send(self, changes: bytes) -> None:
-        message = Message(CoordinatorKind.CHANGES)
-        for frame, chunk in chunked(message, [changes], self.limits.chunk_bytes):
-            self._connection.request(frame, chunk)
+        self.request(Message(CoordinatorKind.CONTROL, meta=orders))
 
     def kept(self, rank: int | None = None) -> bytearray:
         """The state that a worker kept last; empty if none has.
@@ -147,26 +145,18 @@ class CoordinatorHost(Closing):
     ) -> None:
         token = secrets.token_urlsafe(32)
         listeners = Listeners.bind(listen, None)
-        self._server = Server(
-            Coordinator(settings, store), token, listeners, settings.num_workers, certificate
-        )
+        coordinator = Coordinator(settings, store)
+        self._server = Server(coordinator, token, listeners, settings.num_workers, certificate)
         fingerprint = "" if certificate is None else certificate.fingerprint
         self.endpoint = Endpoint(self._server.address, token, fingerprint)
-        self._driver: DriverClient | None = None
         with contextlib.ExitStack() as failed:
             failed.callback(self._server.close)
             self._server.start()
             # by the address that is bound: the advertised one may not be reachable from here
             address = replace(self.endpoint.address, host=loopback_of(listen.bind_address))
-            self._driver = open_driver(replace(self.endpoint, address=address))
+            self.driver = open_driver(replace(self.endpoint, address=address))
             failed.pop_all()
 
-    @property
-    def driver(self) -> DriverClient:
-        assert self._driver is not None
-        return self._driver
-
     def close(self) -> None:
-        if self._driver is not None:
-            self._driver.close()
+        self.driver.close()
         self._server.close()

@@ -18,15 +18,8 @@ from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import Usage
-from sparkdl.transport.frames import (
-    ByteArray,
-    Flag,
-    FrameKind,
-    FrameLimits,
-    Kind,
-    Message,
-    error_to_meta,
-)
+from sparkdl.transport import frames
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Kind, Message
 from sparkdl.transport.service import Buffers, Replies
 
 
@@ -179,20 +172,8 @@ class RunOrders:
             reply.flags |= Flag.STOP
 
 
-WaitReason = Literal[
-    "start",
-    "gather",
-    "duplicate",
-    "join",
-    "begin",
-    "round",
-    "gate",
-    "last",
-    "snapshot",
-    "epoch",
-    "sums",
-    "carried",
-]
+HelloReason = Literal["start", "gather", "duplicate", "join", "begin"]
+WaitReason = HelloReason | Literal["round", "gate", "last", "snapshot", "epoch", "sums", "carried"]
 
 
 @dataclass
@@ -244,8 +225,7 @@ class Group(Buffers):
     def answer(self, connection: int, reply: Message, worker: Worker | None = None) -> None:
         """Ends the connection's wait with ``reply``."""
         self._waits.pop(connection, None)
-        self.stamp(reply, worker)
-        self._outbox.append((connection, reply))
+        self.answer_beside(connection, reply, worker)
 
     def answer_beside(self, connection: int, reply: Message, worker: Worker | None) -> None:
         """Replies to a HEARTBEAT, which over HTTP may overtake a request that waits."""
@@ -253,7 +233,7 @@ class Group(Buffers):
         self._outbox.append((connection, reply))
 
     def refuse(self, connection: int, error: SparkDLError) -> None:
-        self.answer(connection, Message(Kind.ERROR, meta=error_to_meta(error)))
+        self.answer(connection, Message(Kind.ERROR, meta=frames.error_to_meta(error)))
 
     def time_out(
         self, connection: int, what: str, missing: list[int] | list[str], limit_s: float, hint: str
@@ -353,14 +333,12 @@ class Group(Buffers):
         if old not in self._mailboxes:  # over HTTP nobody tells when a connection is gone
             self._buffers.pop(old, None)
         if old in self._waits:
-            self.refuse(
-                old,
-                TransportError(
-                    "this connection was replaced by a newer one",
-                    expected="requests over one connection of a worker at a time",
-                    received=f"a newer connection of rank {worker.rank}",
-                ),
+            error = TransportError(
+                "this connection was replaced by a newer one",
+                expected="requests over one connection of a worker at a time",
+                received=f"a newer connection of rank {worker.rank}",
             )
+            self.refuse(old, error)
 
     def mark_dead(self, worker: Worker) -> None:
         """The worker takes no part any more, unless another attempt comes."""
@@ -386,18 +364,6 @@ class Group(Buffers):
 
 
 @dataclass(frozen=True)
-class Entry:
-    """The source of the state of a worker that joins.
-
-    Args:
-        source: ``'center'`` (pull), ``'state'`` (a member's weights and optimizer state),
-            ``'snapshot'`` (pull: the last snapshot), or ``''`` where the store has none.
-    """
-
-    source: str = ""
-
-
-@dataclass(frozen=True)
 class Work:
     """The part of a request that is done after the lock is given back."""
 
@@ -408,8 +374,7 @@ class Work:
 class Store:
     """State that the ranks share, beside a coordinator; as it stands there is none.
 
-    A store of its own overrides what differs. All methods but :meth:`decoded` are called under the
-    group's lock.
+    Each overrides what differs. All methods but :meth:`decoded` are called under the group's lock.
     """
 
     limits = FrameLimits()
@@ -444,9 +409,14 @@ class Store:
         """Answers or defers a request of ``kinds``; returns what is left without the lock."""
         raise NotImplementedError(message.kind.name)
 
-    def enter(self, worker: Worker, *, late: bool) -> Entry | None:
-        """Lets a worker in; None: not yet. ``late``: the others have begun before."""
-        return Entry()
+    def enter(self, worker: Worker, *, late: bool) -> str | None:
+        """Lets a worker in; None: not yet. ``late``: the others have begun before.
+
+        Returns:
+            Where its state comes from, see :class:`~sparkdl.coordinator.session.Welcome`; ``''``
+            where the store has none.
+        """
+        return ""
 
     def gives_way(self, since: float) -> bool:
         """Whether a live attempt leaves its rank to the next one, which has waited ``since``."""

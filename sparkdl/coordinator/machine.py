@@ -6,30 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.coordinator.group import (
-    Entry,
-    Group,
-    Introduction,
-    RunOrders,
-    Store,
-    Wait,
-    Work,
-    Worker,
-)
+from sparkdl.coordinator.group import Group, Introduction, RunOrders, Store, Wait, Work, Worker
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.coordinator.reporting import Reporting
 from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import is_count
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.transport.frames import (
-    ByteArray,
-    Flag,
-    FrameKind,
-    FrameLimits,
-    Kind,
-    Message,
-    kinds_of,
-)
+from sparkdl.transport import frames
+from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Kind, Message
 from sparkdl.transport.service import Metric, Replies
 
 
@@ -143,22 +127,17 @@ class Joining:
             if late and self.group_done:
                 self._welcome(connection, worker, Flag.DONE)
                 continue
-            entry = self._store.enter(worker, late=late)
-            if entry is not None:
-                self.let_in(connection, worker, entry)
+            source = self._store.enter(worker, late=late)
+            if source is not None:
+                worker.member = True
+                self._welcome(connection, worker, Flag.NONE, source)
 
-    def let_in(self, connection: int, worker: Worker, entry: Entry) -> None:
-        worker.member = True
-        self._welcome(connection, worker, Flag.NONE, entry)
-
-    def _welcome(
-        self, connection: int, worker: Worker, flag: Flag, entry: Entry | None = None
-    ) -> None:
+    def _welcome(self, connection: int, worker: Worker, flag: Flag, source: str = "center") -> None:
         group = self._group
         known = group.workers.values()
         meta: dict[str, Any] = {
             "num_workers": group.settings.num_workers,
-            "source": "center" if entry is None else entry.source,
+            "source": source,
             "lease_s": group.settings.lease_s,
             "steps_per_epoch": max((w.said.batches_per_epoch for w in known), default=0),
             "texts": {str(w.rank): w.said.text for w in known if w.said.text is not None},
@@ -184,9 +163,8 @@ def introduction_of(message: Message) -> Introduction:
                 received=f"{name}={value!r}"[:200],
             )  # fmt: skip
     if not isinstance(host, str) or not (text is None or isinstance(text, str)):
-        raise ProtocolError(
-            "a malformed HELLO", expected="texts", received=f"host={host!r}, text={text!r}"
-        )
+        received = f"host={host!r}, text={text!r}"
+        raise ProtocolError("a malformed HELLO", expected="texts", received=received)
     return Introduction(rows, batches, host, pid, text)
 
 
@@ -207,14 +185,13 @@ class Coordinator:
     def __init__(self, settings: Settings, store: Store | None = None) -> None:
         self._store = Store() if store is None else store
         limits = self._store.limits
-        limits = replace(limits, kinds={**kinds_of(CoordinatorKind), **limits.kinds})
+        limits = replace(limits, kinds={**frames.kinds_of(CoordinatorKind), **limits.kinds})
         self.group = Group(settings, limits, RunOrders(self._store.latched))
         self.bytes_in = self.bytes_out = 0
         self._joining = Joining(self.group, self._store)
         most = settings.max_state_bytes
-        self._reporting = Reporting(
-            self.group, 8 * limits.dense_bytes + (64 << 20) if most is None else most
-        )
+        most = 8 * limits.dense_bytes + (64 << 20) if most is None else most
+        self._reporting = Reporting(self.group, most)
         self.group.on_leave = self._store.leave
         self._store.attach(self.group)
         self._routes: dict[FrameKind, Callable[[int, Message], None]] = {
@@ -313,7 +290,8 @@ class Coordinator:
         group = self.group
         with group.lock:
             workers = group.workers.values()
-            commits = sum(w.commits for w in workers)
+            commits, alive = sum(w.commits for w in workers), sum(w.alive for w in workers)
+            finished = sum(w.finished for w in workers)
             stale = sum(w.staleness_sum for w in workers) / max(commits, 1)
             stalest = max((w.staleness_max for w in workers), default=0)
             return [
@@ -323,23 +301,13 @@ class Coordinator:
                 Metric("rows", "counter", "Rows committed", sum(w.rows for w in workers)),
                 Metric("bytes_in", "counter", "Bytes received in frames", self.bytes_in),
                 Metric("bytes_out", "counter", "Bytes sent in frames", self.bytes_out),
-                Metric(
-                    "workers_alive", "gauge", "Workers that joined and live",
-                    sum(w.alive for w in workers),
-                ),
-                Metric(
-                    "workers_finished", "gauge", "Workers that are done",
-                    sum(w.finished for w in workers),
-                ),
+                Metric("workers_alive", "gauge", "Workers that joined and live", alive),
+                Metric("workers_finished", "gauge", "Workers that are done", finished),
                 Metric("waiting", "gauge", "Requests whose reply is deferred", len(group.waits)),
-                Metric(
-                    "staleness_mean", "gauge", "Mean commits between a pull and its push", stale
-                ),
-                Metric(
-                    "staleness_max", "gauge", "Most commits between a pull and its push", stalest
-                ),
+                Metric("staleness_mean", "gauge", "Mean commits from a pull to its push", stale),
+                Metric("staleness_max", "gauge", "Most commits from a pull to its push", stalest),
                 Metric("failed", "gauge", "1 after a worker failed", group.failure is not None),
-            ]  # fmt: skip
+            ]
 
     def _route(self, connection: int, message: Message) -> Work | None:
         if message.kind in self._store.kinds:

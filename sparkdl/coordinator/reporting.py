@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
+from sparkdl.coordinator import telemetry
 from sparkdl.coordinator.blobs import Assembly, KeptBlobs, chunk_reply
 from sparkdl.coordinator.group import Group
-from sparkdl.coordinator.telemetry import (
-    MAX_LINES_BYTES,
-    EpochTotals,
-    LogLines,
-    Status,
-    lines_of,
-    load_of,
-    pack_lines,
-    report_of,
-    require_sendable,
-    usage_of,
-)
+from sparkdl.coordinator.telemetry import EpochTotals, LogLines, Status
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
 from sparkdl.training.changes import VariableChanges
@@ -88,7 +78,7 @@ class Reporting:
         """Metrics of an epoch; with WAIT, the reply comes when the driver releases the epoch."""
         group = self._group
         worker = group.identify(connection, message)
-        report, usage = report_of(message), usage_of(message)
+        report, usage = telemetry.report_of(message), telemetry.usage_of(message)
         group.telemetry.record(worker.rank, message.attempt, report, group.now)
         worker.usage = usage or worker.usage
         if not worker.commits and report.rows_done:
@@ -105,8 +95,8 @@ class Reporting:
         worker = self._group.workers.get(message.rank)
         if worker is not None and worker.attempt == message.attempt:
             worker.last_seen = self._group.now
-            worker.load = load_of(message) or worker.load
-            self._lines.add(worker.rank, lines_of(message))
+            worker.load = telemetry.load_of(message) or worker.load
+            self._lines.add(worker.rank, telemetry.lines_of(message))
         self._group.answer_beside(connection, Message(Kind.OK), worker)
 
     def keep(self, connection: int, message: Message) -> None:
@@ -188,11 +178,11 @@ class Reporting:
 
     def take_lines(self, connection: int, message: Message) -> None:
         """The lines that came since the last look; they are forgotten here."""
-        ranks, lines = self._lines.take(MAX_LINES_BYTES)
-        body = pack_lines(lines)
+        ranks, lines = self._lines.take(telemetry.MAX_LINES_BYTES)
+        body = telemetry.pack_lines(lines)
         reply = Message(
-            Kind.CHUNK, total=body.size, meta={"ranks": ranks}, body=body if body.size else None,
-        )  # fmt: skip
+            Kind.CHUNK, total=body.size, meta={"ranks": ranks}, body=body if body.size else None
+        )
         self._group.answer(connection, reply)
 
     def settle(self) -> None:
@@ -230,7 +220,7 @@ def bounded(epochs: dict[int, EpochTotals]) -> dict[int, EpochTotals]:
     for number, epoch in epochs.items():
         size += epoch.metrics.nbytes + epoch.val_metrics.nbytes
         if not result:
-            require_sendable(number, size)
+            telemetry.require_sendable(number, size)
         if size > BLOB_BYTES:
             break
         result[number] = epoch

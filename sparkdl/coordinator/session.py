@@ -14,12 +14,7 @@ from typing import Any
 
 from sparkdl.coordinator.blobs import chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
-from sparkdl.coordinator.telemetry import (
-    MAX_LINE_CHARS,
-    MAX_LINES_BYTES,
-    pack_lines,
-    report_message,
-)
+from sparkdl.coordinator.telemetry import bodies_of, report_message
 from sparkdl.failures import Failure
 from sparkdl.files.run_state import Blob
 from sparkdl.process.closing import Closing
@@ -124,18 +119,18 @@ class Session(Closing):
         Raises:
             WaitTimeoutError: Some ranks did not come in time; they are named.
         """
-        self._start_heartbeat(self._timeouts.heartbeat_s or 1.0)
-        meta: dict[str, int | str] = {
-            "rows": rows,
-            "batches_per_epoch": batches_per_epoch,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
+        self._period_s = self._timeouts.heartbeat_s or 1.0
+        if self._heartbeat is None:
+            name = f"sparkdl-ps-heartbeat-{self.rank}"
+            self._heartbeat = threading.Thread(target=self._beat, name=name, daemon=True)
+            self._heartbeat.start()
+        meta: dict[str, Any] = {"rows": rows, "batches_per_epoch": batches_per_epoch}
+        meta |= {"host": socket.gethostname(), "pid": os.getpid()}
         if text is not None:
             meta["text"] = text
         if weights_bytes is not None:
             meta["weights_bytes"] = weights_bytes
-        reply = self.request(Message(CoordinatorKind.HELLO, meta=dict(meta)), deferred=True)
+        reply = self.request(Message(CoordinatorKind.HELLO, meta=meta), deferred=True)
         known = reply.meta
         self.sequence = reply.sequence
         self.welcome = Welcome(
@@ -185,8 +180,7 @@ class Session(Closing):
         """
         usage = self._clock.usage(self.bytes_sent, self.bytes_received)
         message = report_message(report, wait=wait, usage=usage)
-        body = message.body
-        self.request(message, 0 if body is None else body, deferred=wait)
+        self.request(message, 0 if message.body is None else message.body, deferred=wait)
 
     def keep(self, state: Blob, epoch: int, *, own: bool = False) -> None:
         """Leaves ``state``, of the end of ``epoch`` epochs, for the driver.
@@ -222,16 +216,8 @@ class Session(Closing):
 
     def log(self, lines: list[str]) -> None:
         """Sends lines that this rank printed; the driver shows them."""
-        batch: list[str] = []
-        size = 0
-        for line in [*(line[:MAX_LINE_CHARS] for line in lines), None]:
-            if batch and (line is None or size + len(line) >= MAX_LINES_BYTES // 4):
-                body = pack_lines(batch)
-                self.request(Message(CoordinatorKind.LOG, total=body.size), body)
-                batch, size = [], 0
-            if line is not None:
-                batch.append(line)
-                size += len(line) + 1
+        for body in bodies_of(lines):
+            self.request(Message(CoordinatorKind.LOG, total=body.size), body)
 
     @property
     def raw(self) -> ByteArray:
@@ -277,8 +263,7 @@ class Session(Closing):
         self, kind: FrameKind, blob: Blob, epoch: int, batch: int = 0, *, own: bool = False
     ) -> None:
         """Sends bytes in chunks. Overwrites ``raw``."""
-        meta = {"own": True} if own else {}
-        message = Message(kind, epoch=epoch, batch=batch, meta=meta)
+        message = Message(kind, epoch=epoch, batch=batch, meta={"own": True} if own else {})
         for frame, chunk in chunked(message, blob, self.limits.chunk_bytes):
             self.request(frame, chunk)
 
@@ -286,33 +271,23 @@ class Session(Closing):
         message.rank, message.attempt = self.rank, self.attempt
         return message
 
-    def _start_heartbeat(self, period_s: float) -> None:
-        self._period_s = period_s
-        if self._heartbeat is None:
-            self._heartbeat = threading.Thread(
-                target=self._beat, name=f"sparkdl-ps-heartbeat-{self.rank}", daemon=True
-            )
-            self._heartbeat.start()
-
     def _beat(self) -> None:
         """Keeps the lease; a server that stays silent wakes up a request that waits for it."""
         timeouts = Timeouts(connect_s=self._timeouts.connect_s, reconnect_s=0.0, reply_s=30.0)
-        connection = Connection(
-            self._opener, self.limits, timeouts, buffered=False, name="a heartbeat"
-        )
+        beats = Connection(self._opener, self.limits, timeouts, buffered=False, name="a heartbeat")
         heard = time.monotonic()
         meter = LoadMeter()
         while self._waited():
             try:
-                connection.request(self._signed(self._sign_of_life(meter)))
+                beats.request(self._signed(self._sign_of_life(meter)))
                 heard = time.monotonic()
             except Exception:
                 if time.monotonic() - heard > 3 * self._period_s + self._timeouts.reconnect_s:
                     self._connection.abort()
         if len(self._lines):
             with contextlib.suppress(Exception):  # the driver may be gone
-                connection.request(self._signed(self._sign_of_life(None)))
-        connection.close()
+                beats.request(self._signed(self._sign_of_life(None)))
+        beats.close()
 
     def _waited(self) -> bool:
         """Waits for the next beat, sooner where lines wait; False when the session ends."""
@@ -324,13 +299,13 @@ class Session(Closing):
 
     def _sign_of_life(self, meter: LoadMeter | None) -> Message:
         """A HEARTBEAT, with the host's load where it was looked at, and the lines that wait."""
-        meta: dict[str, list[float] | list[str]] = {}
+        meta: dict[str, Any] = {}
         load = None if meter is None else meter.look()
         if load is not None:
             meta["load"] = load.numbers()
         if len(self._lines):
             meta["lines"] = self._lines.take()
-        return Message(CoordinatorKind.HEARTBEAT, meta=dict(meta))
+        return Message(CoordinatorKind.HEARTBEAT, meta=meta)
 
 
 def open_session(

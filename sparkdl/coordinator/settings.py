@@ -14,8 +14,7 @@ class Settings:
     Args:
         lease_s: A worker that was silent for longer is dead.
         grace_s: A worker whose connection broke may come back for this long.
-        start_timeout_s: Ranks that begin together: longest wait for all of them, from the first
-            one's HELLO on.
+        start_timeout_s: Ranks that begin together: longest wait for all, from the first HELLO on.
         round_timeout_s: Rules that wait: longest wait of a commit for the other ranks.
         release_timeout_s: Longest wait at an epoch's end for a driver that says nothing at all.
         gather: For rules that do not wait, the number of workers that begin together, so that none

@@ -5,7 +5,7 @@ the driver's view of a run: workers, metrics, failure, counters.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -54,18 +54,16 @@ class WorkerStatus:
     usage: Usage | None = None
     load: HostLoad | None = None
 
+    def to_wire(self) -> dict[str, Any]:
+        """``asdict``, with the load as its numbers."""
+        return {**asdict(self), "load": None if self.load is None else self.load.numbers()}
+
     @classmethod
     def of(cls, fields: dict[str, Any]) -> WorkerStatus:
-        """The counterpart of ``asdict``, with the load as its numbers."""
-        usage = fields["usage"]
-        load = fields["load"]
-        return cls(
-            **{
-                **fields,
-                "usage": None if usage is None else Usage(**usage),
-                "load": None if load is None else HostLoad.of_numbers(load),
-            }
-        )
+        """The counterpart of :meth:`to_wire`."""
+        usage = None if fields["usage"] is None else Usage(**fields["usage"])
+        load = None if fields["load"] is None else HostLoad.of_numbers(fields["load"])
+        return cls(**{**fields, "usage": usage, "load": load})
 
 
 @dataclass(frozen=True)
@@ -116,20 +114,13 @@ class Status:
     def to_wire(self) -> tuple[dict[str, Any], ByteArray]:
         """A JSON object, and the metric states as float64 one after the other."""
         parts = [part for e in self.epochs.values() for part in (e.metrics, e.val_metrics)]
+        epochs = [
+            [n, e.rows, e.val_rows, e.metrics.size, e.val_metrics.size, list(e.ended), e.seconds]
+            for n, e in self.epochs.items()
+        ]
         meta = {
-            "workers": {str(rank): _to_wire(worker) for rank, worker in self.workers.items()},
-            "epochs": [
-                [
-                    n,
-                    e.rows,
-                    e.val_rows,
-                    e.metrics.size,
-                    e.val_metrics.size,
-                    list(e.ended),
-                    e.seconds,
-                ]
-                for n, e in self.epochs.items()
-            ],
+            "workers": {str(rank): worker.to_wire() for rank, worker in self.workers.items()},
+            "epochs": epochs,
             "failure": None if self.failure is None else self.failure.to_wire(),
             "waiting": {str(rank): reason for rank, reason in self.waiting.items()},
             **{name: getattr(self, name) for name in _COUNTERS},
@@ -181,13 +172,7 @@ def _failure(fields: Mapping[str, object]) -> Failure:
     return Failure.from_wire(fields)
 
 
-def _to_wire(worker: WorkerStatus) -> dict[str, Any]:
-    return {**asdict(worker), "load": None if worker.load is None else worker.load.numbers()}
-
-
 _COUNTERS = ("clock", "rounds", "released_epoch", "started", "bytes_in", "bytes_out")
-
-
 MAX_EPOCH = 1 << 31
 
 
@@ -210,11 +195,8 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
     """
     body = np.concatenate([report.metrics, report.val_metrics]).astype("<f8").view(np.uint8)
     require_sendable(report.epoch, body.nbytes)
-    meta: dict[str, int | list[float]] = {
-        "rows": report.rows,
-        "val_rows": report.val_rows,
-        "split": int(report.metrics.size),
-    }
+    split = int(report.metrics.size)
+    meta: dict[str, Any] = {"rows": report.rows, "val_rows": report.val_rows, "split": split}
     if report.ended:
         meta["ended"] = True
     if usage is not None:
@@ -224,7 +206,7 @@ def report_message(report: EpochReport, *, wait: bool, usage: Usage | None = Non
         ]  # fmt: skip
     return Message(
         CoordinatorKind.REPORT, flags=Flag.WAIT if wait else Flag.NONE, epoch=report.epoch,
-        batch=report.batches_done, rows=report.rows_done, total=body.nbytes, meta=dict(meta),
+        batch=report.batches_done, rows=report.rows_done, total=body.nbytes, meta=meta,
         body=body if body.size else None,
     )  # fmt: skip
 
@@ -306,8 +288,7 @@ def _is_amount(value: object) -> bool:
 class Telemetry:
     """The latest report per epoch, rank and attempt, summed when the driver asks.
 
-    A metric state is a vector of sums and counts, so the elementwise sum over ranks is the state of
-    the whole epoch.
+    A metric state is a vector of sums and counts, so the sum over ranks is that of the whole epoch.
     """
 
     def __init__(self) -> None:
@@ -386,6 +367,19 @@ def pack_lines(lines: list[str]) -> ByteArray:
     """Lines as UTF-8, each with a line end; a line end inside a line becomes a space."""
     text = "".join(line.replace("\n", " ") + "\n" for line in lines)
     return np.frombuffer(text.encode(errors="replace"), np.uint8)
+
+
+def bodies_of(lines: list[str]) -> Iterator[ByteArray]:
+    """Lines as the bodies of LOG frames."""
+    batch, size = list[str](), 0
+    for line in (line[:MAX_LINE_CHARS] for line in lines):
+        if batch and size + len(line) >= MAX_LINES_BYTES // 4:
+            yield pack_lines(batch)
+            batch, size = [], 0
+        batch.append(line)
+        size += len(line) + 1
+    if batch:
+        yield pack_lines(batch)
 
 
 def unpack_lines(body: ByteArray) -> list[str]:

@@ -10,13 +10,8 @@ from sparkdl.config import FitConfig
 from sparkdl.diagnosis.network import Answer, Link
 from sparkdl.diagnosis.report import Check
 from sparkdl.errors import ResourceError
-from sparkdl.spark.runs.resources import (
-    WORKER_MB,
-    Setting,
-    megabytes,
-    overhead_advised,
-    overhead_given,
-)
+from sparkdl.spark.runs import resources
+from sparkdl.spark.runs.resources import WORKER_MB, Setting, megabytes
 
 MOST_SKEW_S = 2.0
 SLOW_RATE = 30e6
@@ -40,19 +35,14 @@ def check_versions(versions: Versions) -> list[Check]:
         major, *rest = re.findall(r"\d+", versions.java) or ["0"]
         java = int(rest[0]) if major == "1" and rest else int(major)  # 1.8 is Java 8
         least = 17 if spark >= (4, 0) else 8
-        checks.append(
-            Check(
-                "java", "error", versions.java, f"Java {least} or newer",
-                "set JAVA_HOME to a newer one",
-            )
-            if java < least
-            else Check("java", "ok", versions.java)
-        )  # fmt: skip
+        found = Check("java", "ok", versions.java)
+        if java < least:
+            expected, hint = f"Java {least} or newer", "set JAVA_HOME to a newer one"
+            found = replace(found, status="error", expected=expected, hint=hint)
+        checks.append(found)
     minor = [".".join(v.split(".")[:2]) for v in (versions.spark, versions.pyspark)]
     if spark < (3, 5):
-        checks.append(
-            Check("spark", "error", versions.spark, "Spark 3.5 or newer", "a newer Spark")
-        )
+        checks.append(Check("spark", "error", versions.spark, "Spark 3.5 or newer", "a newer one"))
     elif minor[0] != minor[1]:
         checks.append(
             Check(
@@ -117,19 +107,17 @@ def check_settings(setting: Setting, config: FitConfig, master: str, tasks: int)
         )  # fmt: skip
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     rows = int(setting(name) or 10_000)
-    checks.append(
-        Check("arrow", "warning", f"{name}={rows}", "some thousands of rows", "unset it")
-        if 0 < rows < 100
-        else Check("arrow", "ok", f"{name}={rows}")
-    )
-    return checks
+    found = Check("arrow", "ok", f"{name}={rows}")
+    if 0 < rows < 100:
+        found = replace(found, status="warning", expected="some thousands of rows", hint="unset it")
+    return [*checks, found]
 
 
 def _check_overhead(setting: Setting, config: FitConfig, tasks: int) -> Check:
-    overhead = overhead_given(setting)
+    overhead = resources.overhead_given(setting)
     needed = tasks * WORKER_MB
     budget = config.limits.memory_budget_mb
-    advised = overhead_advised(tasks, budget)
+    advised = resources.overhead_advised(tasks, budget)
     found = f"{overhead} MiB for {tasks} Python worker{'' if tasks == 1 else 's'}"
     if overhead < needed:
         return Check(
@@ -169,38 +157,28 @@ def check_probe(
     Args:
         with_server: Whether ranks train through a server, and need no connections to each other.
     """
-    slow = start_s > timeout_s
-    checks = [
-        Check(
-            "barrier", "warning" if slow else "ok",
-            f"{len(answers)} tasks ran at the same time, after {start_s:.1f} s",
-            f"within {timeout_s:g} s" if slow else "",
-            "slots may be in use by other jobs" if slow else "",
-        )
-    ]  # fmt: skip
+    found = f"{len(answers)} tasks ran at the same time, after {start_s:.1f} s"
+    checks = [Check("barrier", "ok", found)]
+    if start_s > timeout_s:
+        expected, hint = f"within {timeout_s:g} s", "slots may be in use by other jobs"
+        checks = [Check("barrier", "warning", found, expected, hint)]
     to_driver = {a.rank: a.driver for a in answers if a.driver is not None}
     if to_driver:
-        checks.append(
-            _check_links(
-                "driver port", to_driver,
-                "every executor connects to the driver",
-                "open this port in the firewall; name a range with Network(port='7000-7010'), "
-                "another address with Network(server_address=...); mode='allreduce' needs the "
-                "ranks only",
-            )
-        )  # fmt: skip
+        hint = (
+            "open this port in the firewall; name a range with Network(port='7000-7010'), another "
+            "address with Network(server_address=...); mode='allreduce' needs the ranks only"
+        )
+        expected = "every executor connects to the driver"
+        checks.append(_check_links("driver port", to_driver, expected, hint))
         checks.append(_check_clocks(to_driver))
-    between = {
-        (a.rank, other): link for a in answers for other, link in a.ranks.items()
-    }  # fmt: skip
+    between = {(a.rank, other): link for a in answers for other, link in a.ranks.items()}
     if between:
-        check = _check_links(
-            "between ranks", between,
-            "executors connect to each other",
+        hint = (
             "open all ports between the executors' machines, or a range with "
-            "Network(worker_port=...), for mode='allreduce' and run; the modes with a server "
-            "need none",
-        )  # fmt: skip
+            "Network(worker_port=...), for mode='allreduce' and run; the modes with a server need "
+            "none"
+        )
+        check = _check_links("between ranks", between, "executors connect to each other", hint)
         broken = check.status == "error"
         checks.append(replace(check, status="warning") if broken and with_server else check)
     return checks

@@ -18,16 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark
 
 from sparkdl.config import FitConfig, Limits
-from sparkdl.diagnosis.cluster_checks import (
-    Versions,
-    check_allocation,
-    check_connect,
-    check_gpus,
-    check_probe,
-    check_settings,
-    check_slots,
-    check_versions,
-)
+from sparkdl.diagnosis import cluster_checks
 from sparkdl.diagnosis.executors import Executor, Executors, Facts, ask_executors, own_facts
 from sparkdl.diagnosis.host_checks import check_hosts
 from sparkdl.diagnosis.network import Answer, Echo, ProbeTask
@@ -250,16 +241,16 @@ class _Examination:
         master = self.setting("spark.master") or ""
         connect = running.is_connect(self.spark)
         task_cpus = int(self.setting("spark.task.cpus") or 1)
-        self.checks += check_versions(self._versions())
-        self.checks.append(check_allocation(self.setting, self.config.mode, master))
+        self.checks += cluster_checks.check_versions(self._versions())
+        self.checks.append(cluster_checks.check_allocation(self.setting, self.config.mode, master))
         slots = capacity.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
             slots = self._slots_over_connect()
         host = self.setting("spark.driver.host") or "127.0.0.1"
-        self.checks.append(check_slots(slots, self.config, task_cpus, host))
+        self.checks.append(cluster_checks.check_slots(slots, self.config, task_cpus, host))
         cores = int(self.setting("spark.executor.cores") or task_cpus)
         tasks = max(1, cores // task_cpus)
-        self.checks += check_settings(self.setting, self.config, master, tasks)
+        self.checks += cluster_checks.check_settings(self.setting, self.config, master, tasks)
         if slots < 1:
             return
         with contextlib.ExitStack() as stack:
@@ -281,14 +272,14 @@ class _Examination:
             self._facts = found.facts
             self._check_hosts(found, cores)
             if worst(c.status for c in self.checks if c.name in ("python", "packages")) == "error":
-                self.checks.append(
-                    Check(
-                        "barrier", "warning", "not tried: tasks would fail",
-                        hint="first see to the errors above",
-                    )
-                )  # fmt: skip
+                why, hint = "not tried: tasks would fail", "first see to the errors above"
+                self.checks.append(Check("barrier", "warning", why, hint=hint))
                 return
-            self._check_gpus(self._probe(slots, echo, with_facts=False), found)
+            answers = self._probe(slots, echo, with_facts=False)
+            if answers:
+                asked = self.setting("spark.task.resource.gpu.amount") or ""
+                seen = {name: facts["gpus"] for name, facts in found.facts.items()}
+                self.checks.append(cluster_checks.check_gpus(answers, asked, seen, _backend()))
 
     def check_folder(self, folder: ProbedFolder) -> None:
         """Adds the check of the folder for checkpoints; to be called last."""
@@ -308,12 +299,12 @@ class _Examination:
             return None
         return None if value is None else str(value)
 
-    def _versions(self) -> Versions:
+    def _versions(self) -> cluster_checks.Versions:
         java = None
         if not running.is_connect(self.spark):
             system = self.spark.sparkContext._jvm.java.lang.System
             java = str(system.getProperty("java.version"))
-        return Versions(java, str(self.spark.version), str(pyspark.__version__))
+        return cluster_checks.Versions(java, str(self.spark.version), str(pyspark.__version__))
 
     def _expected_slots(self, master: str) -> int:
         """Slots for which executors may still be starting."""
@@ -355,12 +346,6 @@ class _Examination:
 
             self.checks += check_model(self.model, self.config, own, executors.facts)
 
-    def _check_gpus(self, answers: list[Answer], executors: Executors) -> None:
-        if answers:
-            asked = self.setting("spark.task.resource.gpu.amount") or ""
-            seen = {name: facts["gpus"] for name, facts in executors.facts.items()}
-            self.checks.append(check_gpus(answers, asked, seen, _backend()))
-
     def _add_error(self, name: str, error: SparkDLError) -> None:
         found = error.what + (f": {error.received}" if error.received else "")
         self.checks.append(Check(name, "error", found, error.expected, error.hint))
@@ -377,7 +362,7 @@ class _Examination:
             except ResourceError as error:
                 problem = error
             if running.is_connect(self.spark):
-                self.checks.append(check_connect(self.config, problem))
+                self.checks.append(cluster_checks.check_connect(self.config, problem))
             elif problem is not None:
                 self._add_error("driver port", problem)
             yield echo
@@ -398,15 +383,14 @@ class _Examination:
             ranks = stack.begin(launcher.launch(task))
             if not self._wait(ranks.wait):
                 silent = sorted(set(range(slots)) - (echo.callers if echo else set()))
-                self.checks.append(
-                    Check(
-                        "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
-                        f"{', '.join(map(str, silent)) or '(all have begun)'}",
-                        f"{slots} tasks that run at the same time and end",
-                        "are the slots free? Look at the executors' logs on Spark's page; on a "
-                        "busy cluster timeout_s= gives more time",
-                    )
+                found = Check(
+                    "barrier", "error", f"no answer within {2 * self.timeout_s:g} s from ranks "
+                    f"{', '.join(map(str, silent)) or '(all have begun)'}",
+                    f"{slots} tasks that run at the same time and end",
+                    "are the slots free? Look at the executors' logs on Spark's page; on a busy "
+                    "cluster timeout_s= gives more time",
                 )  # fmt: skip
+                self.checks.append(found)
                 return []
             try:
                 results = of_kind(ranks.results(), "probe")
@@ -416,8 +400,9 @@ class _Examination:
         took_s = time.monotonic() - began
         answers = [Answer.from_json(result.text) for result in results.values()]
         start_s = max(0.0, took_s - max(answer.ran_s for answer in answers))
-        with_server = self.config.with_server
-        self.checks += check_probe(answers, start_s, self.timeout_s, with_server=with_server)
+        self.checks += cluster_checks.check_probe(
+            answers, start_s, self.timeout_s, with_server=self.config.with_server
+        )
         return answers
 
     def _wait(self, wait: Callable[[float], bool]) -> bool:
@@ -436,10 +421,8 @@ def _executors_of(answers: list[Answer]) -> Executors:
         for a in answers
         if a.facts is not None
     )
-    interpreter = interpreter_of(None)
-    return Executors(
-        answered, len(answered), interpreter, "" if answered else "see the check 'barrier'"
-    )
+    problem = "" if answered else "see the check 'barrier'"
+    return Executors(answered, len(answered), interpreter_of(None), problem)
 
 
 def _backend() -> str:

@@ -78,7 +78,8 @@ def ask_executors(
 ) -> Executors:
     """Runs :mod:`host_facts` on every executor of a classic session."""
     context = spark.sparkContext
-    known = _count_executors(context)
+    # those that are registered now; a local master is one by itself
+    known = max(1, len(context._jsc.sc().statusTracker().getExecutorInfos()) - 1)
     with this_interpreter(context):
         interpreter = str(context.pythonExec)
     options = {"resolve": resolve, "folders": _shipped_folders(context), "marker": marker}
@@ -145,12 +146,6 @@ def own_facts(resolve: str, timeout_s: float) -> Facts:
         raise TimeoutError(f"the driver's machine did not tell its facts within {timeout_s:g} s")
     facts: Facts = asked.result()
     return facts
-
-
-def _count_executors(context: Any) -> int:
-    """Executors that are registered now; a local master is one by itself."""
-    infos = context._jsc.sc().statusTracker().getExecutorInfos()
-    return max(1, len(infos) - 1)
 
 
 def _shipped_folders(context: Any) -> list[str]:

@@ -1,6 +1,4 @@
-"""Findings from the facts of the driver and the executors: Python, packages, memory, disk,
-devices.
-"""
+"""Findings from facts of the driver and the executors: Python, packages, memory, disk, devices."""
 
 from __future__ import annotations
 
@@ -24,7 +22,8 @@ def check_hosts(
     checks = [check_python(driver, executors)]
     if not found:
         return checks
-    checks += [
+    return [
+        *checks,
         check_packages(driver, found, executors.interpreter),
         check_backend(found, backend),
         check_horovod(driver, found, backend),
@@ -34,7 +33,6 @@ def check_hosts(
         check_memory(driver, found),
         check_cpus(driver, found, cores),
     ]
-    return checks
 
 
 def check_python(driver: Facts, executors: Executors) -> Check:
@@ -173,8 +171,9 @@ def check_addresses(driver: Facts, executors: Mapping[str, Facts], driver_host: 
         resolved = facts["resolved"]
         if resolved == []:
             lost.append(name)
-        elif facts["network"] != driver["network"] and resolved and _all_loopback(resolved):
-            loopback.append(name)
+        elif facts["network"] != driver["network"] and resolved:
+            near = all(address.startswith("127.") or address == "::1" for address in resolved)
+            loopback += [name] * near
     if lost:
         return Check(
             "addresses", "error", f"{driver_host!r} does not resolve on {_few(lost)}",
@@ -250,9 +249,8 @@ def check_memory(driver: Facts, executors: Mapping[str, Facts]) -> Check:
         )  # fmt: skip
     processes = [driver, *executors.values()]
     frees = [f["memory"]["free"] for f in processes if f["memory"]["free"] is not None]
-    return Check(
-        "memory", "ok", f"{size_text(min(frees))} free or more" if frees else "not known here"
-    )
+    found = f"{size_text(min(frees))} free or more" if frees else "not known here"
+    return Check("memory", "ok", found)
 
 
 def room_of(facts: Facts) -> int | None:
@@ -285,10 +283,6 @@ def hosts_of(executors: Mapping[str, Facts]) -> Iterable[tuple[str, int, Facts]]
         groups.setdefault(str(facts["network"]), []).append(facts)
     for group in groups.values():
         yield str(group[0]["host"]), len(group), group[0]
-
-
-def _all_loopback(addresses: Iterable[str]) -> bool:
-    return all(address.startswith("127.") or address == "::1" for address in addresses)
 
 
 def _minor(version: str) -> str:

@@ -83,33 +83,25 @@ def check_model(
     needs = needs_of(model, config)
     beside = config.network.servers == "driver"
     at_driver = needs.driver + (needs.servers * needs.server if beside else 0)
-    rooms = [
-        room // count
-        for _, count, facts in hosts_of(executors)
-        if (room := room_of(facts)) is not None
-    ]
+    spaces = [(room_of(facts), count) for _, count, facts in hosts_of(executors)]
+    rooms = [room // count for room, count in spaces if room is not None]
     own, least = room_of(driver), min(rooms, default=None)
-    said = f"{size_text(needs.worker)} for each worker, {size_text(at_driver)} at the driver" + (
-        f" with {needs.servers} server{'s' * (needs.servers > 1)}"
-        if needs.servers and beside
-        else ""
-    )
+    said = f"{size_text(needs.worker)} for each worker, {size_text(at_driver)} at the driver"
+    if needs.servers and beside:
+        said += f" with {needs.servers} server{'s' * (needs.servers > 1)}"
     said += f"; to predict, {size_text(needs.predicting(4))} for four workers of an executor"
     short = []
     if own is not None and own < at_driver:
         short.append(f"{size_text(own)} at the driver")
     if least is not None and least < needs.worker:
         short.append(f"{size_text(least)} at an executor")
+    checks = [Check("model memory", "ok", said)]
     if short:
-        checks = [
-            Check(
-                "model memory", "error", "; ".join(short), said,
-                "larger containers, servers on executors (Network(servers='executors')), "
-                "rule='sliced', or rows in tables (sparkdl.layers.ServedEmbedding)",
-            )
-        ]  # fmt: skip
-    else:
-        checks = [Check("model memory", "ok", said)]
+        hint = (
+            "larger containers, servers on executors (Network(servers='executors')), "
+            "rule='sliced', or rows in tables (sparkdl.layers.ServedEmbedding)"
+        )
+        checks = [Check("model memory", "error", "; ".join(short), said, hint)]
     specs = ModelTables(model).specs
     if specs:
         if needs.servers and beside:

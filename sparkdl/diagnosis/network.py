@@ -168,8 +168,7 @@ class ProbeTask(RaisingTask):
     """The probe on one rank; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        timeout_s: Limit for one exchange of texts and for the framework; all connections together
-            have half of it.
+        timeout_s: Limit for one exchange of texts and for the framework; half for all connections.
         backend: The Keras backend, whose framework shall see the GPUs.
         with_facts: Whether the rank also tells the facts of its process.
     """
@@ -201,14 +200,10 @@ class ProbeTask(RaisingTask):
                 own = json.dumps(echo.address)
                 told = [json.loads(text) for text in rank.all_gather(own, self.timeout_s)]
                 following = (rank.rank + 1) % len(told)
-                attempts = {
-                    other: Attempt(
-                        host, port, self.token, rank.rank, limit_s,
-                        turn if other == following else None,
-                    )
-                    for other in targets(rank.rank, len(told))
-                    for host, port in [told[other]]
-                }  # fmt: skip
+                attempts, turns = dict[int, Attempt](), {following: turn}
+                for n in targets(rank.rank, len(told)):
+                    host, port = told[n]
+                    attempts[n] = Attempt(host, port, self.token, rank.rank, limit_s, turns.get(n))
                 links = {other: attempt.link() for other, attempt in attempts.items()}
                 rank.all_gather("done", self.timeout_s)  # the others may still be connected
         answer = Answer(

@@ -21,6 +21,7 @@ from pyspark.sql import types as T
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
+from sparkdl.learner.prediction import model_source
 from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
 from sparkdl.settings.values import FLAG, require_name, whole
 from sparkdl.spark.forms.sources import Columns
@@ -224,41 +225,6 @@ APPLICATIONS = {
 }
 
 
-def application(name: str) -> Application:
-    return APPLICATIONS[application_name(name)]
-
-
-def application_name(name: Any) -> str:
-    return require_name("modelName", name, APPLICATIONS)
-
-
-def make_model(name: str, *, features: bool) -> Any:
-    """The application with the weights that Keras downloads.
-
-    Args:
-        name: A key of :data:`APPLICATIONS`.
-        features: Without the classes: the output is the mean over the last layer's pixels.
-
-    Raises:
-        ResourceError: The weights cannot be downloaded.
-    """
-    from sparkdl.learner.prediction.model_source import pretrained
-
-    found = application(name)
-    hint = "model=... takes a Keras model or the path of one, and downloads nothing"
-    with _downloading(f"the weights of {name}", "weights", hint):
-        return pretrained(found.module, name, features=features)
-
-
-def class_names(name: str) -> list[tuple[str, str]]:
-    """Identifier and description of ImageNet's classes, which Keras downloads."""
-    from sparkdl.learner.prediction.model_source import imagenet_names
-
-    hint = "labels=[...] names the classes, and downloads nothing"
-    with _downloading("the names of ImageNet's classes", "the names", hint):
-        return imagenet_names(application(name).module)
-
-
 @contextmanager
 def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
     try:
@@ -274,7 +240,12 @@ def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
 _BATCH_SIZE = 32
 
 
-@has_params(ParamSpec("modelName", "one of " + ", ".join(APPLICATIONS), application_name))
+@has_params(
+    ParamSpec(
+        "modelName", "one of " + ", ".join(APPLICATIONS),
+        partial(require_name, "modelName", known=APPLICATIONS),
+    )
+)  # fmt: skip
 class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
     """The base of both: which model, and how images become its inputs."""
 
@@ -293,9 +264,14 @@ class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
         return str(self.getOrDefault("modelName")) if self.isSet("modelName") else ""
 
     def _source(self, *, features: bool) -> ModelSource:
-        name = self.getModelName()
+        """The model; one of Keras' own is downloaded if it is not in the cache."""
+        name, model = self.getModelName(), self._model
         if self._opened is None or self._opened[0] != name:
-            model = self._model if self._model is not None else make_model(name, features=features)
+            if model is None:
+                module = APPLICATIONS[name].module
+                hint = "model=... takes a Keras model or the path of one, and downloads nothing"
+                with _downloading(f"the weights of {name}", "weights", hint):
+                    model = model_source.pretrained(module, name, features=features)
             self._opened = name, open_model(model)
         return self._opened[1]
 
@@ -304,7 +280,7 @@ class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
         (given,) = source.signature.inputs.values()
         shape = given.shape or ()
         name = self.getModelName()
-        known = application(name) if name else None
+        known = APPLICATIONS[name] if name else None
         size = shape[:2] if len(shape) == 3 else ()
         if len(size) != 2 or (None in size and known is None):
             raise ModelError(
@@ -424,7 +400,9 @@ class DeepImagePredictor(_DeepImage):
                 expected="labels=[...], one name per class, or a modelName",
                 received="decodePredictions=True, and neither",
             )
-        return class_names(self.getModelName())
+        hint = "labels=[...] names the classes, and downloads nothing"
+        with _downloading("the names of ImageNet's classes", "the names", hint):
+            return model_source.imagenet_names(APPLICATIONS[self.getModelName()].module)
 
 
 def as_vector(frame: Any, column: str) -> Any:

@@ -48,9 +48,8 @@ class LinearTask(FunctionTask):
             with connected(self, rank, session) as (communicator, exit_barrier):
                 if isinstance(rows, DataError):  # a rank that fails before all have met ends others
                     raise rows
-                training = LinearTraining(
-                    communicator, rows.ordered(self.training.seed), self.training
-                )
+                rows = rows.ordered(self.training.seed)
+                training = LinearTraining(communicator, rows, self.training)
                 del rows
                 part, name = training.train(), communicator.name
                 exit_barrier.barrier()
@@ -67,9 +66,8 @@ def _read(batches: Iterator[pa.RecordBatch]) -> SparseRows | DataError:
     for batch in batches:
         if problem is None and pa.types.is_struct(batch.column(0).type):
             try:
-                parts.append(
-                    SparseRows.from_arrow(*batch.columns[:2], *batch.columns[2:] or (None,))
-                )
+                vectors, labels, *weights = batch.columns
+                parts.append(SparseRows.from_arrow(vectors, labels, *weights or (None,)))
             except DataError as error:
                 problem = error
     return problem or SparseRows.joined(parts)

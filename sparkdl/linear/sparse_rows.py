@@ -123,14 +123,11 @@ class SparseVectors:
     def _without_zeros(self) -> SparseVectors:
         values = self.values
         assert values is not None
-        kept = values != 0
-        if kept.all():
-            ones = None if (values == 1).all() else values
-            return SparseVectors(self.starts, self.indices, ones, self.size)
-        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts]
-        values = values[kept]
-        ones = None if (values == 1).all() else values
-        return SparseVectors(starts, self.indices[kept], ones, self.size)
+        kept, starts, indices = values != 0, self.starts, self.indices
+        if not kept.all():
+            starts = np.concatenate([[0], np.cumsum(kept)])[starts]
+            values, indices = values[kept], indices[kept]
+        return SparseVectors(starts, indices, None if (values == 1).all() else values, self.size)
 
     def dot(self, weights: Numbers) -> Numbers:
         """The product of each vector with weights, one for each entry.
@@ -251,24 +248,19 @@ class SparseRows:
         entries = np.repeat(vectors.starts[order] - starts[:-1], lengths)
         entries += np.arange(len(entries))
         values = None if vectors.values is None else vectors.values[entries]
-        return SparseRows(
-            SparseVectors(starts, vectors.indices[entries], values, vectors.size),
-            self.labels[order], None if self.weights is None else self.weights[order],
-        )  # fmt: skip
+        weights = None if self.weights is None else self.weights[order]
+        taken = SparseVectors(starts, vectors.indices[entries], values, vectors.size)
+        return SparseRows(taken, self.labels[order], weights)
 
     def cut(self, start: int, stop: int) -> SparseRows:
         """The rows from ``start`` to ``stop``, views of these."""
         vectors = self.vectors
         first, end = vectors.starts[start], vectors.starts[stop]
         values = None if vectors.values is None else vectors.values[first:end]
-        return SparseRows(
-            SparseVectors(
-                vectors.starts[start : stop + 1] - first, vectors.indices[first:end], values,
-                vectors.size,
-            ),
-            self.labels[start:stop],
-            None if self.weights is None else self.weights[start:stop],
-        )  # fmt: skip
+        weights = None if self.weights is None else self.weights[start:stop]
+        starts, indices = vectors.starts[start : stop + 1] - first, vectors.indices[first:end]
+        cut = SparseVectors(starts, indices, values, vectors.size)
+        return SparseRows(cut, self.labels[start:stop], weights)
 
 
 def _values_of(vectors: SparseVectors) -> Numbers:

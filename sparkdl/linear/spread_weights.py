@@ -18,14 +18,8 @@ from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ModelError
 from sparkdl.linear.sparse_rows import Indices, Numbers, SparseRows
-from sparkdl.settings.values import (
-    Check,
-    UserSettings,
-    ValueKind,
-    require_not_negative,
-    require_positive,
-    setting,
-)
+from sparkdl.settings import values
+from sparkdl.settings.values import Check, UserSettings, ValueKind, setting
 from sparkdl.tables.hashing import Ids
 from sparkdl.tables.index import RowIndex, Slots, by_owner, grown
 
@@ -38,7 +32,7 @@ def _number(check: Check) -> ValueKind:
     return ValueKind(checked, float)
 
 
-ABOVE_ZERO, NOT_NEGATIVE = _number(require_positive), _number(require_not_negative)
+ABOVE_ZERO, NOT_NEGATIVE = _number(values.require_positive), _number(values.require_not_negative)
 
 
 @dataclass(frozen=True)
@@ -254,11 +248,9 @@ class LinearTraining:
                 f"{int(np.argmin(np.isfinite(losses))) + 1}",
                 hint="scale the features: MaxAbsScaler keeps sparse vectors sparse",
             )
-        mean = losses / self._weight if self._weight else losses
+        mean = (losses / self._weight if self._weight else losses).tolist()
         ids, weights = self.table.export()
-        return LinearPart(
-            ids, weights, self.intercept, self._size, self._rows, tuple(mean.tolist())
-        )
+        return LinearPart(ids, weights, self.intercept, self._size, self._rows, tuple(mean))
 
     def step(self, number: int) -> float:
         """One step of all ranks with their batches of a number; returns this rank's loss.

@@ -17,13 +17,8 @@ from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, rais
 from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
-from sparkdl.linear.rank_task import (
-    LinearModel,
-    LinearScores,
-    LinearTask,
-    column_type,
-    probabilities,
-)
+from sparkdl.linear import rank_task
+from sparkdl.linear.rank_task import LinearModel, LinearScores, LinearTask
 from sparkdl.linear.sparse_rows import SparseVectors
 from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings
 from sparkdl.settings.network import Network
@@ -150,7 +145,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
         require_vectors(schema, self.getOrDefault("featuresCol"))
         outputs = self._outputs()
         self.require_new(list(outputs.values()), schema)
-        fields = [T.StructField(name, column_type(kind)) for kind, name in outputs.items()]
+        fields = [T.StructField(n, rank_task.column_type(k)) for k, n in outputs.items()]
         return T.StructType([*schema.fields, *fields])
 
     def _transform(self, dataset: DataFrame) -> Any:
@@ -176,7 +171,7 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
 
     def predictProbability(self, value: object) -> DenseVector:
         """The probabilities of classes 0 and 1 for the features of one row."""
-        found = float(probabilities(np.array([self._margin(value)]))[0])
+        found = float(rank_task.probabilities(np.array([self._margin(value)]))[0])
         return DenseVector([1 - found, found])
 
     def predict(self, value: object) -> float:
@@ -206,9 +201,8 @@ class FTRLClassificationModel(Stage, SavedStage, ProbabilisticClassificationMode
             return
         arrays = unpack_arrays(loaded.data, f"the weights in {loaded.path!r}")
         plain = loaded.plain
-        model = LinearModel(
-            int(plain["size"]), arrays["ids"], arrays["weights"], float(plain["intercept"])
-        )
+        size, intercept = int(plain["size"]), float(plain["intercept"])
+        model = LinearModel(size, arrays["ids"], arrays["weights"], intercept)
         self._with(model, tuple(plain["losses"]))
 
 
@@ -342,9 +336,8 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
             training=training,
         )  # fmt: skip
         try:
-            found = run_stage(
-                task, self.getOrDefault("numWorkers"), rows.sparkSession, Network(), rows
-            )
+            workers = self.getOrDefault("numWorkers")
+            found = run_stage(task, workers, rows.sparkSession, Network(), rows)
         except WorkerError as error:
             raised = None if error.beats is None else raised_of(error.beats, error.rank)
             if raised is None:

@@ -53,9 +53,8 @@ def batched_handler(
     require_int("batch_size", batch_size, 1)
     require_int("max_parallelism", max_parallelism, 1)
     require_seconds("timeout_s", timeout_s)
-    return lambda function: _BatchedMethod(
-        function, batch_size, max_parallelism, timeout_s, pad_batch
-    )
+    limits = batch_size, max_parallelism, timeout_s, pad_batch
+    return lambda function: _BatchedMethod(function, *limits)
 
 
 @dataclass
@@ -90,21 +89,16 @@ class _BatchedMethod:
         return _BatchedMethod, (self._function, *self._limits)
 
 
+@dataclass(eq=False)
 class _Batcher:
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        batch_size: int,
-        max_parallelism: int,
-        timeout_s: float,
-        pad_batch: bool,
-    ) -> None:
-        self._function, self._name = function, function.__name__
-        self._size, self._most = batch_size, max_parallelism
-        self._timeout_s, self._pads = timeout_s, pad_batch
-        self._changed = threading.Condition()
-        self._waiting: list[_WaitingCall] = []
-        self._threads = 0
+    function: Callable[..., Any]
+    batch_size: int
+    max_parallelism: int
+    timeout_s: float
+    pad_batch: bool
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: list[_WaitingCall] = field(default_factory=list)
+    _threads: int = 0
 
     def submit(self, owner: object, *args: object, **kwargs: object) -> Future[Any]:
         """A call; ``owner`` lives as long as a thread works for it."""
@@ -112,7 +106,7 @@ class _Batcher:
         with self._changed:
             self._waiting.append(call)
             self._changed.notify_all()
-            if self._threads < self._most:
+            if self._threads < self.max_parallelism:
                 self._threads += 1
                 threading.Thread(
                     target=self._work, args=(owner,), name="sparkdl-batches", daemon=True
@@ -125,13 +119,14 @@ class _Batcher:
 
     def _take(self) -> list[_WaitingCall]:
         """The next calls; none if nobody waits, and then the thread has ended."""
+        size = self.batch_size
         with self._changed:
             while self._waiting:
-                left = self._waiting[0].since + self._timeout_s - time.monotonic()
-                if left > 0 and len(self._waiting) < self._size:
+                left = self._waiting[0].since + self.timeout_s - time.monotonic()
+                if left > 0 and len(self._waiting) < size:
                     self._changed.wait(left)
                     continue
-                taken, self._waiting = self._waiting[: self._size], self._waiting[self._size :]
+                taken, self._waiting = self._waiting[:size], self._waiting[size:]
                 batch = [call for call in taken if call.future.set_running_or_notify_cancel()]
                 if batch:
                     return batch
@@ -140,10 +135,11 @@ class _Batcher:
 
     def _run(self, owner: object, batch: list[_WaitingCall]) -> None:
         try:
-            calls = batch + [batch[-1]] * (self._size - len(batch) if self._pads else 0)
-            args, kwargs = _stacked([(call.args, call.kwargs) for call in calls], self._name)
-            told = batch[0].context.run(self._function, owner, *args, **kwargs)
-            results = [_element(told, i, len(calls), self._name) for i in range(len(batch))]
+            name = self.function.__name__
+            calls = batch + [batch[-1]] * (self.batch_size - len(batch) if self.pad_batch else 0)
+            args, kwargs = _stacked([(call.args, call.kwargs) for call in calls], name)
+            told = batch[0].context.run(self.function, owner, *args, **kwargs)
+            results = [_element(told, i, len(calls), name) for i in range(len(batch))]
         except BaseException as error:
             for call in batch:
                 call.future.set_exception(error)

@@ -140,8 +140,7 @@ class CallClient:
         timeout_s: How long a call may take, the time for connecting included; None for ever. It
             holds for futures as well, which end with WaitTimeoutError then.
         connect_s: How long the node may take to come up.
-        wait_for_ready: Whether a call waits for a node that cannot be reached yet; False: it fails
-            at once.
+        wait_for_ready: Whether a call waits for a node that cannot be reached yet; else it fails.
     """
 
     def __init__(

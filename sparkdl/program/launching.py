@@ -83,7 +83,7 @@ def device_request(program: Program) -> DeviceRequest:
 
 
 def refuse_restarts(program: Program) -> None:
-    """Returns if no group has restarts."""
+    """Refuses groups with restarts."""
     for placed in program.placed:
         if placed.needs.restarts:
             raise ConfigError(
@@ -121,8 +121,7 @@ OpensSurroundings = Callable[[Program, Any, Network], AbstractContextManager[Sur
 """Makes a place for a program's nodes, given the session (None: the active one)."""
 _LOOK_S = 0.05
 _END_S, _END_NODE_S = 10.0, 1.0
-"""Seconds that nodes have to end when the program stops, and seconds more for each: they may share
-few cores."""
+"""Seconds that nodes have to end when the program stops, and more for each: cores may be few."""
 
 
 def _packed(placed: Placed) -> bytes:
@@ -219,8 +218,7 @@ class LaunchedProgram:
     def results(self, label: str, timeout_s: float | None = None) -> list[Any]:
         """The results of the functions of a group's nodes, and of ``run()`` of the objects.
 
-        Waits until all nodes have ended. It is unpickled here, so the nodes must be trusted with
-        this machine.
+        Waits until all nodes have ended. Nodes must be trusted: what they returned is unpickled.
 
         Args:
             label: The group's name.
@@ -228,8 +226,7 @@ class LaunchedProgram:
 
         Returns:
             One result for each node of the group, in their order; None from nodes that only served
-            and from those that were killed because they did not stop (on Spark from all, if one
-            was).
+            and from those that were killed as they did not stop (on Spark from all, if one was).
 
         Raises:
             UnknownNameError: There is no such group.
@@ -296,8 +293,7 @@ def launch(
         The program as it runs; ``with`` ends it at the block's end.
 
     Raises:
-        ConfigError: A program without nodes, arguments for Spark without it, or restarts with a
-            launcher of your own.
+        ConfigError: No nodes, arguments for Spark without it, or restarts with your own launcher.
         ResourceError: Too few slots of Spark or GPUs, or dynamic allocation; nothing was started.
     """
     require_name("launch_type", launch_type, get_args(LaunchType))

@@ -7,7 +7,7 @@
 The first piece is the pickle, the others are the memory of large arrays in it, which are sent from
 and received into their own memory without a copy. Before the first message each end proves that it
 knows the run's token (:mod:`sparkdl.wire.proving`); until then nothing is unpickled. Between hosts
-of an encrypted run TLS begins after this proof, see :mod:`sparkdl.program.messages`.
+of an encrypted run TLS begins after this proof.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ _CHUNK_BYTES = 1 << 18
 
 
 class CallStream(Stream, Protocol):
-    """The part of a connection that messages need: a socket has it, and so has
-    :class:`EncryptedStream`.
-    """
+    """The part of a connection that messages need: of a socket or :class:`EncryptedStream`."""
 
     def settimeout(self, timeout_s: float | None, /) -> None:
         """The longest wait of a call from now on."""
@@ -237,9 +235,8 @@ class MessageConnection:
                 "a message between nodes is too long",
                 expected=f"at most {_MAX_MESSAGE_BYTES} bytes", received=f"{sum(sizes)} bytes",
             )  # fmt: skip
-        return CallMessage(
-            call, MessageKind(kind), [receive_exactly(self._socket, size) for size in sizes]
-        )
+        pieces = [receive_exactly(self._socket, size) for size in sizes]
+        return CallMessage(call, MessageKind(kind), pieces)
 
     def close(self) -> None:
         """Ends the connection; a thread that receives gets EOFError or OSError."""

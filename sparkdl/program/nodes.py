@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from sparkdl.errors import ConfigError
 from sparkdl.program.serving import CALL_THREADS
 from sparkdl.settings.values import require_flag, require_int, require_seconds
-
-T = TypeVar("T")
 
 
 class Handle:
@@ -37,35 +35,32 @@ class Handle:
         return f"Handle({self._label!r})"
 
 
-class Node(Protocol):
+class Node:
     """A part of a program: it serves calls, or runs once."""
 
-    @property
-    def serves(self) -> bool:
-        """Whether other nodes may call it."""
-
-    @property
-    def client_timeout_s(self) -> float | None:
-        """The longest time that a call of it may take."""
-
-    @property
-    def wait_for_ready(self) -> bool:
-        """Whether a call of it waits until it can be reached."""
-
-    @property
-    def threads(self) -> int:
-        """How many calls of it run at the same time."""
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: dict[str, object]
+    serves = False
+    """Whether other nodes may call it."""
+    client_timeout_s: float | None = None
+    """The longest time that a call of it may take."""
+    wait_for_ready = True
+    """Whether a call of it waits until it can be reached."""
+    threads = 0
+    """How many calls of it run at the same time."""
 
     def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """Makes, on the node, the object that it serves, or the one that it calls once.
+        """The call that the node makes: it returns the object to serve, or runs once.
 
         Args:
             replace: Makes clients of the handles in an argument.
         """
+        args, kwargs = replace(self.args), replace(self.kwargs)
+        return lambda: self.function(*args, **kwargs)
 
 
-@dataclass
-class PyNode:
+class PyNode(Node):
     """A node that calls a function once and ends with it.
 
     Args:
@@ -73,21 +68,9 @@ class PyNode:
             lists, tuples and dicts, arrive as clients.
     """
 
-    function: Callable[..., object]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    serves = False
-    threads = 0
-    client_timeout_s: float | None = None
-    wait_for_ready = True
-
     def __init__(self, function: Callable[..., object], *args: object, **kwargs: object) -> None:
         _check_callable("PyNode", function)
         self.function, self.args, self.kwargs = function, args, kwargs
-
-    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        args, kwargs = replace(self.args), replace(self.kwargs)
-        return lambda: self.function(*args, **kwargs)
 
 
 class PyClassNode(PyNode):
@@ -100,7 +83,7 @@ class PyClassNode(PyNode):
         return run
 
 
-class CourierNode:
+class CourierNode(Node):
     """A node whose object's public methods other nodes call.
 
     It is made where the node runs. If it has a method ``run``, that is called and the node ends
@@ -127,7 +110,7 @@ class CourierNode:
         **kwargs: object,
     ) -> None:
         _check_callable("CourierNode", constructor)
-        self._constructor, self._args, self._kwargs = constructor, args, kwargs
+        self.function, self.args, self.kwargs = constructor, args, kwargs
         if client_timeout_s is not None:
             client_timeout_s = require_seconds("client_timeout_s", client_timeout_s)
         self.client_timeout_s = client_timeout_s
@@ -136,12 +119,7 @@ class CourierNode:
 
     def configure(self, *args: object, **kwargs: object) -> None:
         """Sets the arguments later, for nodes that hold handles of each other."""
-        self._args, self._kwargs = args, kwargs
-
-    def start(self, replace: Callable[[Any], Any]) -> Callable[[], object]:
-        """See :class:`Node`: calling it makes the object."""
-        args, kwargs = replace(self._args), replace(self._kwargs)
-        return lambda: self._constructor(*args, **kwargs)
+        self.args, self.kwargs = args, kwargs
 
 
 def _check_callable(what: str, thing: object) -> None:

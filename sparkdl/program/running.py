@@ -171,23 +171,18 @@ class NodeTask(RaisingTask):
         with ExitStack() as stack:
             meet = self._open_meeting(rank, stack)
             control = CallClient(
-                self.control, self.token,
-                connect_s=CONNECT_TIMEOUT_S, certificate=self.certificate,
-            )  # fmt: skip
+                self.control, self.token, connect_s=CONNECT_TIMEOUT_S, certificate=self.certificate
+            )
             stack.callback(control.close)
             program = Running(control, host=self._addresses()[1])
             # Before the connection closes: then nothing is left to wait for.
             stack.callback(program.stopping.set)
-            waiting = threading.Thread(
+            threading.Thread(
                 target=await_stop, args=(program,), name="sparkdl-stop", daemon=True
-            )
-            waiting.start()
-            reset = _current.set(program)
-            stack.callback(_current.reset, reset)
-            if rank.attempt and control.is_stopping():
-                returned = None  # it failed while the program stopped
-            else:
-                returned = self._run_node(rank.rank, placed, meet, program, stack)
+            ).start()
+            stack.callback(_current.reset, _current.set(program))
+            stopped = rank.attempt and control.is_stopping()  # it failed while the program stopped
+            returned = None if stopped else self._run_node(rank.rank, placed, meet, program, stack)
         yield from _result(rank.rank, returned).batches()
 
     def _watch(

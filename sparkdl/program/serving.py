@@ -31,12 +31,10 @@ class CallServer(Closing):
     """Serves the public methods of an object until closed.
 
     Calls run in a pool of threads, several at a time, so the methods must be thread-safe. A method
-    that returns a ``concurrent.futures.Future`` is answered when that is done, and holds no thread
-    meanwhile.
+    that returns a ``concurrent.futures.Future`` is answered when that is done; it holds no thread.
 
     Args:
-        target: The object; ``__call__`` is served as well. Methods whose names begin with ``_`` are
-            not.
+        target: The object; ``__call__`` is served too, other names that begin with ``_`` are not.
         bind: Address (or network, ``'10.0.0.0/8'``) to listen on.
         certificate: For TLS with clients of other hosts; those of this host connect to 127.0.0.1.
             None for no encryption.
@@ -89,9 +87,8 @@ class CallServer(Closing):
         try:
             caller.connection.settimeout(HANDSHAKE_S)
             caller.welcome()
-            connection = MessageConnection(
-                caller.connection, certificate, self.address.name, is_server=True
-            )
+            name = self.address.name
+            connection = MessageConnection(caller.connection, certificate, name, is_server=True)
         except (OSError, EOFError, AuthenticationError):
             return
         with self._lock:

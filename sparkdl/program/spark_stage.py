@@ -14,15 +14,9 @@ from sparkdl.process.log_lines import show
 from sparkdl.program.launching import Surroundings, task_resources
 from sparkdl.program.nodes import Program
 from sparkdl.settings.network import Network
-from sparkdl.spark.runs import capacity
-from sparkdl.spark.runs.capacity import slot_pool
+from sparkdl.spark.runs import capacity, resources
 from sparkdl.spark.runs.launcher import SparkLauncher
-from sparkdl.spark.runs.resources import (
-    certificate_of,
-    listening_address,
-    rank_listening,
-    resource_profile,
-)
+from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session import running
 from sparkdl.transport.address import ListenOptions
 
@@ -45,14 +39,13 @@ def surroundings(program: Program, spark: Any, network: Network) -> Iterator[Sur
     count = len(program.placed)
     certificate = certificate_of(spark, network, pickles=True)
     bind, advertised = listening_address(spark, network)
-    profile = resource_profile(task_resources(program), spark)
+    profile = resources.resource_profile(task_resources(program), spark)
     capacity.check_barrier(spark, count, profile=profile)
     with ExitStack() as stack:
         slots = capacity.count_slots(spark, profile)
         if slots is not None:
-            stack.enter_context(
-                slot_pool(spark).take(count, slots, "launch", Limits.start_timeout_s)
-            )
+            pool = capacity.slot_pool(spark)
+            stack.enter_context(pool.take(count, slots, "launch", Limits.start_timeout_s))
         listen = ListenOptions("socket", network.port, bind, advertised, web=False)
         settings = Settings(count, start_timeout_s=Limits.start_timeout_s)
         host = stack.enter_context(CoordinatorHost(settings, listen, certificate))

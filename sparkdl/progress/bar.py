@@ -73,8 +73,7 @@ class ProgressBar:
         """The line of an epoch, which fits the screen: what is least needed goes first.
 
         First staleness, half of the bar, the bar, rows per second, the count of batches; then
-        metrics from the last on, those of the training rows but the first before those of the
-        validation rows.
+        metrics from the last on, those of training but the first before those of validation rows.
         """
         limit = _columns(self._stream) - 1
         done, target = event.batches, event.batches_per_epoch

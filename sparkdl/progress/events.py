@@ -192,13 +192,10 @@ class EpochEnded:
     """All workers have ended an epoch, or a callback stopped the training in the middle of it.
 
     Args:
-        epoch: Counted from 0.
-        batches: Steps of all workers that were done in it.
-        batches_per_epoch: Steps of all workers in one epoch.
+        epoch, batches, batches_per_epoch, staleness: As those of :class:`EpochProgressed`.
         rows: Rows that were trained in it.
         metrics: Metrics of all its rows, validation metrics included.
         rows_per_s: Its rows over its time; None where the time is not known.
-        staleness: Mean commits between a pull and the commit that followed it.
     """
 
     epoch: int
@@ -302,24 +299,11 @@ class SearchEnded:
     error: str = ""
 
 
-Event = (
-    TrainingBegan
-    | EpochBegan
-    | WorkersJoined
-    | WorkersAwaited
-    | EpochProgressed
-    | WorkersProgressed
-    | LinesLogged
-    | EpochEnded
-    | WorkerTraced
-    | TrainingEnded
-    | TrainingFailed
-    | SearchBegan
-    | TrialBegan
-    | TrialEpochEnded
-    | TrialEnded
-    | SearchEnded
-)
+EpochEvent = EpochBegan | EpochProgressed | EpochEnded
+WorkerEvent = WorkersJoined | WorkersAwaited | WorkersProgressed | LinesLogged | WorkerTraced
+FitEvent = TrainingBegan | EpochEvent | WorkerEvent | TrainingEnded | TrainingFailed
+SearchEvent = SearchBegan | TrialBegan | TrialEpochEnded | TrialEnded | SearchEnded
+Event = FitEvent | SearchEvent
 
 
 class Sink(Protocol):
@@ -384,8 +368,7 @@ class EpochProgress:
         metrics: Sum of the workers' metric states; Keras metrics hold sums and counts, so the
             value of the sum is the row-weighted value over all workers.
         val_metrics: The same of the validation rows; empty before they are evaluated.
-        seconds: How long it took, where the workers say so; else None, and the driver's own
-            clock says it.
+        seconds: How long it took, where the workers say so; None: the driver's own clock does.
     """
 
     missing: int = 0
@@ -401,10 +384,9 @@ class RunProgress:
     """A run over all workers.
 
     Args:
-        staleness: Mean commits between a pull and the commit that followed it.
+        staleness: As that of :class:`EpochProgressed`.
         workers: Each that has joined, by rank.
-        bytes_in, bytes_out: Of all frames that the coordinator took and sent.
-        servers: The work of each of several servers so far.
+        bytes_in, bytes_out, servers: As those of :class:`WorkersProgressed`.
         awaited: Ranks that were lost, where the others train in step and wait for them.
     """
 
@@ -435,13 +417,9 @@ def progress_of(status: Status, num_workers: int, *, in_step: bool) -> RunProgre
             for w in workers.values()
             if w.epoch >= number
         )
+        missing = len(awaited - set(totals.ended))
         epochs[number] = EpochProgress(
-            missing=len(awaited - set(totals.ended)),
-            batches=batches,
-            rows=totals.rows,
-            metrics=totals.metrics,
-            val_metrics=totals.val_metrics,
-            seconds=totals.seconds,
+            missing, batches, totals.rows, totals.metrics, totals.val_metrics, totals.seconds
         )
     commits = sum(w.clock for w in workers.values())
     stale = sum(w.staleness_mean * w.clock for w in workers.values())

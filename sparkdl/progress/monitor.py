@@ -46,9 +46,8 @@ class RecentSpeed:
 
     def look(self, now: float, rows: int) -> None:
         """Takes in the rows that all workers have trained until ``now`` (in seconds)."""
-        if self._looks and rows < self._looks[-1][1]:  # the stage began again
-            self._looks.clear()
-        if self._looks and not self._looks[-1][1]:  # time without any row counts for nothing
+        before = self._looks[-1][1] if self._looks else 0
+        if rows < before or not before:  # the stage began again; time without rows does not count
             self._looks.clear()
         self._looks.append((now, rows))
         while len(self._looks) > 2 and now - self._looks[1][0] >= self._span_s:
@@ -138,8 +137,7 @@ class FitMonitor:
     """Turns what the workers report into events for the sinks, in the driver's thread.
 
     Sinks see one ``EpochEnded`` per epoch with the metrics of all workers together, and
-    ``EpochProgressed`` whenever there is something new: several times a second, not once per
-    batch.
+    ``EpochProgressed`` whenever there is something new: several times a second, not per batch.
 
     Args:
         metric_values: From a metric state (summed over workers) to the metrics' values.
@@ -246,7 +244,7 @@ class FitMonitor:
             self._tell_workers(progress)
         released: int | None = None
         ended = self._ended(progress)
-        speed = self._speed_of(now, ended)
+        speed = self._epoch_speed.end(now, sum(e.rows for e in ended)) if ended else None
         for epoch in ended:
             released = self.epochs_done
             self._end_epoch(epoch, progress, speed)
@@ -325,12 +323,11 @@ class FitMonitor:
 
     def _tell_workers(self, progress: RunProgress) -> None:
         self._driver_load = self._meter.look() or self._driver_load
-        self._tell(
-            events.WorkersProgressed(
-                progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
-                progress.servers, socket.gethostname(),
-            )
+        event = events.WorkersProgressed(
+            progress.workers, progress.bytes_in, progress.bytes_out, self._driver_load,
+            progress.servers, socket.gethostname(),
         )  # fmt: skip
+        self._tell(event)
 
     def _begin_epoch(self) -> None:
         if self.epochs_done < self._epochs and not self._in_epoch:
@@ -347,11 +344,6 @@ class FitMonitor:
             found.append(epoch)
         return found
 
-    def _speed_of(self, now: float, ended: list[EpochProgress]) -> float | None:
-        if not ended:
-            return None
-        return self._epoch_speed.end(now, sum(epoch.rows for epoch in ended))
-
     def _show(self, now: float, epoch: EpochProgress | None, progress: RunProgress) -> None:
         rows = 0 if epoch is None else epoch.rows
         self._epoch_speed.look(now, rows, workers=progress.joined)
@@ -359,16 +351,12 @@ class FitMonitor:
             return
         self._batches = epoch.batches
         if self._wants_progress:
-            self._tell(
-                events.EpochProgressed(
-                    self.epochs_done,
-                    min(epoch.batches, progress.batches_per_epoch),
-                    progress.batches_per_epoch,
-                    self._metric_values(epoch.metrics),
-                    self._recent.rows_per_s,
-                    progress.staleness,
-                )
+            metrics, target = self._metric_values(epoch.metrics), progress.batches_per_epoch
+            done, speed = min(epoch.batches, target), self._recent.rows_per_s
+            event = events.EpochProgressed(
+                self.epochs_done, done, target, metrics, speed, progress.staleness
             )
+            self._tell(event)
 
     def _end_epoch(self, epoch: EpochProgress, progress: RunProgress, speed: float | None) -> None:
         self._ending = True
@@ -387,11 +375,10 @@ class FitMonitor:
             speed = epoch.rows / epoch.seconds
         target = progress.batches_per_epoch
         batches = min(epoch.batches, target) if self.stopped_inside else target
-        self._tell(
-            events.EpochEnded(
-                self.epochs_done, batches, target, epoch.rows, metrics, speed, progress.staleness
-            )
+        ended = events.EpochEnded(
+            self.epochs_done, batches, target, epoch.rows, metrics, speed, progress.staleness
         )
+        self._tell(ended)
         self._in_epoch = False
         self.rate_between_epochs = self._steering.learning_rate
         if not self.stopped_inside:
@@ -416,17 +403,17 @@ class FitMonitor:
                 "in none, so there are no val_ metrics"
             )
             return
+        place, hint = "of the share validation_split", "few rows want a larger validation_split"
+        if chosen == "must":
+            place = "in validation_data"
+            hint = (
+                "a filter or a split may have left none: validation_data.count() tells; "
+                "validation_data=None trains without validation"
+            )
         raise DataError(
-            "there are no rows to validate on",
-            expected="at least one row of the share validation_split"
-            if chosen == "split"
-            else "at least one row in validation_data",
-            received="0 rows on all workers",
-            hint="few rows want a larger validation_split"
-            if chosen == "split"
-            else "a filter or a split may have left none: validation_data.count() tells; "
-            "validation_data=None trains without validation",
-        )
+            "there are no rows to validate on", expected=f"at least one row {place}",
+            received="0 rows on all workers", hint=hint,
+        )  # fmt: skip
 
     def _command(self, released: int | None) -> Command | None:
         """The command to be given, if any: a new rate, a stop, who may go on, what was written."""

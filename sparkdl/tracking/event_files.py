@@ -1,6 +1,4 @@
-"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto; files that
-grow while a fit runs.
-"""
+"""Sinks that write files: ``JsonLines``, an event a line; ``Timeline``, for Perfetto."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class JsonLines:
     def __init__(self, folder: str, *, clock: Callable[[], float] = time.time) -> None:
         self._folder, self._clock = str(folder), clock
         self._file: GrowingFile | None = None
-        self._thinned = {events.EpochProgressed: Thinning(), events.WorkersProgressed: Thinning()}
+        self._thinned: dict[type[events.Event], Thinning] = {}
 
     def handle(self, event: events.Event) -> None:
         now = self._clock()

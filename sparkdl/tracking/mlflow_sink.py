@@ -195,9 +195,7 @@ class MLflow:
         self._model = model
 
     def handle(self, event: events.Event) -> None:
-        """Logs the event. Where the run cannot be opened, a warning says so, and nothing is logged
-        of this fit.
-        """
+        """Logs the event. Where the run cannot be opened it warns, and logs nothing of this fit."""
         if self._off:
             return
         begins = isinstance(event, (events.TrainingBegan, events.SearchBegan))
@@ -299,11 +297,10 @@ class MLflow:
         if worker.load is not None:  # of its whole host
             load = worker.load
             numbers[f"{place}/system_memory_usage_percentage"] = load.memory_percent
-            for place_of, percents in (
-                ("utilization", load.gpu_percents), ("memory_usage", load.gpu_memory_percents),
-            ):  # fmt: skip
-                for gpu, percent in enumerate(percents):
-                    numbers[f"{place}/gpu_{gpu}_{place_of}_percentage"] = percent
+            for gpu, percent in enumerate(load.gpu_percents):
+                numbers[f"{place}/gpu_{gpu}_utilization_percentage"] = percent
+            for gpu, percent in enumerate(load.gpu_memory_percents):
+                numbers[f"{place}/gpu_{gpu}_memory_usage_percentage"] = percent
         return numbers
 
     def _log_model(self) -> None:
@@ -384,17 +381,12 @@ def _signature(mlflow: Any, model: Any) -> Any:
     from mlflow.types import Schema, TensorSpec
 
     def schema(tensors: Any) -> Any:
-        several = len(tensors) > 1
-        return Schema(
-            [
-                TensorSpec(
-                    np.dtype(str(tensor.dtype)),
-                    (-1, *(-1 if size is None else size for size in tensor.shape[1:])),
-                    tensor.name if several else None,
-                )
-                for tensor in tensors
-            ]
-        )
+        specs = []
+        for tensor in tensors:
+            shape = (-1, *(-1 if size is None else size for size in tensor.shape[1:]))
+            name = tensor.name if len(tensors) > 1 else None
+            specs.append(TensorSpec(np.dtype(str(tensor.dtype)), shape, name))
+        return Schema(specs)
 
     return mlflow.models.ModelSignature(schema(model.inputs), schema(model.outputs))
 

@@ -22,8 +22,6 @@ _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
 _ABREAST = 3
 _MOST_CURVES = 12
 _MOST_POINTS = 1000
-
-
 _REST = 4.0
 """The pause after a picture, as a multiple of the time that it took."""
 

@@ -44,6 +44,11 @@ class Facts:
     transports: frozenset[str]
     mode: str
 
+    @property
+    def trained(self) -> dict[int, Usage]:
+        """The usage of the ranks that have rows."""
+        return {rank: usage for rank, usage in self.usage.items() if self.rows.get(rank)}
+
 
 @dataclass(frozen=True)
 class RankTimes:
@@ -92,9 +97,7 @@ class Profile:
         longest = max((times.total_s for times in self.ranks.values()), default=0.0) or 1.0
         for rank, times in self.ranks.items():
             total = times.total_s or 1.0
-            shares = "  ".join(
-                f"{_NAMES[phase]} {times.seconds[phase] / total:.0%}" for phase in used
-            )
+            shares = "  ".join(f"{_NAMES[p]} {times.seconds[p] / total:.0%}" for p in used)
             lines.append(
                 f"rank {rank:>3}  {_bar(times, longest)}  {total:.1f} s  "
                 f"{speed(times.rows / total)}  {shares}"
@@ -109,13 +112,17 @@ class Profile:
 def profile_of(facts: Facts) -> Profile:
     """The profile of a fit."""
     ranks = _times(facts)
-    found = [advice for advice in _advices(facts, ranks) if advice.gain >= LEAST_GAIN]
+    advices: list[Advice] = []
+    if any(times.rows for times in ranks.values()):  # else it stopped within its first epoch
+        advices += [*_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks)]
+        advices += [*_of_steps(facts, ranks), *_of_workers(facts)]
+    found = [advice for advice in advices if advice.gain >= LEAST_GAIN]
     return Profile(ranks, max(found, key=lambda advice: advice.gain, default=None))
 
 
 def _times(facts: Facts) -> dict[int, RankTimes]:
     """Splits what an exchange took into the exchange itself and the wait for the others."""
-    trained = {rank: usage for rank, usage in facts.usage.items() if facts.rows.get(rank)}
+    trained = facts.trained
     exchanges = [usage.seconds["exchange"] for usage in trained.values()]
     shortest = min(exchanges, default=0.0) if facts.in_step else float("inf")
     ranks = {}
@@ -126,15 +133,6 @@ def _times(facts: Facts) -> dict[int, RankTimes]:
         seconds["wait"] += beyond
         ranks[rank] = RankTimes(facts.rows[rank] * facts.epochs, seconds)
     return ranks
-
-
-def _advices(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
-    if not any(times.rows for times in ranks.values()):  # stopped within its first epoch
-        return []
-    return [
-        *_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks),
-        *_of_steps(facts, ranks), *_of_workers(facts),
-    ]  # fmt: skip
 
 
 def _share(ranks: dict[int, RankTimes], phase: Phase) -> float:
@@ -232,8 +230,7 @@ def _of_steps(facts: Facts, ranks: dict[int, RankTimes]) -> list[Advice]:
 
 def _of_workers(facts: Facts) -> list[Advice]:
     """One process would need less time than the workers take with their exchanges."""
-    trained = {rank: usage for rank, usage in facts.usage.items() if facts.rows.get(rank)}
-    text = too_many_workers(trained)
+    text = too_many_workers(facts.trained)
     # It ends all exchanges, so it gains no less than the advice on one of their causes.
     return [] if text is None else [Advice("too many workers", 1.0, f"{text}.")]
 

@@ -67,9 +67,10 @@ class GuardedSink:
             self._broken = True
             if isinstance(event, (TrainingBegan, SearchBegan)):
                 raise
+            name = getattr(self._sink, "__name__", type(self._sink).__name__)
             warnings.warn(
-                f"{_name_of(self._sink)} raised {type(error).__name__}: {error}; it is told "
-                "nothing more of this fit, which goes on",
+                f"the sink {name} raised {type(error).__name__}: {error}; it is told nothing more "
+                "of this fit, which goes on",
                 RuntimeWarning,
                 stacklevel=2,
             )
@@ -78,7 +79,13 @@ class GuardedSink:
 SinkMaker = Callable[[], GivenSink]
 _standing: list[SinkMaker] = []
 _standing_lock = threading.Lock()
-_of_thread = threading.local()
+
+
+class _OfThread(threading.local):
+    without = False
+
+
+_of_thread = _OfThread()
 
 
 def add_standing(make: SinkMaker) -> None:
@@ -97,17 +104,12 @@ def remove_standing(make: SinkMaker) -> None:
 def without_standing() -> Iterator[None]:
     """Fits that begin here, in this thread, are not told to the sinks that stand for every fit: the
     search whose trials they are tells these itself."""
-    before = _without()
+    before = _of_thread.without
     _of_thread.without = True
     try:
         yield
     finally:
         _of_thread.without = before
-
-
-def _without() -> bool:
-    without: bool = getattr(_of_thread, "without", False)
-    return without
 
 
 def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
@@ -127,16 +129,11 @@ def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[Gu
                 hint="sinks=[sparkdl.tracking.TensorBoard('logs'), print]",
             )
     with _standing_lock:
-        makers = [] if _without() else list(_standing)
+        makers = [] if _of_thread.without else list(_standing)
     found = [GuardedSink(sink) for sink in (*(make() for make in makers), *asked)]
     for guarded in found:
         guarded.take_model(model)
     return found
-
-
-def _name_of(sink: GivenSink) -> str:
-    name = getattr(sink, "__name__", type(sink).__name__)
-    return f"the sink {name}"
 
 
 class Thinning:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 
 from sparkdl.data.tfrecord.framing import frame
-from sparkdl.process.closing import Closing
 from sparkdl.progress import events
 from sparkdl.tracking.event_files import GrowingFile
 from sparkdl.tracking.sinks import Thinning
@@ -72,12 +71,9 @@ class TensorBoard:
                 writer = self._writers.pop(f"trial_{event.trial}", None)
                 if writer is not None:
                     writer.close()
-            case (
-                events.TrainingEnded()
-                | events.TrainingFailed()
-                | events.SearchBegan()
-                | events.SearchEnded()
-            ):
+            case events.TrainingEnded() | events.TrainingFailed():
+                self._close()
+            case events.SearchBegan() | events.SearchEnded():
                 self._close()
             case _:
                 pass
@@ -128,25 +124,19 @@ class TensorBoard:
             self._writers.popitem()[1].close()
 
 
-class _EventFile(Closing):
+class _EventFile(GrowingFile):
     """One event file in a folder of its own run."""
 
     def __init__(self, folder: str, now: float) -> None:
         host = socket.gethostname() or "localhost"
         name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_counter):06d}.v2"
-        self._file = GrowingFile(f"{folder}/{name}")
-        self._file.append(frame(_double(1, now) + _bytes(3, b"brain.Event:2")))
+        super().__init__(f"{folder}/{name}")
+        self.append(frame(_double(1, now) + _bytes(3, b"brain.Event:2")))
 
     def write(self, now: float, step: int, numbers: list[tuple[str, float]]) -> None:
         values = (_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in numbers)
         summary = b"".join(values)
-        self._file.append(frame(_double(1, now) + _varint(2, step) + _bytes(5, summary)))
-
-    def flush(self, *, whole: bool = False) -> None:
-        self._file.flush(whole=whole)
-
-    def close(self) -> None:
-        self._file.close()
+        self.append(frame(_double(1, now) + _varint(2, step) + _bytes(5, summary)))
 
 
 def numbers_of(prefix: str, metrics: events.Metrics) -> list[tuple[str, float]]:

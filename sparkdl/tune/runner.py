@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.progress.events import Event, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
+from sparkdl.progress.events import Event, Json, Metrics, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.searchers.searcher import WORST, Goal, Searcher, Segment
 from sparkdl.tune.study import dispensable, importances
@@ -45,20 +45,21 @@ class Standing:
     def hear(self, epochs: int, metrics: Metrics) -> bool:
         """An epoch has ended; whether its checkpoint is to be kept."""
         self._latest = epochs
-        return self._best and self._take(epochs, _numbers(metrics))
+        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, (int, float))}
+        return self._best and self._take(epochs, numbers)
 
-    def end(self, epochs: int, metrics: Mapping[str, float]) -> None:
+    def end(
+        self, epochs: int, metrics: Mapping[str, float], copied: Collection[int]
+    ) -> frozenset[int]:
+        """The segment has ended; the epochs whose checkpoints must stay now."""
         self._latest = self._latest or epochs
         self._take(self._latest, dict(metrics))
+        return frozenset({self._latest, self.epoch, *copied} - {0})
 
     @property
     def needed(self) -> frozenset[int]:
-        """The epochs whose checkpoints must stay, beside the newest."""
+        """The epochs whose checkpoints must stay meanwhile, beside the newest."""
         return frozenset({*self._needed, self.epoch} - {0})
-
-    def needed_after(self, copied: Collection[int]) -> frozenset[int]:
-        """The same after the segment's end."""
-        return frozenset({self._latest, self.epoch, *copied} - {0})
 
     def _take(self, epochs: int, metrics: dict[str, float]) -> bool:
         score = self._goal.score(metrics) if self._goal.metric in metrics else WORST
@@ -68,18 +69,10 @@ class Standing:
         return better
 
 
-def _numbers(metrics: Metrics) -> dict[str, float]:
-    return {
-        name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))
-    }
-
-
 OnEpoch = Callable[[int, Metrics], None]
 """Hears that an epoch of a trial has ended, counted from 0, in any thread."""
 PATIENCE = 3
 """Trials that may fail before any has succeeded; then the search ends with the first error."""
-
-
 SegmentTraining = Callable[[], Mapping[str, float]]
 """Trains a segment, in any thread: writes its checkpoint, returns the last epoch's metrics."""
 
@@ -99,13 +92,6 @@ class TrialTrainer(Protocol):
     def keep(self, trial: int, epochs: Collection[int]) -> None:
         """Keeps a trial's checkpoints after these epochs beside its newest, and no others; while a
         segment of it trains, called in the thread that trains it."""
-
-
-@dataclass(frozen=True)
-class _EpochDone:
-    trial: int
-    epoch: int
-    metrics: Metrics
 
 
 @dataclass(frozen=True)
@@ -185,7 +171,7 @@ class _Search:
         self._searcher, self._trainer, self._journal = searcher, trainer, journal
         self._goal, self._seed, self._on_score = goal, seed, on_score
         self._sampler, self._tell_sinks = sampler, tell
-        self._heard: queue.SimpleQueue[_Ended | _EpochDone] = queue.SimpleQueue()
+        self._heard: queue.SimpleQueue[_Ended | TrialEpochEnded] = queue.SimpleQueue()
         self._failures: list[Exception] = []
         self._succeeded = any(r.metrics and r.state != "failed" for r in journal.trials.values())
         self._best_epochs, self._catch = best_epochs, catch
@@ -226,7 +212,7 @@ class _Search:
         def heard(epoch: int, metrics: Metrics) -> None:
             if standing.hear(epoch + 1, metrics):
                 self._trainer.keep(segment.trial, standing.needed)
-            self._heard.put(_EpochDone(segment.trial, epoch, metrics))
+            self._heard.put(TrialEpochEnded(segment.trial, epoch, metrics))
 
         try:
             training = self._trainer.prepare(trial, segment, heard)
@@ -252,8 +238,8 @@ class _Search:
         """Waits for a segment to end, and tells its score, or for one of its epochs."""
         with contextlib.suppress(queue.Empty):
             heard = self._heard.get(timeout=timeout_s)
-            if isinstance(heard, _EpochDone):
-                self._tell_sinks(TrialEpochEnded(heard.trial, heard.epoch, heard.metrics))
+            if isinstance(heard, TrialEpochEnded):
+                self._tell_sinks(heard)
                 return
             self.running.pop(heard.segment.trial).join()
             self._tell(heard)
@@ -291,8 +277,8 @@ class _Search:
                 )
         while heed and not self._heard.empty():
             heard = self._heard.get()
-            if isinstance(heard, _EpochDone):
-                self._tell_sinks(TrialEpochEnded(heard.trial, heard.epoch, heard.metrics))
+            if isinstance(heard, TrialEpochEnded):
+                self._tell_sinks(heard)
             elif heard.error is None:
                 del self.running[heard.segment.trial]
                 self._tell(heard)
@@ -304,8 +290,7 @@ class _Search:
         self._journal.write()
 
     def _draws(self, number: int) -> Draw:
-        """How a trial's values are drawn, asked for at the first of them: a trial that goes on has
-        its values."""
+        """How a trial's values are drawn, asked at the first: one that goes on has its values."""
         found: list[Draw] = []
 
         def draw(name: str, space: Space) -> Value:
@@ -318,9 +303,8 @@ class _Search:
         return draw
 
     def _experience(self, record: TrialRecord) -> Experience:
-        scores = {
-            e: self._goal.score(m) for e, m in record.metrics.items() if self._goal.metric in m
-        }
+        goal = self._goal
+        scores = {e: goal.score(m) for e, m in record.metrics.items() if goal.metric in m}
         outcome: Outcome = "paused"
         if record.state == "failed":
             outcome = "failed"
@@ -336,19 +320,17 @@ class _Search:
             state = "failed" if record.state == "failed" else "stopped"
         elif epochs >= self._searcher.max_epochs:
             state = "complete"
-        explained = importances(self._journal.trials.values(), self._goal.metric)
-        self._tell_sinks(
-            TrialEnded(record.number, epochs, state, dict(metrics), record.error, explained)
-        )
+        shares = importances(self._journal.trials.values(), self._goal.metric)
+        ended = TrialEnded(record.number, epochs, state, dict(metrics), record.error, shares)
+        self._tell_sinks(ended)
 
     def _keep(self, trial: Trial, segment: Segment) -> None:
         self._journal.built(trial.number, trial.spaces, trial.params)
         self._searcher.built(trial.number, trial.spaces, trial.params)
         self._journal.write()
-        params = dict(trial.params)
-        self._tell_sinks(
-            TrialBegan(trial.number, {**params}, segment.begin, segment.end, segment.parent)
-        )
+        params: dict[str, Json] = {**trial.params}
+        began = TrialBegan(trial.number, params, segment.begin, segment.end, segment.parent)
+        self._tell_sinks(began)
 
     def _tell(self, ended: _Ended) -> None:
         segment, metrics = ended.segment, ended.metrics or {}
@@ -362,10 +344,10 @@ class _Search:
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:
             standing = self._standings.pop(segment.trial)
-            standing.end(segment.end, metrics)
-            record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
             copied = self._searcher.copied_after(segment.trial)
-            self._trainer.keep(segment.trial, standing.needed_after(copied))
+            needed = standing.end(segment.end, metrics, copied)
+            record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
+            self._trainer.keep(segment.trial, needed)
         self._journal.write()
         self._tell_ended(record, segment.end, metrics)
         if score > WORST:

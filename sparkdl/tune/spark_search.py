@@ -18,14 +18,8 @@ from sparkdl.learner.prediction.ensemble import vote
 from sparkdl.learner.state.metric_state import larger_is_better
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, SearchEnded
-from sparkdl.settings.values import (
-    require_flag,
-    require_int,
-    require_name,
-    require_path,
-    require_seconds,
-    shown,
-)
+from sparkdl.settings import values
+from sparkdl.settings.values import require_int, require_name, require_seconds, shown
 from sparkdl.spark.fit.arguments import verbosity
 from sparkdl.spark.fit.fit_sinks import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
@@ -38,6 +32,7 @@ from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.spark_model import SparkModel
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
+from sparkdl.tune import trial_recipes
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
@@ -45,15 +40,7 @@ from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
 from sparkdl.tune.suggestions import Sampler, Trial, Value
-from sparkdl.tune.trial_recipes import (
-    Build,
-    BuildRecipe,
-    Recipe,
-    StageParams,
-    StageRecipe,
-    StageStudy,
-    TrialFit,
-)
+from sparkdl.tune.trial_recipes import Build, Recipe, StageParams, StageRecipe, StageStudy, TrialFit
 
 if TYPE_CHECKING:
     import keras
@@ -95,7 +82,7 @@ class FitTrainer:
                     data, epochs=segment.end, verbose=0, resume=True, sinks=[hear],
                     checkpoint_dir=self._of(segment.trial), **arguments,
                 )  # fmt: skip
-            return {name: float(values[-1]) for name, values in history.history.items() if values}
+            return {name: float(told[-1]) for name, told in history.history.items() if told}
 
         return train
 
@@ -264,8 +251,8 @@ def search(
     require_name("keep_epoch", keep_epoch, ("last", "best"))
     seed = require_int("seed", seed, 0)
     if checkpoint_dir is not None:
-        checkpoint_dir = require_path("checkpoint_dir", checkpoint_dir)
-    resume = require_flag("resume", resume)
+        checkpoint_dir = values.require_path("checkpoint_dir", checkpoint_dir)
+    resume = values.require_flag("resume", resume)
     slots_per_trial = require_int("slots_per_trial", slots_per_trial, 1)
     if keep_best is not None:
         keep_best = require_int("keep_best", keep_best, 1)
@@ -305,18 +292,13 @@ def search(
     goal = Goal(metric, maximize)
     temporary = None if checkpoint_dir else TemporaryFolder()
     folder = temporary.path if temporary is not None else str(checkpoint_dir)
-    told: dict[str, Value] = {
-        "metric": metric,
-        "maximize": maximize,
-        "seed": seed,
-        "searcher": type(searcher).__name__,
-        "keep_epoch": keep_epoch,
-    }
+    told: dict[str, Value] = {"metric": metric, "maximize": maximize, "seed": seed}
+    told |= {"searcher": type(searcher).__name__, "keep_epoch": keep_epoch}
     expected_epochs = searcher.expected_epochs  # before it has given its first segment
     journal = Journal.at(folder, told, resume=resume)
     best_epochs = keep_epoch == "best"
     trainer = FitTrainer(spark, recipe, data, folder, slots_per_trial, seed, best_epochs)
-    kind = Study if isinstance(recipe, BuildRecipe) else StageStudy
+    kind = StageStudy if isinstance(recipe, StageRecipe) else Study
     study = kind(journal, goal, trainer.load, vote, temporary=temporary)
     if isinstance(study, StageStudy) and isinstance(recipe, StageRecipe):
         study.recipe = recipe
@@ -332,7 +314,11 @@ def search(
             tracker.handle(event)
 
     try:
-        tell(_described(goal, searcher, sampler, seed, slots_per_trial, timeout_s, expected_epochs))
+        began = _described(
+            goal, searcher, sampler, seed=seed, slots_per_trial=slots_per_trial,
+            expected_epochs=expected_epochs, timeout_s=timeout_s,
+        )  # fmt: skip
+        tell(began)
         run_search(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
@@ -399,28 +385,19 @@ def _recipe(
             "estimator of sparkdl.ml",
             received=f"{type(build).__name__}" + " and params" * (params is not None),
         )
-    return BuildRecipe(build, seed, {"mode": "allreduce", **(settings or {})}, arguments)
+    every = {"mode": "allreduce", **(settings or {})}
+    return trial_recipes.BuildRecipe(build, seed, every, arguments)
 
 
 def _described(
-    goal: Goal,
-    searcher: Searcher,
-    sampler: Sampler | None,
-    seed: int,
-    slots_per_trial: int,
-    timeout_s: float | None,
-    expected_epochs: int | None,
+    goal: Goal, searcher: Searcher, sampler: Sampler | None, **asked: float | None
 ) -> SearchBegan:
     parameters: dict[str, Json] = {
         "searcher": type(searcher).__name__,
         "max_epochs": searcher.max_epochs,
         "sampler": type(sampler).__name__ if sampler is not None else "random",
-        "seed": seed,
-        "slots_per_trial": slots_per_trial,
-        "expected_epochs": expected_epochs,
-        "timeout_s": timeout_s,
+        **{name: value for name, value in asked.items() if value is not None},
     }
-    parameters = {name: value for name, value in parameters.items() if value is not None}
     search_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     return SearchBegan(search_id, goal.metric, goal.maximize, parameters)
 
@@ -441,11 +418,10 @@ def _at_once(asked: int | str, slots_per_trial: int, spark: object) -> int:
 def _print_line(study: Study, trial: int, score: float) -> None:
     record = next(r for r in study.records if r.number == trial)
     name = study.goal.metric
-    params = ", ".join(
-        f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in record.params.items()
-    )
+    params = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in record.params.items()}
+    asked = ", ".join(f"{k}={v}" for k, v in params.items())
     print(
         f"trial {trial}: epoch {record.epochs}, {name} {record.metrics[record.epochs][name]:.4f} "
-        f"(best {study.best_value:.4f}, trial {study.best_trial.number}) {params}",
+        f"(best {study.best_value:.4f}, trial {study.best_trial.number}) {asked}",
         flush=True,
     )

@@ -16,7 +16,7 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.process.closing import Closing
 from sparkdl.tune.journal import Journal, TrialRecord
 from sparkdl.tune.searchers.searcher import Goal
-from sparkdl.tune.suggestions import Space, Value
+from sparkdl.tune.suggestions import Value
 
 if TYPE_CHECKING:
     import keras
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 def ranked(records: Iterable[TrialRecord], goal: Goal) -> list[TrialRecord]:
     """The trials that have a score and did not fail, best first; by their last comparison, or by
-    their best epoch where the search keeps that. Of equal ones that with the lower number is
-    first."""
+    their best epoch where the search keeps that. Of equal ones the lower number is first."""
     whole = [r for r in records if r.metrics and r.state != "failed"]
     return sorted(whole, key=lambda r: (-goal.score(r.model_metrics), r.number))
 
@@ -76,8 +75,7 @@ class Study(Closing):
         return [self._journal.trials[n] for n in sorted(self._journal.trials)]
 
     def ranked(self) -> list[TrialRecord]:
-        """The trials that have a score and did not fail, best first; by their last comparison, or
-        by their best epoch in a search with ``keep_epoch='best'``."""
+        """The trials with a score, best first; see :func:`sparkdl.tune.study.ranked`."""
         return ranked(self.records, self.goal)
 
     @property
@@ -172,16 +170,26 @@ class Study(Closing):
         Args:
             ax: Where to draw; None for new axes. Needs matplotlib.
         """
-        ax = _axes(ax, (7, 4))
-        draw_curves(ax, self.records, self.goal.metric, self.best_trial.number)
+        ax, metric, best = _axes(ax, (7, 4)), self.goal.metric, self.best_trial.number
+        for record in self.records:
+            values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
+            lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
+            if record.number == best:
+                lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
+                lines[0].set_label(f"best: trial {best}")
+            lines[0].set(marker="o", markersize=3)
+        ax.set(xlabel="epochs", ylabel=metric, title=f"{len(self.records)} trials")
+        ax.grid(alpha=0.3)
+        ax.legend(frameon=False)
         return ax
 
     def plot_scatter(self) -> list[Axes]:
         """Draws the metric over each hyper-parameter; hollow dots are trials that ended early."""
         import matplotlib.pyplot as plt
 
-        ranked = self._compared()
-        count = len(names_of(ranked))
+        ranked, metric = self._compared(), self.goal.metric
+        names, longest = names_of(ranked), max(record.epochs for record in ranked)
+        count = len(names)
         across = max(1, min(count, 3))
         down = max(1, -(-count // across))
         size = (3 * across, 2.4 * down)
@@ -191,28 +199,65 @@ class Study(Closing):
         found = list(axes.flat)
         for unused in found[count:]:
             figure.delaxes(unused)
-        draw_scatter(found[:count], ranked, self.goal.metric)
+        for ax, name in zip(found[:count], names, strict=True):
+            having = [r for r in ranked if name in r.params]
+            x, ticks, log = _coordinates(having, name)
+            y = np.array([_last(r, metric) for r in having])
+            whole = np.array([r.epochs == longest for r in having])
+            ax.scatter(x[whole], y[whole], s=22, color=BLUE, alpha=0.7)
+            ax.scatter(x[~whole], y[~whole], s=22, facecolors="none", edgecolors=GREY)
+            if having[0] is ranked[0]:
+                ax.scatter(x[:1], y[:1], s=60, color=BEST, zorder=3)
+            if ticks is not None:
+                ax.set_xticks(list(ticks.values()), list(ticks))
+                ax.set_xlim(min(ticks.values()) - 0.3, max(ticks.values()) + 0.3)
+            elif log:
+                ax.set_xscale("log")
+            cell = ax.get_subplotspec()
+            ax.set(xlabel=name, ylabel=metric if cell is None or cell.is_first_col() else "")
+            ax.grid(alpha=0.3)
         return found[:count]
 
     def plot_parallel(self, ax: Axes | None = None) -> Axes:
         """Draws each trial as a line through its hyper-parameters and its metric.
 
-        Args:
-            ax: Where to draw; None for new axes. Needs matplotlib.
+        The best tenth is orange; see :meth:`plot`.
         """
-        ranked = self._compared()
-        ax = _axes(ax, (2.2 * (1 + len(names_of(ranked))), 3.5))
-        draw_parallel(ax, ranked, self.goal.metric)
+        ranked, metric = self._compared(), self.goal.metric
+        names, best = names_of(ranked), max(1, round(len(ranked) / 10))
+        ax = _axes(ax, (2.2 * (1 + len(names)), 3.5))
+        columns = []
+        for place, name in enumerate(names):
+            having = [r for r in ranked if name in r.params]
+            x, ticks, log = _coordinates(having, name)
+            by_number = dict(zip((r.number for r in having), x, strict=True))
+            values = np.array([by_number.get(r.number, math.nan) for r in ranked])
+            columns.append(_axis(ax, place, values, ticks, log=log))
+        values = np.array([_last(r, metric) for r in ranked])
+        columns.append(_axis(ax, len(names), values, None, log=False))
+        heights = np.stack(columns)
+        for place in reversed(range(len(ranked))):
+            there = np.flatnonzero(np.isfinite(heights[:, place]))  # past what a trial has not
+            line = ax.plot(there, heights[there, place], color=GREY, alpha=0.45, lw=1)[0]
+            if place < best:
+                line.set(color=BEST, alpha=1, linewidth=2.5 if place == 0 else 1.5, zorder=3)
+        ax.set_xticks(range(len(columns)), [*names, metric])
+        ax.set(xlim=(-0.35, len(names) + 0.35), ylim=(-_MARGIN, 1 + _MARGIN), yticks=[])
+        ax.tick_params(length=0)
+        for side in ("left", "right", "top", "bottom"):
+            ax.spines[side].set_visible(False)
         return ax
 
     def plot_importances(self, ax: Axes | None = None) -> Axes:
-        """Draws :attr:`importances` as bars.
-
-        Args:
-            ax: Where to draw; None for new axes. Needs matplotlib.
-        """
-        ax = _axes(ax, (7, 0.5 + 0.5 * max(2, len(self.importances))))
-        draw_importances(ax, self.importances)
+        """Draws :attr:`importances` as bars; see :meth:`plot`."""
+        shares = self.importances
+        ax, names = _axes(ax, (7, 0.5 + 0.5 * max(2, len(shares)))), list(shares)[::-1]
+        bars = ax.barh(names, [shares[n] for n in names], color=BLUE)
+        ax.bar_label(bars, [f" {shares[n]:.0%}" for n in names])
+        ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
+        ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        for side in ("top", "right"):
+            ax.spines[side].set_visible(False)
         return ax
 
     @property
@@ -227,10 +272,9 @@ class Study(Closing):
         return self.ranked()
 
     def __repr__(self) -> str:
-        ranked = self.ranked()
-        best = (
-            f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}" if ranked else ""
-        )
+        best = ""
+        if self.ranked():
+            best = f", best {self.goal.metric} {self.best_value:.4g}: {self.best_params}"
         return f"Study({len(self.records)} trials{best})"
 
 
@@ -322,80 +366,6 @@ _FEW = 6
 """Whole numbers up to this count stand each by itself on an axis."""
 
 
-def draw_curves(ax: Axes, records: Sequence[TrialRecord], metric: str, best: int) -> None:
-    """The metric of every trial over its epochs."""
-    for record in records:
-        values = {e: m.get(metric, math.nan) for e, m in sorted(record.metrics.items())}
-        lines = ax.plot(list(values), list(values.values()), color=GREY, alpha=0.6, lw=1)
-        if record.number == best:
-            lines[0].set(color=BEST, alpha=1, linewidth=2.5, zorder=3)
-            lines[0].set_label(f"best: trial {best}")
-        lines[0].set(marker="o", markersize=3)
-    ax.set(xlabel="epochs", ylabel=metric, title=f"{len(records)} trials")
-    ax.grid(alpha=0.3)
-    ax.legend(frameon=False)
-
-
-def draw_scatter(axes: Sequence[Axes], ranked: Sequence[TrialRecord], metric: str) -> None:
-    """The metric over each hyper-parameter: filled dots trained longest, hollow ones less."""
-    longest = max(record.epochs for record in ranked)
-    for ax, name in zip(axes, names_of(ranked), strict=True):
-        having = [r for r in ranked if name in r.params]
-        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
-        y = [_last(r, metric) for r in having]
-        whole = np.array([r.epochs == longest for r in having])
-        values = np.array(y)
-        ax.scatter(x[whole], values[whole], s=22, color=BLUE, alpha=0.7)
-        ax.scatter(x[~whole], values[~whole], s=22, facecolors="none", edgecolors=GREY)
-        if having[0] is ranked[0]:
-            ax.scatter(x[:1], values[:1], s=60, color=BEST, zorder=3)
-        if ticks is not None:
-            ax.set_xticks(list(ticks.values()), list(ticks))
-            ax.set_xlim(min(ticks.values()) - 0.3, max(ticks.values()) + 0.3)
-        elif log:
-            ax.set_xscale("log")
-        cell = ax.get_subplotspec()
-        first = cell is None or cell.is_first_col()
-        ax.set(xlabel=name, ylabel=metric if first else "")
-        ax.grid(alpha=0.3)
-
-
-def draw_parallel(ax: Axes, ranked: Sequence[TrialRecord], metric: str) -> None:
-    """A line for each trial through its hyper-parameters and metric; the best tenth is orange."""
-    names = names_of(ranked)
-    columns, best = [], max(1, round(len(ranked) / 10))
-    for place, name in enumerate(names):
-        having = [r for r in ranked if name in r.params]
-        x, ticks, log = _coordinates([r.params[name] for r in having], _space(having, name))
-        by_number = dict(zip((r.number for r in having), x, strict=True))
-        values = np.array([by_number.get(r.number, math.nan) for r in ranked])
-        columns.append(_axis(ax, place, values, ticks, log=log))
-    values = np.array([_last(r, metric) for r in ranked])
-    columns.append(_axis(ax, len(names), values, None, log=False))
-    heights = np.stack(columns)
-    for place in reversed(range(len(ranked))):
-        there = np.flatnonzero(np.isfinite(heights[:, place]))  # past what the trial does not have
-        line = ax.plot(there, heights[there, place], color=GREY, alpha=0.45, lw=1)[0]
-        if place < best:
-            line.set(color=BEST, alpha=1, linewidth=2.5 if place == 0 else 1.5, zorder=3)
-    ax.set_xticks(range(len(columns)), [*names, metric])
-    ax.set(xlim=(-0.35, len(names) + 0.35), ylim=(-_MARGIN, 1 + _MARGIN), yticks=[])
-    ax.tick_params(length=0)
-    for side in ("left", "right", "top", "bottom"):
-        ax.spines[side].set_visible(False)
-
-
-def draw_importances(ax: Axes, importances: Mapping[str, float]) -> None:
-    """A bar for each hyper-parameter: the share of the metric's variance that it explains."""
-    names = list(importances)[::-1]
-    bars = ax.barh(names, [importances[n] for n in names], color=BLUE)
-    ax.bar_label(bars, [f" {importances[n]:.0%}" for n in names])
-    ax.set(xlim=(0, 1.1), xlabel="share of the metric's variance that it explains")
-    ax.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-
-
 def names_of(records: Sequence[TrialRecord]) -> list[str]:
     """The hyper-parameters that any trial has, in the order in which ``build`` asked for them."""
     return list(dict.fromkeys(name for record in records for name in record.params))
@@ -405,14 +375,12 @@ def _last(record: TrialRecord, metric: str) -> float:
     return record.metrics[max(record.metrics)].get(metric, math.nan)
 
 
-def _space(records: Sequence[TrialRecord], name: str) -> Space | None:
-    return next((r.spaces[name] for r in records if name in r.spaces), None)
-
-
 def _coordinates(
-    values: Sequence[Value], space: Space | None
+    records: Sequence[TrialRecord], name: str
 ) -> tuple[NDArray[np.float64], dict[str, float] | None, bool]:
     """The places of values on an axis; the places of choices by name; whether it is a log."""
+    values = [r.params[name] for r in records]
+    space = next((r.spaces[name] for r in records if name in r.spaces), None)
     if space is not None and space.kind == "int" and space.high - space.low < _FEW:
         ticks = {str(n): float(n) for n in range(int(space.low), int(space.high) + 1)}
         return np.array([float(v or 0) for v in values]), ticks, False

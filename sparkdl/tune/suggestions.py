@@ -254,7 +254,7 @@ class OptunaSampler:
 
         def draw(name: str, space: Space) -> Value:
             with _quiet(optuna):
-                return _suggested(trial, name, space)
+                return _suggested(optuna, trial, name, space)
 
         return draw
 
@@ -284,27 +284,20 @@ def _distribution(optuna: Any, space: Space) -> Any:
         return kinds.CategoricalDistribution(space.choices)
     if space.kind == "int":
         low, high = int(space.low), int(space.high)
-        return kinds.IntDistribution(low, high, log=space.log, step=_whole_step(space))
+        whole = 1 if space.log or space.step is None else int(space.step)
+        return kinds.IntDistribution(low, high, log=space.log, step=whole)
     step = None if space.log else space.step  # Optuna takes no step beside log
     return kinds.FloatDistribution(space.low, space.high, log=space.log, step=step)
 
 
-def _whole_step(space: Space) -> int:
-    return 1 if space.log or space.step is None else int(space.step)
-
-
-def _suggested(trial: Any, name: str, space: Space) -> Value:
-    value: Value
+def _suggested(optuna: Any, trial: Any, name: str, space: Space) -> Value:
+    values = _distribution(optuna, space)
     if space.kind == "categorical":
-        value = trial.suggest_categorical(name, space.choices)
-    elif space.kind == "int":
-        low, high = int(space.low), int(space.high)
-        step = _whole_step(space)
-        value = int(trial.suggest_int(name, low, high, step=step, log=space.log))
-    else:
-        between = None if space.log else space.step
-        value = float(trial.suggest_float(name, space.low, space.high, step=between, log=space.log))
-    return value
+        return cast(Value, trial.suggest_categorical(name, values.choices))
+    limits = {"low": values.low, "high": values.high, "step": values.step, "log": values.log}
+    if space.kind == "int":
+        return int(trial.suggest_int(name, **limits))
+    return float(trial.suggest_float(name, **limits))
 
 
 @contextmanager

@@ -121,8 +121,7 @@ class Trainer:
 
         Args:
             dataframe: A DataFrame with the columns of features and labels.
-            shuffle: Shuffle all rows over the cluster before. Workers shuffle their own rows in
-                every epoch anyway.
+            shuffle: Shuffle all rows over the cluster before; workers shuffle theirs every epoch.
 
         Returns:
             A new, trained Keras model.
@@ -158,17 +157,12 @@ class Trainer:
         self.training_time = time.monotonic() - began
         names = ["loss", *(name for name in history.history if name != "loss")]
         values = zip(*(history.history[name] for name in names), strict=True)
-        self.history = [{"iteration": epoch, "history": list(row)}
-                        for epoch, row in enumerate(values)]  # fmt: skip
-        self._updates = self._count_updates(spark_model)
+        self.history = [{"iteration": n, "history": list(row)} for n, row in enumerate(values)]
+        rank_rows = {} if spark_model.summary is None else spark_model.summary.rank_rows
+        steps = [math.ceil(rows / self.batch_size) for rows in rank_rows.values()]
+        windows = sum(math.ceil(count / self.communication_window) for count in steps)
+        self._updates = self.num_epoch * windows
         return spark_model
-
-    def _count_updates(self, spark_model: sparkdl.SparkModel) -> int:
-        summary, window = spark_model.summary, self.communication_window
-        if summary is None:
-            return 0
-        steps = [math.ceil(rows / self.batch_size) for rows in summary.rank_rows.values()]
-        return self.num_epoch * sum(math.ceil(count / window) for count in steps)
 
 
 class SingleTrainer(Trainer):

@@ -182,10 +182,8 @@ class OneHotTransformer(Transformer):
             F.coalesce(label.cast("string"), F.lit("null")),
         )
         hot = F.array(*[(label.cast("int") == place).cast("double") for place in range(classes)])
-        known = (label >= 0) & (label < classes)
-        return dataframe.withColumn(
-            self.output_column, F.when(known, hot).otherwise(F.raise_error(wrong))
-        )
+        known = F.when((label >= 0) & (label < classes), hot)
+        return dataframe.withColumn(self.output_column, known.otherwise(F.raise_error(wrong)))
 
 
 class LabelIndexTransformer(Transformer):
@@ -270,9 +268,8 @@ class AccuracyEvaluator(Evaluator):
         """
         check_columns(self, dataframe, "label_col", self.label_column)
         check_columns(self, dataframe, "prediction_col", self.prediction_column)
-        right = F.coalesce(
-            column(self.label_column) == column(self.prediction_column), F.lit(False)
-        )
+        same = column(self.label_column) == column(self.prediction_column)
+        right = F.coalesce(same, F.lit(False))
         share = dataframe.agg(F.avg(right.cast("double"))).first()[0]
         if share is None:
             raise DataError(

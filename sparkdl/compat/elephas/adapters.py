@@ -16,13 +16,8 @@ from pyspark.sql import SparkSession
 
 from sparkdl.errors import DataError
 from sparkdl.learner.description import name_of_loss
-from sparkdl.mllib import (
-    from_labeled_point,
-    from_vector,
-    to_labeled_point,
-    to_simple_rdd,
-    to_vector,
-)
+from sparkdl.mllib import from_labeled_point, from_vector, to_labeled_point, to_simple_rdd
+from sparkdl.spark import mllib
 from sparkdl.spark.session.running import with_this_interpreter
 
 __all__ = [
@@ -74,9 +69,7 @@ class LossModelTypeMapper:
     }
 
     def get_model_type(self, loss: object) -> ModelType | None:
-        """The kind of prediction of a model with this loss; None for a loss that is not in the
-        list.
-        """
+        """The kind of a model's predictions with this loss; None for one that is not listed."""
         return self._types.get(name_of_loss(loss))
 
     def register_loss(self, loss: str | Callable[..., Any], model_type: ModelType) -> None:
@@ -104,16 +97,11 @@ def lp_to_simple_rdd(lp_rdd: Any, categorical: bool = False, nb_classes: int | N
     """An RDD of ``LabeledPoint`` as an RDD of pairs ``(x, y)``."""
     if not categorical:
         return lp_rdd.map(lambda point: (from_vector(point.features), point.label))
-    classes = nb_classes or _count_classes(lp_rdd)
-    return lp_rdd.map(
-        lambda point: (from_vector(point.features), encode_label(point.label, classes))
-    )
-
-
-def _count_classes(lp_rdd: Any) -> int:
-    """One more than the greatest label; a job finds it."""
-    greatest = lp_rdd.mapPartitions(lambda points: [max((p.label for p in points), default=-1)])
-    return int(max(with_this_interpreter(greatest).collect(), default=-1)) + 1
+    classes = nb_classes
+    if not classes:  # one more than the greatest label; a job finds it
+        greatest = lp_rdd.mapPartitions(lambda points: [max((p.label for p in points), default=-1)])
+        classes = int(max(with_this_interpreter(greatest).collect(), default=-1)) + 1
+    return lp_rdd.map(lambda p: (from_vector(p.features), encode_label(p.label, classes)))
 
 
 def to_data_frame(sc: object, features: Array, labels: Array, categorical: bool = False) -> Any:
@@ -143,6 +131,6 @@ def df_to_simple_rdd(
 def _labeled_points(df: Any, features: str, label: str) -> Any:
     def point(row: Any) -> LabeledPoint:
         values = row[0].toArray() if hasattr(row[0], "toArray") else row[0]
-        return LabeledPoint(row[1], to_vector(np.asarray(values, np.float64)))
+        return LabeledPoint(row[1], mllib.to_vector(np.asarray(values, np.float64)))
 
     return df.select(features, label).rdd.map(point)

@@ -9,6 +9,8 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 import sparkdl
 from sparkdl.compat.elephas.templates import Template
 from sparkdl.errors import ConfigError, ModelError
@@ -117,7 +119,8 @@ class HyperParamModel:
         """All trials that ended well, in one list, as Elephas has a list per worker."""
         count = self.num_workers * require_int("max_evals", max_evals, 1)
         check_callable(data)
-        spark = _session_of(self.spark_context)
+        sc = self.spark_context
+        spark = sc if hasattr(sc, "createDataFrame") else SparkSession.builder.getOrCreate()
         trainer = _FunctionTrainer(spark, Template(model), data, self.seed)
         folder = tempfile.mkdtemp(prefix="sparkdl-hyperparam-")
         journal = Journal.at(folder, {"seed": self.seed}, resume=False)
@@ -154,12 +157,9 @@ class _FunctionTrainer:
 
         def train() -> Mapping[str, float]:
             capacity.tag_jobs(self._spark, self._tag)
+            given = call, self._seed + trial.number
             (content,) = sparkdl.run(
-                _call,
-                (call, self._seed + trial.number),
-                num_workers=1,
-                communicator="builtin",
-                spark=self._spark,
+                _call, given, num_workers=1, communicator="builtin", spark=self._spark
             )
             result = _checked(payload.load(content))
             if not math.isnan(result["loss"]):
@@ -209,15 +209,8 @@ def _model_of(result: TrialResult) -> Any:
     text, weights = result.get("model"), result.get("weights")
     if not isinstance(text, str) or weights is None:
         raise ModelError(
-            "the trial's result has no model", expected=_EXAMPLE,
-            received=", ".join(sorted(result)),
-        )  # fmt: skip
+            "the trial's result has no model", expected=_EXAMPLE, received=", ".join(sorted(result))
+        )
     model = model_from_json(text, {})
     model.set_weights(payload.load(weights) if isinstance(weights, bytes) else weights)
     return model
-
-
-def _session_of(sc: object) -> Any:
-    from pyspark.sql import SparkSession
-
-    return sc if hasattr(sc, "createDataFrame") else SparkSession.builder.getOrCreate()

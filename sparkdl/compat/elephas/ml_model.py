@@ -6,7 +6,7 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -57,9 +57,8 @@ def write_stage_file(path: str, class_name: str, saved: StageFile) -> None:
         file.attrs["model_type"] = saved.model_type
         for number, weight in enumerate(saved.weights):  # JSON would make them too large
             file.create_dataset(f"weights/{number:05d}", data=np.asarray(weight))
-        file.attrs[_SETTINGS] = json.dumps(
-            {"class_name": class_name, "config": saved.config}
-        ).encode()
+        settings = {"class_name": class_name, "config": saved.config}
+        file.attrs[_SETTINGS] = json.dumps(settings).encode()
     storage.write_bytes(path, content.getvalue())
 
 
@@ -261,8 +260,8 @@ class ElephasEstimator(
 
     def _fit(self, df: Any) -> ElephasTransformer:
         require_frame(f"{type(self).__name__}.fit", df)
-        model = self.get_model()
-        loss, optimizer = self.getOrDefault("loss"), self.getOrDefault("optimizer_config")
+        model, get = self.get_model(), self.getOrDefault
+        loss, optimizer = get("loss"), get("optimizer_config")
         if loss is None:
             raise ConfigError(
                 "ElephasEstimator has no loss", expected="loss='categorical_crossentropy', ...",
@@ -270,24 +269,21 @@ class ElephasEstimator(
             )  # fmt: skip
         if isinstance(optimizer, dict):
             optimizer = from_plain_form(optimizer)
-        compile_model(model, optimizer, loss, self.getOrDefault("metrics"))
+        compile_model(model, optimizer, loss, get("metrics"))
         self._check_labels(model, df.schema)
         spark_model = SparkModel(
-            model, self.getOrDefault("mode"), self.getOrDefault("frequency"),
-            num_workers=self.getOrDefault("num_workers"), custom_objects=self._custom_objects,
-            batch_size=self.getOrDefault("batch_size"),
+            model, get("mode"), get("frequency"), num_workers=get("num_workers"),
+            custom_objects=self._custom_objects, batch_size=get("batch_size"),
         )  # fmt: skip
         history = spark_model.fit(
-            df, epochs=self.getOrDefault("epochs"), verbose=self.getOrDefault("verbose"),
-            validation_split=self.getOrDefault("validation_split"),
-            features=self.getOrDefault("featuresCol"), label=self.getOrDefault("labelCol"),
+            df, epochs=get("epochs"), verbose=get("verbose"), features=get("featuresCol"),
+            label=get("labelCol"), validation_split=get("validation_split"),
         )  # fmt: skip
         return ElephasTransformer(
-            labelCol=self.getOrDefault("labelCol"), outputCol=self.getOrDefault("outputCol"),
-            featuresCol=self.getOrDefault("featuresCol"),
-            keras_model_config=self.getOrDefault("keras_model_config"),
-            custom_objects=self._custom_objects, weights=spark_model.model.get_weights(),
-            model_type=LossModelTypeMapper().get_model_type(loss), history=[history.history],
+            labelCol=get("labelCol"), outputCol=get("outputCol"), featuresCol=get("featuresCol"),
+            keras_model_config=get("keras_model_config"), custom_objects=self._custom_objects,
+            weights=spark_model.model.get_weights(), history=[history.history],
+            model_type=LossModelTypeMapper().get_model_type(loss),
         )  # fmt: skip
 
     def _check_labels(self, model: object, schema: Any) -> None:
@@ -323,7 +319,7 @@ class ElephasEstimator(
 @has_params(*_COLUMNS, *_SCORING)
 class ElephasTransformer(
     _ElephasStage, FittedStage, Model, HasFeaturesCol, HasLabelCol, HasOutputCol
-):  # fmt: skip
+):
     """Elephas' model: ``transform`` adds ``outputCol``, the outputs of a trained model.
 
     A number (double) for ``ModelType.REGRESSION``, else an array of doubles per row.
@@ -344,7 +340,7 @@ class ElephasTransformer(
         self.model_type: ModelType | None = None
         self._history: list[Any] = []
 
-    def set_weights(self: T, weights: Any) -> T:
+    def set_weights(self: T, weights: Iterable[Any] | None) -> T:
         self.weights, self._trained = list(weights or []), None
         return self
 
@@ -352,7 +348,7 @@ class ElephasTransformer(
         self.model_type = model_type
         return self
 
-    def set_history(self: T, history: Any) -> T:
+    def set_history(self: T, history: Iterable[Any] | None) -> T:
         """Sets the metrics of the training."""
         self._history = list(history or [])
         return self
@@ -383,8 +379,7 @@ class ElephasTransformer(
         outputs = self.trained.signature.outputs
         name = str(self.getOrDefault("outputCol"))
         names = {o: name if len(outputs) == 1 else f"{name}_{o}" for o in outputs}
-        return [OutputColumn(column, output, "values", "float64")
-                for output, column in names.items()]  # fmt: skip
+        return [OutputColumn(name, o, "values", "float64") for o, name in names.items()]
 
     def _transform(self, df: object) -> Any:
         rows = self.getOrDefault("inference_batch_size")
@@ -424,8 +419,7 @@ def load_ml_transformer(file_name: str) -> ElephasTransformer:
     """Loads a transformer from the HDF5 file that its ``save`` wrote, or Elephas' own.
 
     Raises:
-        ResourceError: The file cannot be read.
-        ModelError: Another stage is in the file, or none.
+        SparkDLError: As :func:`load_ml_estimator`.
     """
     file = read_stage_file(file_name, "ElephasTransformer")
     config = dict(file.config)

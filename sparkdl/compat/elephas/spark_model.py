@@ -118,14 +118,13 @@ class _Names(sparkdl.SparkModel):
         import h5py
 
         config = self.get_config()
-        settings = {name: config[name] for name in _SAVED}
+        kept = {name: config[name] for name in _SAVED}
+        settings = {"class_name": type(self).__name__, "config": kept}
         with TemporaryFolder() as folder:
             path = Path(folder.path) / "model.h5"
             self.model.save(path)
             with h5py.File(path, mode="a") as file:
-                file.attrs[_SETTINGS] = json.dumps(
-                    {"class_name": type(self).__name__, "config": settings}
-                ).encode()
+                file.attrs[_SETTINGS] = json.dumps(settings).encode()
             return path.read_bytes()
 
     def _file_settings(self) -> dict[str, Any]:
@@ -142,9 +141,8 @@ def by_input(x: object, inputs: Mapping[str, TensorSpec]) -> Any:
         return x
     sizes = [math.prod(d or 0 for d in spec.shape or ()) for spec in inputs.values()]
     if x.ndim == 2 and x.shape[1] == len(inputs) and set(sizes) == {1}:
-        return [
-            x[:, i].reshape(len(x), *(spec.shape or ())) for i, spec in enumerate(inputs.values())
-        ]
+        shapes = [spec.shape or () for spec in inputs.values()]
+        return [x[:, i].reshape(len(x), *shape) for i, shape in enumerate(shapes)]
     return list(x) if len(x) == len(inputs) else x
 
 
@@ -212,9 +210,8 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
     custom_objects = overrides.pop("custom_objects", None)
     if not path.endswith(HDF5):
         file = read_model(path)
-        return load_as(
-            _class_named(file.settings.get(CLASS_NAME)), file, path, custom_objects, **overrides
-        )
+        cls = _class_named(file.settings.get(CLASS_NAME))
+        return load_as(cls, file, path, custom_objects, **overrides)
     content = storage.read_bytes(path)
     safe_mode = overrides.pop("safe_mode", True)
     model = model_from_bytes(content, custom_objects, safe_mode=safe_mode, path=path)
@@ -232,10 +229,8 @@ def load_spark_model(file_name: str, from_hadoop: bool = False, **overrides: Any
 
 def _class_named(name: object) -> type[_Model]:
     """The class of a saved model; :class:`SparkModel` for a name that is none of Elephas'."""
-    kinds: dict[str, type[_Model]] = {
-        cls.__name__: cls for cls in (SparkModel, AsynchronousSparkModel, SparkMLlibModel)
-    }
-    return kinds.get(str(name), SparkModel)
+    kinds: tuple[type[_Model], ...] = (AsynchronousSparkModel, SparkMLlibModel)
+    return next((cls for cls in kinds if cls.__name__ == name), SparkModel)
 
 
 def _settings_in(content: bytes, path: str) -> dict[str, Any]:
@@ -274,12 +269,10 @@ def _given(
             received=", ".join(twice),
         )  # fmt: skip
     waits = not is_older and newer is _NEWER
-    return _plain({"mode": "synchronous" if waits else "asynchronous", **given, **options})
-
-
-def _plain(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: getattr(v, "value", v) if k in ("mode", "frequency") else v
-            for k, v in arguments.items()}  # fmt: skip
+    given = {"mode": "synchronous" if waits else "asynchronous", **given, **options}
+    for name in given.keys() & {"mode", "frequency"}:  # each may be a member of an Enum
+        given[name] = getattr(given[name], "value", given[name])
+    return given
 
 
 __all__ = ["AsynchronousSparkModel", "SparkMLlibModel", "SparkModel", "load_spark_model"]

@@ -24,10 +24,6 @@ _DRAWN = "_sparkdl_drawn"
 """What a template is called in the function that runs: name -> the drawn value."""
 
 
-def _uniform(trial: Trial, name: str, low: float, high: float) -> float:
-    return trial.suggest_float(name, low, high)
-
-
 def _normal(trial: Trial, name: str, mu: float, sigma: float) -> float:
     share = min(max(trial.suggest_float(name, 0.0, 1.0), 1e-12), 1 - 1e-12)
     return NormalDist(mu, sigma).inv_cdf(share)
@@ -36,8 +32,8 @@ def _normal(trial: Trial, name: str, mu: float, sigma: float) -> float:
 Draw = Callable[..., float]
 DISTRIBUTIONS: dict[str, Draw] = {
     "randint": lambda trial, name, upper: trial.suggest_int(name, 0, upper - 1),
-    "uniform": _uniform,
-    "loguniform": lambda trial, name, low, high: math.exp(_uniform(trial, name, low, high)),
+    "uniform": Trial.suggest_float,
+    "loguniform": lambda trial, name, low, high: math.exp(trial.suggest_float(name, low, high)),
     "normal": _normal,
     "lognormal": lambda trial, name, mu, sigma: math.exp(_normal(trial, name, mu, sigma)),
 }
@@ -173,12 +169,11 @@ class _Finder(ast.NodeTransformer):
         if distribution not in _NAMES:
             raise UnknownNameError("distribution", distribution, _NAMES)
         name = self._free_name()
-        self.holes.append(Hole(name, distribution, ast.List(call.args, ast.Load())))
-        value: ast.expr = ast.Subscript(
-            ast.Name(_DRAWN, ast.Load()), ast.Constant(name), ast.Load()
-        )
+        read = ast.Load()
+        self.holes.append(Hole(name, distribution, ast.List(call.args, read)))
+        value: ast.expr = ast.Subscript(ast.Name(_DRAWN, read), ast.Constant(name), read)
         if distribution == "choice":  # the options may be any objects: only their number is drawn
-            value = ast.Subscript(call.args[0], value, ast.Load())
+            value = ast.Subscript(call.args[0], value, read)
         return value
 
     def _free_name(self) -> str:

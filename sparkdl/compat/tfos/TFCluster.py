@@ -7,16 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from sparkdl.compat.tfos import nodes
 from sparkdl.compat.tfos.board import BoardRequest, BoardUrl
-from sparkdl.compat.tfos.nodes import (
-    ClusterFacts,
-    MapFunction,
-    call_fed_node,
-    call_node,
-    infer_elements,
-    pickled,
-    pickled_batches,
-)
+from sparkdl.compat.tfos.nodes import MapFunction, call_fed_node, pickled
 from sparkdl.config import Limits
 from sparkdl.errors import ConfigError, WaitTimeoutError
 from sparkdl.settings.values import require_seconds
@@ -59,7 +52,7 @@ class TFCluster:
         self._spark = SparkSession(sc)
         self._function, self._args, self._roles = map_fun, tf_args, roles
         default_fs = str(sc._jsc.hadoopConfiguration().get("fs.defaultFS") or "file:///")
-        self._facts = ClusterFacts(default_fs, chief)
+        self._facts = nodes.ClusterFacts(default_fs, chief)
         self._fed = input_mode == InputMode.SPARK
         self._ps_on_driver = ps_on_driver
         self._board = BoardUrl() if tensorboard else None
@@ -74,17 +67,17 @@ class TFCluster:
 
     def _run(self) -> None:
         try:
-            self._call_nodes(call_node)
+            self._call_nodes(nodes.call_node)
         except BaseException as error:
             self._error = error
 
-    def _call_nodes(self, on_node: Callable[..., None], **options: Any) -> None:
+    def _call_nodes(self, on_node: Callable[..., None], **options: Any) -> object:
         """Calls the function on all nodes; with TensorBoard on the chief, if asked for."""
         requested: AbstractContextManager[BoardRequest | None] = nullcontext()
         if self._board is not None:
             requested = self._board.requested(self._spark, self._log_dir)
         with requested as board:
-            run_ranks(
+            return run_ranks(
                 on_node, (self._function, self._args, self._facts, board),
                 roles=self._roles, spark=self._spark, communicator="builtin",
                 ps_on_driver=self._ps_on_driver, **options,
@@ -109,8 +102,7 @@ class TFCluster:
             Of a stream a handle, with ``stop()``; else None.
 
         Raises:
-            ConfigError: The cluster has ``InputMode.TENSORFLOW``, was trained before, or is given a
-                DStream.
+            ConfigError: ``InputMode.TENSORFLOW``, a cluster that was trained before, or a DStream.
             WorkerError: The function raised or stalled on a node; with its traceback.
         """
         self._check_fed("train")
@@ -142,12 +134,9 @@ class TFCluster:
                 received="tensorboard=True",
             )
         with this_interpreter(self._spark.sparkContext):
-            frame = stream.mapInArrow(pickled_batches, "element binary")
-        run = run_ranks(
-            call_fed_node, (self._function, self._args, self._facts), roles=self._roles,
-            spark=self._spark, communicator="builtin", ps_on_driver=self._ps_on_driver,
-            data=frame, epochs=num_epochs or 1, limits=Limits(stall_timeout_s=feed_timeout),
-        )  # fmt: skip
+            frame = stream.mapInArrow(nodes.pickled_batches, "element binary")
+        limits = Limits(stall_timeout_s=feed_timeout)
+        run = self._call_nodes(call_fed_node, data=frame, epochs=num_epochs or 1, limits=limits)
         assert isinstance(run, StreamingRun)
         self._trained, self._stream = True, run
         return run
@@ -182,11 +171,9 @@ class TFCluster:
         default_fs = self._facts.default_fs
 
         def infer(number: int, elements: Iterable[Any]) -> Iterator[Any]:
-            return infer_elements(number, elements, content, default_fs, job, feed_timeout)
+            return nodes.infer_elements(number, elements, content, default_fs, job, feed_timeout)
 
-        return with_this_interpreter(
-            dataRDD.mapPartitionsWithIndex(infer, preservesPartitioning=False)
-        )
+        return with_this_interpreter(dataRDD.mapPartitionsWithIndex(infer))
 
     def _check_fed(self, method: str) -> None:
         if not self._fed:

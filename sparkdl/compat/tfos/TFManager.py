@@ -41,8 +41,7 @@ class TFManager:
     """``ctx.mgr``: values and queues of one node's process.
 
     TensorFlowOnSpark has them in a process beside the node, for the jobs that feed it. No job does
-    that here, so they are the process' own, for any of its threads, and :meth:`get` gives the value
-    itself.
+    that here: they are the process' own, for all of its threads; :meth:`get` is the value itself.
 
     Args:
         queues: Names of the queues.

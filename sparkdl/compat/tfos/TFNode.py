@@ -47,8 +47,7 @@ class DataFeed:
     def next_batch(self, batch_size: int) -> Any:
         """The next elements: a list, or a dict of lists by tensor if there is a mapping.
 
-        It has fewer than ``batch_size`` at the end of an epoch or partition, and none when there
-        are no more.
+        It has fewer than ``batch_size`` at the end of an epoch or partition, none after the last.
         """
         found = self._elements.take(require_int("batch_size", batch_size, 1), self._train)
         if self._tensors is None:

@@ -96,7 +96,8 @@ def board_of(request: BoardRequest) -> Iterator[None]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
     )  # fmt: skip
     with ExitStack() as stack:
-        stack.callback(_end, process)
+        stack.callback(process.wait)
+        stack.callback(process.kill)
         client = CallClient(
             request.address, request.token, timeout_s=_START_S, certificate=request.certificate
         )
@@ -130,11 +131,6 @@ def _url_of(process: subprocess.Popen[str]) -> str:
             hint="pip install tensorboard on the executors, or tensorboard=False",
         )
     return url
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
 
 
 def serve(parent: int, folder: str, host: str) -> None:

@@ -96,8 +96,7 @@ def fromTFExample(
         binary_features: Names of features with bytes that are no text.
 
     Returns:
-        Rows with the features of each Example, in alphabetical order; one value alone, several as
-        a list.
+        Rows with the features of each Example, in alphabetical order: a value, or a list of values.
     """
     from pyspark.sql import Row
 

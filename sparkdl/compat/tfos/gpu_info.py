@@ -34,9 +34,9 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     Raises:
         ResourceError: There are fewer.
     """
-    seen = visible_gpus()
-    busy = _busy(seen)
-    free = [gpu for gpu in seen if gpu not in busy]
+    seen, working = visible_gpus(), busy_gpus()
+    numbers = {str(number) for number, uuid in enumerate(machine_gpus()) if uuid in working}
+    free = [gpu for gpu in seen if gpu not in working and gpu not in numbers]
     if len(free) < num_gpu:
         raise ResourceError(
             "this node cannot have the GPUs it asks for", expected=f"{num_gpu} free GPUs",
@@ -46,13 +46,6 @@ def get_gpus(num_gpu: int = 1, worker_index: int = -1, format: str = AS_STRING) 
     start = worker_index * num_gpu % len(free) if worker_index > 0 and num_gpu else 0
     mine = (free[start:] + free[:start])[:num_gpu]
     return mine if format == AS_LIST else ",".join(mine)
-
-
-def _busy(seen: list[str]) -> set[str]:
-    """Those of ``seen`` on which a process computes, as indices or UUIDs."""
-    working = busy_gpus()
-    names = {str(number) for number, uuid in enumerate(machine_gpus()) if uuid in working}
-    return {gpu for gpu in seen if gpu in names or gpu in working}
 
 
 def export_saved_model(model: Any, export_dir: str, is_chief: bool = False) -> None:

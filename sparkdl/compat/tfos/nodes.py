@@ -146,31 +146,20 @@ class ClusterFacts:
     chief: str = "chief"
 
 
-def call_node(
-    map_fun: MapFunction, tf_args: object, facts: ClusterFacts, board: BoardRequest | None = None
-) -> None:
-    """Calls the function on a node that is not fed."""
-    _call_rank(map_fun, tf_args, facts, TFManager(queues=()), board)
-
-
 def call_fed_node(
-    rows: RowFeed,
-    map_fun: MapFunction,
-    tf_args: object,
-    facts: ClusterFacts,
+    rows: RowFeed, map_fun: MapFunction, tf_args: object, facts: ClusterFacts,
     board: BoardRequest | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Calls the function on a node that is fed; a server and an evaluator have no rows."""
-    _call_rank(map_fun, tf_args, facts, TFManager(elements=RankElements(rows)), board)
+    call_node(map_fun, tf_args, facts, board, TFManager(elements=RankElements(rows)))
 
 
-def _call_rank(
-    map_fun: MapFunction,
-    tf_args: object,
-    facts: ClusterFacts,
-    mgr: TFManager,
-    board: BoardRequest | None,
-) -> None:
+def call_node(
+    map_fun: MapFunction, tf_args: object, facts: ClusterFacts, board: BoardRequest | None = None,
+    mgr: TFManager | None = None,
+) -> None:  # fmt: skip
+    """Calls the function on a node; one without a manager of its own is not fed."""
+    mgr = TFManager(queues=()) if mgr is None else mgr
     config = json.loads(os.environ["TF_CONFIG"])
     job, index, cluster = config["task"]["type"], config["task"]["index"], config["cluster"]
     leads = job == "chief" or (job == "worker" and index == 0 and "chief" not in cluster)

@@ -96,7 +96,7 @@ class TFParams(_Mixed):
         return Namespace(merged)
 
 
-def _mixin(
+def _has(
     name: str, title: str, doc: str, convert: Callable[[Any], Any], default: object,
     optional: bool = False,
 ) -> Any:  # fmt: skip
@@ -104,39 +104,35 @@ def _mixin(
     return has_params(spec)(type(f"Has{title}", (_Mixed,), {"__doc__": f"``{name}``: {doc}."}))
 
 
-HasBatchSize: Any = _mixin("batch_size", "BatchSize", "rows per batch", taking(whole(1)), 100)
-HasClusterSize: Any = _mixin(
-    "cluster_size", "ClusterSize", "nodes of all roles", taking(whole(1)), 1
-)
-HasNumPS: Any = _mixin("num_ps", "NumPS", "parameter servers among them", taking(whole(0)), 0)
-HasDriverPSNodes: Any = _mixin(
+HasBatchSize: Any = _has("batch_size", "BatchSize", "rows per batch", taking(whole(1)), 100)
+HasClusterSize: Any = _has("cluster_size", "ClusterSize", "nodes of all roles", taking(whole(1)), 1)
+HasNumPS: Any = _has("num_ps", "NumPS", "parameter servers among them", taking(whole(0)), 0)
+HasDriverPSNodes: Any = _has(
     "driver_ps_nodes", "DriverPSNodes", "servers on the driver", taking(FLAG), False
 )
-HasEpochs: Any = _mixin("epochs", "Epochs", "times that the rows are given", taking(whole(1)), 1)
-HasGraceSecs: Any = _mixin(
-    "grace_secs", "GraceSecs", "without a meaning here", taking(whole(0)), 30
-)
-HasInputMapping: Any = _mixin("input_mapping", "InputMapping", "column -> tensor", _mapping, {})
-HasOutputMapping: Any = _mixin("output_mapping", "OutputMapping", "tensor -> column", _mapping, {})
-HasInputMode: Any = _mixin("input_mode", "InputMode", "InputMode.SPARK", taking(whole(0)), 1)
-HasMasterNode: Any = _mixin(
+HasEpochs: Any = _has("epochs", "Epochs", "times that the rows are given", taking(whole(1)), 1)
+HasGraceSecs: Any = _has("grace_secs", "GraceSecs", "without a meaning here", taking(whole(0)), 30)
+HasInputMapping: Any = _has("input_mapping", "InputMapping", "column -> tensor", _mapping, {})
+HasOutputMapping: Any = _has("output_mapping", "OutputMapping", "tensor -> column", _mapping, {})
+HasInputMode: Any = _has("input_mode", "InputMode", "InputMode.SPARK", taking(whole(0)), 1)
+HasMasterNode: Any = _has(
     "master_node", "MasterNode", "'chief'; None: all are workers", text, "chief", True
 )
-HasModelDir: Any = _mixin("model_dir", "ModelDir", "the folder of checkpoints", text, None, True)
-HasExportDir: Any = _mixin(
+HasModelDir: Any = _has("model_dir", "ModelDir", "the folder of checkpoints", text, None, True)
+HasExportDir: Any = _has(
     "export_dir", "ExportDir", "the folder of the SavedModel", text, None, True
 )
-HasProtocol: Any = _mixin("protocol", "Protocol", "for the function", text, "grpc")
-HasReaders: Any = _mixin("readers", "Readers", "for the function", taking(whole(1)), 1)
-HasSteps: Any = _mixin("steps", "Steps", "for the function", taking(whole(1)), 1000)
-HasTensorboard: Any = _mixin(
+HasProtocol: Any = _has("protocol", "Protocol", "for the function", text, "grpc")
+HasReaders: Any = _has("readers", "Readers", "for the function", taking(whole(1)), 1)
+HasSteps: Any = _has("steps", "Steps", "for the function", taking(whole(1)), 1000)
+HasTensorboard: Any = _has(
     "tensorboard", "Tensorboard", "on the chief, while it trains", taking(FLAG), False
 )
-HasTFRecordDir: Any = _mixin("tfrecord_dir", "TFRecordDir", "for the function", text, None, True)
-HasSignatureDefKey: Any = _mixin(
+HasTFRecordDir: Any = _has("tfrecord_dir", "TFRecordDir", "for the function", text, None, True)
+HasSignatureDefKey: Any = _has(
     "signature_def_key", "SignatureDefKey", "of the SavedModel", text, SERVED[0]
 )
-HasTagSet: Any = _mixin("tag_set", "TagSet", "of the SavedModel", text, "serve")
+HasTagSet: Any = _has("tag_set", "TagSet", "of the SavedModel", text, "serve")
 
 __all__ = [
     "HasBatchSize", "HasClusterSize", "HasDriverPSNodes", "HasEpochs", "HasExportDir",

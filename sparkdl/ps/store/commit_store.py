@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkdl.codecs import Compression
-from sparkdl.coordinator.group import Entry, Group, Wait, Work, Worker
+from sparkdl.coordinator.group import Group, Wait, Work, Worker
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.rules.rule import Rule
@@ -76,14 +76,14 @@ class CommitStore(ParameterStore):
         super().attach(group)
         self._first_pulls = FirstPulls(group)
 
-    def enter(self, worker: Worker, *, late: bool) -> Entry:
+    def enter(self, worker: Worker, *, late: bool) -> str:
         """Lets a worker in, which takes the center as it is."""
         if self._gated:  # a latecomer must not hold back those who are ahead
             others = [w.clock for w in self._group.members() if w is not worker]
             worker.clock = max(worker.clock, min(others, default=0))
         if not late and not self.together:
             self._first_pulls.expect(worker.rank)
-        return Entry("center")
+        return "center"
 
     def leave(self, worker: Worker) -> None:
         super().leave(worker)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.blobs import chunk_reply
-from sparkdl.coordinator.group import Entry, Group, Work, Worker
+from sparkdl.coordinator.group import Group, Work, Worker
 from sparkdl.errors import TransportError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.store.parameter_store import ParameterStore
@@ -77,28 +77,28 @@ class RoundStore(ParameterStore):
         self._transfer = StateTransfer(most)
         self._carried = CarriedValues(group, most)
 
-    def enter(self, worker: Worker, *, late: bool) -> Entry | None:
+    def enter(self, worker: Worker, *, late: bool) -> str | None:
         """Lets a worker in; a late one goes on at the open round, where its rank is missing."""
-        entry = self._enter_late(worker) if late else Entry("center")
-        if entry is not None:
+        source = self._enter_late(worker) if late else "center"
+        if source is not None:
             self._entered[worker.rank] = worker.attempt
-        return entry
+        return source
 
-    def _enter_late(self, worker: Worker) -> Entry | None:
+    def _enter_late(self, worker: Worker) -> str | None:
         """The next attempt of a rank that was lost: it trains all that this rank has yet to."""
         group = self._group
-        entry = Entry("center")
+        source = "center"
         if self._center.on_workers and self._transfer.fresh:
             self._transfer.readers.add(worker.rank)
-            entry = Entry("state")
+            source = "state"
         elif self._center.on_workers and group.members():
             return None  # a member that waits in the open round is asked for its state
         elif self._center.on_workers:
             self._go_back()
-            entry = Entry("snapshot")
+            source = "snapshot"
         worker.epoch, worker.batch = self._open_position()
         self._round.payloads.pop(worker.rank, None)  # of the former attempt: it is trained again
-        return entry
+        return source
 
     def gives_way(self, since: float) -> bool:
         """Whether the round that is open needs the slot of a live rank for one that was lost.

@@ -229,8 +229,7 @@ class RunBook:
     def add(self, run_id: str, record: Record) -> None:
         """Takes in the newest record of a run and tells the listeners."""
         with self._lock:
-            if run_id not in self._runs:
-                self._forget_oldest()
+            self._make_room(run_id)
             text = self._runs.setdefault(run_id, RunRecords(run_id)).add(record)
             message = f'{{"run":{json.dumps(run_id)},"record":{text}}}'
             self._listeners = [each for each in self._listeners if each.put(message)]
@@ -267,8 +266,9 @@ class RunBook:
         with self._lock:
             self._listeners = [each for each in self._listeners if each is not listener]
 
-    def _forget_oldest(self) -> None:
-        while len(self._runs) >= MOST_RUNS:
+    def _make_room(self, run_id: str) -> None:
+        """Forgets the oldest run if there are too many for a new one."""
+        while run_id not in self._runs and len(self._runs) >= MOST_RUNS:
             del self._runs[min(self._runs)]
 
     def _read_folder(self) -> None:
@@ -301,8 +301,7 @@ class RunBook:
         self._read[path] = len(content)
         read = _run_in(content, run_id)
         with self._lock:
-            if run_id not in self._runs:
-                self._forget_oldest()
+            self._make_room(run_id)
             self._runs[run_id] = read
 
 

@@ -102,8 +102,6 @@ MOST_STREAMS = 16
 _THREADS = MOST_STREAMS + 8
 _BEAT_S = 5.0
 """A comment goes to a silent stream so often: proxies keep it open, and a closed tab is noticed."""
-
-
 _HEADER_BYTES = 64 << 10
 """The longest headers of a request, with the cookies of a notebook server that proxies the page."""
 
@@ -133,9 +131,7 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
     def check_token() -> Response | None:
         if token_matches(request.args.get("token"), token):
             return None
-        return Response(
-            REFUSAL, 403, mimetype="text/plain",
-        )  # fmt: skip
+        return Response(REFUSAL, 403, mimetype="text/plain")
 
     @app.after_request
     def protect(response: Response) -> Response:
@@ -156,23 +152,21 @@ def make_app(book: RunBook, token: str, closing: threading.Event) -> Flask:
 
     @app.get("/api/runs")
     def runs() -> Response:
-        return _json(json.dumps(book.runs(), separators=(",", ":")))
+        text = json.dumps(book.runs(), separators=(",", ":"))
+        return Response(text, mimetype="application/json")
 
     @app.get("/api/run/<run_id>")
     def run(run_id: str) -> Response:
         records = book.records(run_id)
         if records is None:
             return Response("no such run\n", 404, mimetype="text/plain")
-        return _json(records)
+        return Response(records, mimetype="application/json")
 
     @app.get("/api/events")
     def events() -> Response:
         response = Response(_stream(book, closing), mimetype="text/event-stream")
         response.headers["X-Accel-Buffering"] = "no"
         return response
-
-    def _json(text: str) -> Response:
-        return Response(text, mimetype="application/json")
 
     return app
 
@@ -246,15 +240,14 @@ class Dashboard(Closing):
         """Whether :meth:`stop` was called."""
         return self._closing.is_set()
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Serves the page no more; later fits are not told to it."""
         sinks.remove_standing(self._make_sink)
         self._closing.set()  # first: a tab whose stream ends comes back at once
         self._book.end_listeners()
         self._server.close()
 
-    def close(self) -> None:
-        self.stop()
+    stop = close
 
     def __repr__(self) -> str:
         return f"Dashboard({self.url!r})"
@@ -288,8 +281,7 @@ def dashboard(
         host: Address to listen on; ``'0.0.0.0'`` for all of this host's. The connection is not
             encrypted: reach a driver elsewhere through the notebook's proxy or an SSH tunnel.
         open_browser: Open the page here.
-        runs: A folder with the files of :class:`sparkdl.tracking.JsonLines` (or one file): past
-            runs to show.
+        runs: Past runs to show: what :class:`sparkdl.tracking.JsonLines` wrote, a folder or a file.
 
     Returns:
         The page's link (``.url``); ``.stop()`` ends it.

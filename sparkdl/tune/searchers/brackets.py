@@ -84,9 +84,10 @@ class Asha(Searcher):
         max_epochs: Epochs of a trial that is trained to the end.
         divisor: One trial in this number goes on from a rung.
         max_rungs: Most rungs; fewer where epochs or trials are too few.
-        min_early_stopping_rate: The lowest rungs that are left out: no trial ends before the
-            one above them.
+        min_early_stopping_rate: The lowest rungs that are left out: no trial ends at them.
     """
+
+    _all_rungs = False
 
     @lists_its_arguments
     def __init__(
@@ -96,7 +97,9 @@ class Asha(Searcher):
         owner = type(self).__name__
         _check(owner, max_trials, max_epochs, divisor, max_rungs)
         require_whole(owner, "min_early_stopping_rate", min_early_stopping_rate, 0)
-        rungs = self._rungs_of(max_trials, max_epochs, divisor, max_rungs)
+        if not self._all_rungs:
+            max_rungs = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
+        rungs = make_rungs(max_rungs, divisor, max_epochs)
         left_out = min(min_early_stopping_rate, len(rungs) - 1)
         self.rungs = [_Rung(epochs) for epochs in rungs[left_out:]]
         self._divisor = divisor
@@ -130,12 +133,6 @@ class Asha(Searcher):
 
     def is_done(self, trial: int) -> bool:
         return trial in self._failed or any(t == trial for _, _, t in self.rungs[-1].scores)
-
-    def _rungs_of(
-        self, max_trials: int, max_epochs: int, divisor: float, max_rungs: int
-    ) -> list[int]:
-        number = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
-        return make_rungs(number, divisor, max_epochs)
 
     def _promotion(self, divisor: float) -> Segment | None:
         for number in reversed(range(len(self.rungs) - 1)):
@@ -219,8 +216,7 @@ _MODES = ("aggressive", "standard", "conservative")
 class _Brackets(Searcher):
     """Several searchers side by side, each with trials of its own.
 
-    A free slot goes to the first searcher that has a segment; trials are numbered in the order in
-    which they begin.
+    A free slot goes to the first searcher that has a segment; trials are numbered as they begin.
     """
 
     def __init__(self, brackets: list[Searcher]) -> None:
@@ -260,10 +256,7 @@ class _Brackets(Searcher):
 class _Ladder(Asha):
     """ASHA with exactly ``max_rungs`` rungs, however few its own trials are."""
 
-    def _rungs_of(
-        self, max_trials: int, max_epochs: int, divisor: float, max_rungs: int
-    ) -> list[int]:
-        return make_rungs(max_rungs, divisor, max_epochs)
+    _all_rungs = True
 
 
 class AdaptiveAsha(_Brackets):
@@ -271,8 +264,7 @@ class AdaptiveAsha(_Brackets):
 
     Args:
         max_trials: Trials of all ladders.
-        max_epochs: Epochs of a trial that is trained to the end.
-        divisor: One trial in this number goes on from a rung.
+        max_epochs, divisor: As those of :class:`Asha`.
         max_rungs: Rungs of the longest ladder.
         mode: ``'aggressive'`` (only the longest ladder), ``'standard'`` (ladders down to half its
             rungs) or ``'conservative'`` (down to one rung, on which all are trained to the end).
@@ -288,10 +280,8 @@ class AdaptiveAsha(_Brackets):
         longest = rungs_that_differ(max_rungs, divisor, max_epochs, max_trials)
         shortest = {"aggressive": longest, "standard": (longest - 1) // 2 + 1, "conservative": 1}
         rungs = list(range(longest, shortest[mode] - 1, -1))[:max_trials]
-        trials = trials_of_brackets(max_trials, divisor, rungs)
-        super().__init__(
-            [_Ladder(t, max_epochs, divisor, r) for t, r in zip(trials, rungs, strict=True)]
-        )
+        ladders = zip(trials_of_brackets(max_trials, divisor, rungs), rungs, strict=True)
+        super().__init__([_Ladder(t, max_epochs, divisor, r) for t, r in ladders])
 
 
 class Hyperband(_Brackets):
@@ -302,8 +292,7 @@ class Hyperband(_Brackets):
     new one, on a later one by the next best of the rung before.
 
     Args:
-        max_epochs: Epochs of a trial that is trained to the end.
-        divisor: One trial in this number goes on from a rung.
+        max_epochs, divisor: As those of :class:`Asha`.
     """
 
     @lists_its_arguments
@@ -498,14 +487,12 @@ class PopulationBasedTraining(Searcher):
             if trial in worst:
                 parent = best[int(self._rng.integers(len(best)))]
                 self._members[place], self._next = self._next, self._next + 1
-                self._given[self._members[place]] = self._perturbed(parent)
+                spaces, params = self._built[parent]
+                other = {name: self._other(spaces[name], params[name]) for name in spaces}
+                self._given[self._members[place]] = other
                 self._parents[self._members[place]] = (parent, epochs)
             self._waiting.append(Segment(self._members[place], epochs, end, parent))
         self._scores = {}
-
-    def _perturbed(self, parent: int) -> dict[str, Value]:
-        spaces, params = self._built[parent]
-        return {name: self._other(spaces[name], params[name]) for name in spaces}
 
     def _other(self, space: Space, value: Value) -> Value:
         if self._rng.random() < self._resample or space.kind == "categorical":

@@ -176,9 +176,8 @@ class Grid(RandomSearch):
             bool(values) and all(len(v) for v in values.values()),
             "Grid", "values", "names, each with at least one value", values,
         )  # fmt: skip
-        self._cells = [
-            dict(zip(values, cell, strict=True)) for cell in itertools.product(*values.values())
-        ]
+        cells = itertools.product(*values.values())
+        self._cells = [dict(zip(values, cell, strict=True)) for cell in cells]
         super().__init__(len(self._cells), max_epochs)
         self._limit = len(self._cells)  # the same values would fail again
 
