@@ -43,7 +43,9 @@ _OF_NUMBERS = frozenset({
 """Those that compare numbers, one for each unit. Labels of any other loss stay as they are."""
 _STEPS = ("train_step", "test_step", "compute_loss", "compute_metrics")
 """The methods of ``keras.Model`` that see labels."""
-_OF_TEXTS = ("TextVectorization", "StringLookup", "Hashing")
+_OF_BOTH = ("Hashing", "HashedCrossing")
+"""Layers that take texts and whole numbers."""
+_OF_TEXTS = ("TextVectorization", "StringLookup", *_OF_BOTH)
 _MOST_TRIED = 64
 """Ways to give a subclassed model symbols of numbers and texts that are tried at most."""
 AS_GIVEN = "as given"
@@ -339,7 +341,7 @@ def _subclassed(
         whole = *dtypes[:i], "int64", *dtypes[i + 1 :]
         free = bool(not found or outputs_of(*every[1]) or outputs_of(*whole))
         if dtypes[i] == "string":
-            free = readers[i] == {"Hashing"}
+            free = readers[i].issubset(_OF_BOTH)
         inputs[name] = TensorSpec(name, tuple(size), dtypes[i], free)
     of_whole = outputs_of(*("int64" if s.takes_whole else s.dtype for s in inputs.values()))
     return inputs, found or unknown, {name: s.dtype for name, s in (of_whole or {}).items()}
@@ -349,6 +351,8 @@ def _readers_of_texts(
     model: keras.Model, arranged: Callable[[list[Any]], Any], symbols: list[Any]
 ) -> list[set[str]]:
     """For each input the kinds of the layers of texts that read it, as TensorFlow's graph tells."""
+    import keras
+
     given: list[Any] = []
     read: list[tuple[str, Any]] = []
     layers = [
@@ -357,7 +361,7 @@ def _readers_of_texts(
     ]  # fmt: skip
 
     def noted(kind: str, call: Callable[..., Any], inputs: Any, *args: Any, **options: Any) -> Any:
-        read.append((kind, inputs))
+        read.extend((kind, tensor) for tensor in keras.tree.flatten(inputs))
         return call(inputs, *args, **options)
 
     def call(values: list[Any]) -> Any:
