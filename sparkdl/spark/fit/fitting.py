@@ -54,8 +54,8 @@ from sparkdl.spark.fit.fit_warnings import (
     warn_of_server_load,
 )
 from sparkdl.spark.fit.plan import (
-    Failure,
     FitPlan,
+    StageFailure,
     count_workers,
     loop_settings,
     prepare_model,
@@ -365,7 +365,7 @@ def _train_stage(
             saved = None
             if of_server and plan.checkpoints is not None:
                 saved = trained.restore(plan.checkpoints)
-            recovery = plan.recovery.decide(Failure(
+            recovery = plan.recovery.decide(StageFailure(
                 settings.first_epoch, restarts, of_server, None if kept is None else kept.epoch,
                 saved,
             ))  # fmt: skip

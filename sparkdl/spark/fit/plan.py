@@ -63,13 +63,13 @@ class FitPlan:
 
     @property
     def recovery(self) -> RecoveryPolicy:
-        """What is done where workers or servers are lost."""
+        """The policy for lost workers and servers."""
         return RecoveryPolicy(self.config.restarts, self.config.repartition)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What is left of a stage of training that lost its workers or its server.
+class StageFailure:
+    """The remains of a stage of training that lost its workers or its server.
 
     Args:
         began: Epochs that were done when the stage began.
@@ -88,7 +88,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Recovery:
-    """What is decided after a failure.
+    """A decision after a failure.
 
     Args:
         state: What the model becomes: as it was when the stage began, as workers left it with the
@@ -114,7 +114,7 @@ class RecoveryPolicy:
     most: int
     shrinks: bool
 
-    def decide(self, failure: Failure) -> Recovery | None:
+    def decide(self, failure: StageFailure) -> Recovery | None:
         """The decision; None where no state can be had back, so that the error is raised."""
         again = failure.restarts < self.most
         if failure.of_server and failure.saved is None:
