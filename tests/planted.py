@@ -107,8 +107,8 @@ FAULTS = [
     ),
     Fault(
         "data/batches.py",
-        "if most_batches < 1 or start_batch < 0:",
-        "if most_batches < 0 or start_batch < 0:",
+        'require_int("most_batches", most_batches, 1)',
+        'require_int("most_batches", most_batches, 0)',
         "unit/data/test_data_batches.py",
     ),
     Fault(
