@@ -157,6 +157,7 @@ def _compared(
         kinds, others = ([_kind(p) for p in parts_of(m)] for m in (model, made))
         places = _places(kinds, others)
         placed = settings.placed(places)
+        before = {id(v) for v in variables_by_name(made).values()}
         try:
             adapted = placed.give_adapters(made)
         except Exception:  # it wants values, to be quantized
@@ -167,14 +168,15 @@ def _compared(
         if kinds == others and not placed.odd_place(made):
             break
     _require_same_variables(model, made)
-    lossy, orders = frozenset[str](), orders_of(made)
+    lossy = frozenset(n for n, v in variables_by_name(made).items() if id(v) not in before)
+    orders = orders_of(made)
     if with_values:
         replace(placed, orders=orders).apply(made, custom_objects)
         lossy = _lossy(model, made)
     if reordered:  # what a file numbers by their order goes to another variable
         lossy = frozenset(variables_by_name(model))
     elif adapted and not with_values:  # the optimizer that was loaded has none of their variables
-        lossy = frozenset(n for n in variables_by_name(model) if n.startswith("optimizer"))
+        lossy |= {n for n in variables_by_name(model) if n.startswith("optimizer")}
     parts = tuple(part.kept() for part in compared_parts(made))
     known = _Rebuilt(parts, lossy, places, orders)
     if with_values:

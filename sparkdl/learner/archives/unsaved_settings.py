@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FunctionType
@@ -108,6 +109,7 @@ class UnsavedSettings:
         policies: The dtype policy of each layer, in the order of ``_flatten_layers``.
         remat: What each layer recomputes in the backward pass; None for nothing.
         adapters: What :func:`_adapters` says of each layer.
+        held: What :func:`_held` says of each layer.
         learns: Whether each layer is trainable, which it uses in its call, too.
         trainable: Of each variable.
         regularizers: Number of a variable -> its regularizer, as Keras serializes it.
@@ -124,6 +126,7 @@ class UnsavedSettings:
     policies: list[Any]
     remat: list[tuple[Any, ...] | None]
     adapters: list[tuple[int, Any] | None]
+    held: list[dict[str, dict[str, Any]] | None]
     learns: list[bool | None]
     trainable: list[bool]
     regularizers: dict[int, Any]
@@ -146,6 +149,7 @@ class UnsavedSettings:
             [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
             [_remat(layer) for layer in parts],
             [_adapters(layer) for layer in parts],
+            [_held(layer) for layer in parts],
             [bool(layer._trainable) for layer in parts],
             [bool(v.trainable) for v in variables],
             _saved_parts(variables, "regularizer"),
@@ -175,14 +179,14 @@ class UnsavedSettings:
         if list(places) == list(range(len(self.policies))):
             return self
 
-        of_parts = {n: vars(self)[n] for n in ("policies", "remat", "adapters", "learns")}
+        of_parts = {n: vars(self)[n] for n in ("policies", "remat", "adapters", "held", "learns")}
         moved: dict[str, Any]
         moved = {n: [None if p is None else of[p] for p in places] for n, of in of_parts.items()}
         return replace(self, **moved)
 
     def give_adapters(self, model: keras.Model) -> bool:
-        """Gives a loaded model policies, and the adapters and quantized layers that its
-        configuration lacks; False if it has them."""
+        """Gives a loaded model policies, and the adapters, quantized layers and variables of layers
+        that its configuration lacks; False if it has them."""
         changed = False
         for layer, policy in zip(parts_of(model), self.policies, strict=False):
             if policy is not None and keras.dtype_policies.serialize(layer.dtype_policy) != policy:
@@ -195,6 +199,11 @@ class UnsavedSettings:
                 rank, alpha = wanted
                 layer.enable_lora(rank, **({} if alpha is None else {"lora_alpha": alpha}))
                 changed = True
+        for layer, held in zip(parts_of(model), self.held, strict=False):
+            for name in (n for n in held or {} if getattr(layer, n, None) is None):
+                locked, layer._tracker.locked = layer._tracker.locked, False
+                setattr(layer, name, keras.Variable("zeros", **(held or {})[name]))
+                layer._tracker.locked, changed = locked, True
         return changed
 
     def put_in_order(self, model: keras.Model) -> bool:
@@ -327,6 +336,15 @@ def _adapters(layer: keras.Layer) -> tuple[int, Any] | None:
     if not getattr(layer, "lora_enabled", False):
         return None
     return int(layer.lora_rank), getattr(layer, "lora_alpha", None)
+
+
+def _held(layer: keras.Layer) -> dict[str, dict[str, Any]] | None:
+    """Attribute -> how to make the variable there, which may have come after the constructor."""
+    return None if comes_with_keras(type(layer)) else {
+        name: {"shape": tuple(v.shape), "dtype": v.dtype, "trainable": v.trainable,
+               "name": re.sub("_[0-9]+$", "", v.name)}
+        for name, v in vars(layer).items() if isinstance(v, keras.Variable)
+    }  # fmt: skip
 
 
 def _quantizes(policy: object) -> bool:

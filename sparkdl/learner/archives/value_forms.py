@@ -231,5 +231,5 @@ def _saved(value: object, objects: dict[str, Any]) -> Any:
         return keras.saving.serialize_keras_object(value)
     names = (name for name, known in objects.items() if known is value)
     name = next(names, f"sparkdl_argument_{len(objects)}")
-    objects[name] = value
+    objects[name] = plain_copy(value)  # Keras' own lists and dicts know the layer's variables
     return {"class_name": "function", "config": name, "registered_name": name}

@@ -31,7 +31,7 @@ from sparkdl.learner.custom_objects import (
     own_compile_settings,
     untold,
 )
-from sparkdl.learner.signature import has_own
+from sparkdl.learner.signature import has_own, traced
 from sparkdl.learner.state.metric_state import flatten_arrays
 from sparkdl.learner.structure import arrange, arrange_inputs
 
@@ -265,7 +265,9 @@ def _made_up(
     rng = np.random.default_rng(0)
     inputs = {n: keras.KerasTensor(e.shape, keras.backend.standardize_dtype(e.dtype))
               for n, e in x.items()}  # fmt: skip
-    outputs = keras.tree.flatten(model.compute_output_spec(arrange_inputs(model, inputs)))
+    given = arrange_inputs(model, inputs)
+    found = traced(model, given)  # not by a compute_output_shape that only the user's layers call
+    outputs = keras.tree.flatten(model.compute_output_spec(given) if found is None else found)
     names = list(getattr(model, "output_names", None) or labels)
     struct = getattr(model, "_outputs_struct", None)
     shapes = dict(zip(names, (tuple(o.shape[1:]) for o in outputs), strict=False))

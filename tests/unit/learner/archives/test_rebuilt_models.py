@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.archives import rebuilt
 from sparkdl.learner.archives.archive import (
     decode_model,
     encode_model,
@@ -110,6 +111,53 @@ def test_tensors_and_objects_that_were_set_later() -> None:
         same = decode_model(encode_model(model, {"Scale": Scale}))
         np.testing.assert_allclose(same.predict(X, verbose=0), 105 * X, rtol=1e-6)
         scale.box = Box(5.0)
+
+
+class Candidates(layers.Layer):
+    """As ``BruteForceRetrieval`` of KerasRS: it gets its variables when the model is trained."""
+
+    table: Any = None
+
+    def update(self, values: Any) -> None:
+        if self.table is None:
+            self.table = keras.Variable(values, trainable=False, name="table")
+        else:
+            self.table.assign(values)
+
+    def call(self, x: Any) -> Any:
+        return keras.ops.matmul(x, self.table)
+
+
+class Retrieval(keras.Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower, self.retrieval = layers.Dense(3), Candidates()
+
+    def call(self, x: Any) -> Any:
+        x = self.tower(x)
+        return x if self.retrieval.table is None else self.retrieval(x)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_variables_that_a_layer_got_after_training_travel(
+    large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if large:  # values are not compared then
+        monkeypatch.setattr(rebuilt, "LARGE_BYTES", 0)
+        monkeypatch.setattr(rebuilt, "_known", type(rebuilt._known)())
+    model = Retrieval()
+    model(X)
+    model.compile("adam", "mse")
+    model.fit(X, X[:, :3], verbose=0)
+    for seed in (1, 2):
+        model.retrieval.update(np.random.default_rng(seed).normal(size=(3, 5)))
+        same = decode_model(encode_model(model))
+        mine, its = (m.predict(X, verbose=0) for m in (model, same))
+        assert its.shape == (8, 5)
+        np.testing.assert_allclose(mine, its, atol=1e-6)
+        assert [v.trainable for v in same.variables] == [True, True, False]
+    same.retrieval.update(np.zeros((3, 5)))  # goes on as on the driver
+    assert not same.predict(X, verbose=0).any()
 
 
 def test_a_layer_that_was_quantized_to_float8() -> None:

@@ -151,6 +151,26 @@ def counted() -> Any:
     return model, X[:, :3]
 
 
+class Deep(keras.Model):
+    """As on KerasRS' page on DLRM: a list of numbers, which Keras' own list keeps, and layers."""
+
+    def __init__(self, units: list[int], more: Any = None) -> None:
+        super().__init__()
+        self.units, self.more = units, more
+        self.hidden = [layers.Dense(n) for n in [*units, *more["units"]]]
+
+    def call(self, x: Any) -> Any:
+        for layer in self.hidden:
+            x = layer(x)
+        return x
+
+
+def deep() -> Any:
+    model = Deep([5, 4], {"units": [3, 2]})
+    model(X)
+    return model, X[:, :2]
+
+
 class Stack(keras.Sequential):
     def __init__(self, units: int, **options: Any) -> None:
         super().__init__(**options)
@@ -165,6 +185,7 @@ MODELS = {
     "settings, a function, blocks": network,
     "functional": lambda: (Functional(2, layers.Dense(4)), X[:, :2]),
     "a number and layers of one name": counted,
+    "lists of numbers beside layers": deep,
     "a stack": lambda: (Stack(2, name="stack"), X[:, :2]),
 }
 

@@ -184,3 +184,23 @@ def test_labels_of_a_loss_of_the_user_s_own_are_as_wide_as_the_output() -> None:
     model = model_with(Ranked(), classes=7)
     labels = {"output": ColumnSpec(("y",), (None,))}
     check_metrics_add_up(model, {"x": Example((None, 4))}, labels)
+
+
+class Listed(keras.Model):
+    """As on KerasRS' page on lists: its shape is of an array, and its inputs are a dict."""
+
+    def call(self, inputs: dict[str, Any]) -> Any:
+        return inputs["scores"] + inputs["more"]
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        return (input_shape[0], input_shape[1])
+
+
+def test_a_shape_that_keras_never_asks_for_is_not_asked_for() -> None:
+    model = Listed()
+    x = {name: np.zeros((2, 5), "float32") for name in ("scores", "more")}
+    model(x)
+    model.compile("sgd", "mse", metrics=[Ranked()])
+    model.fit(x, x["more"], verbose=0)
+    labels = {"output": ColumnSpec(("y",), (None,))}
+    check_metrics_add_up(model, {name: Example((None, 5)) for name in x}, labels)
