@@ -101,7 +101,7 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
 
 def _as_function(value: Any) -> Any:
     """``value``, or a function in its place where it is called and Keras has no way to save it."""
-    if type(value) in (list, dict):
+    if type(value) in (list, dict) and len(value) <= _LONGEST:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         made = {key: _as_function(item) for key, item in items}
         return made if isinstance(value, dict) else list(made.values())
