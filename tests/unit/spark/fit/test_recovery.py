@@ -6,6 +6,7 @@ import pytest
 
 from sparkdl.spark.fit.plan import Recovery, RecoveryPolicy, StageFailure
 
+pytestmark = pytest.mark.keras
 POLICY = RecoveryPolicy(most=2, shrinks=True)
 
 
