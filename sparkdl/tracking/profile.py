@@ -112,11 +112,11 @@ class Profile:
 def profile_of(facts: Facts) -> Profile:
     """The profile of a fit."""
     ranks = _times(facts)
-    advices: list[Advice] = []
+    advised: list[Advice] = []
     if any(times.rows for times in ranks.values()):  # else it stopped within its first epoch
-        advices += [*_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks)]
-        advices += [*_of_steps(facts, ranks), *_of_workers(facts)]
-    found = [advice for advice in advices if advice.gain >= LEAST_GAIN]
+        advised += [*_of_one_worker(facts, ranks), *_of_reading(ranks), *_of_exchange(facts, ranks)]
+        advised += [*_of_steps(facts, ranks), *_of_workers(facts)]
+    found = [advice for advice in advised if advice.gain >= LEAST_GAIN]
     return Profile(ranks, max(found, key=lambda advice: advice.gain, default=None))
 
 
