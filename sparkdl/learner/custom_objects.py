@@ -69,26 +69,24 @@ def named_functions(model: keras.Model) -> Iterator[dict[str, Any]]:
     Yields:
         New name -> function or class. Not all of them need be part of what Keras saves.
     """
-    found: dict[int, Any] = {}
     layers = model._flatten_layers(include_self=True, recursive=True)
     of_keras = [vars(layer) for layer in layers if comes_with_keras(type(layer))]
     if (compiled := getattr(model, "_compile_config", None)) is not None:
         of_keras.append(compiled.config)
     given = [(values, name, value) for values in of_keras for name, value in values.items()]
-    for values, name, value in given:
-        values[name] = _as_function(value)
-    held = _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)])
-    for part in (*layers, *held):
-        if isinstance(part, FunctionType) or _is_saved_object(part):
-            target = part if isinstance(part, FunctionType) else type(part)
-            if not comes_with_keras(target):
-                found[id(target)] = target
-    called = Counter(map(keras.saving.get_registered_name, found.values()))
-    names = {
-        target: target.__name__ for target in found.values()
-        if _is_nameless(target) or called[keras.saving.get_registered_name(target)] > 1
-    }  # fmt: skip
+    names: dict[Any, str] = {}
     try:
+        for values, name, value in given:
+            values[name] = _as_function(value)
+        held = _parts([*(list(vars(layer).values()) for layer in layers), _compiled(model)])
+        parts = [p for p in (*layers, *held) if isinstance(p, FunctionType) or _is_saved_object(p)]
+        targets = (p if isinstance(p, FunctionType) else type(p) for p in parts)
+        found = {id(target): target for target in targets if not comes_with_keras(target)}
+        called = Counter(map(keras.saving.get_registered_name, found.values()))
+        names |= {
+            target: target.__name__ for target in found.values()
+            if _is_nameless(target) or called[keras.saving.get_registered_name(target)] > 1
+        }  # fmt: skip
         for number, function in enumerate(names):
             function.__name__ = f"sparkdl_function_{number}"
         yield {keras.saving.get_registered_name(function): function for function in names}

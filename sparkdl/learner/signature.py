@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -355,10 +356,10 @@ def _readers_of_texts(
 
     given: list[Any] = []
     read: list[tuple[str, Any]] = []
-    layers = [
-        (layer, kind.__name__) for layer in model._flatten_layers() for kind in type(layer).__mro__
+    layers = {
+        layer: kind.__name__ for layer in model._flatten_layers() for kind in type(layer).__mro__
         if kind.__name__ in _OF_TEXTS
-    ]  # fmt: skip
+    }  # fmt: skip
 
     def noted(kind: str, call: Callable[..., Any], inputs: Any, *args: Any, **options: Any) -> Any:
         read.extend((kind, tensor) for tensor in keras.tree.flatten(inputs))
@@ -368,12 +369,12 @@ def _readers_of_texts(
         given[:] = values
         return model(arranged(values))
 
-    for layer, kind in layers:
-        vars(layer)["call"] = partial(noted, kind, layer.call)
-    if layers:
-        traced(call, symbols)
-    for layer, _ in layers:
-        del vars(layer)["call"]
+    with contextlib.ExitStack() as stack:
+        for layer, kind in layers.items():
+            vars(layer)["call"] = partial(noted, kind, layer.call)
+            stack.callback(vars(layer).pop, "call")
+        if layers:
+            traced(call, symbols)
     found: list[set[str]] = [set() for _ in symbols]
     for kind, tensor in read:
         above, seen = [tensor], set()

@@ -19,6 +19,7 @@ from keras import layers, ops
 from sparkdl.errors import ModelError
 from sparkdl.learner.archives.archive import ModelArchive, decode_model, encode_model
 from sparkdl.learner.checks.compile_parts import require_loadable
+from sparkdl.learner.custom_objects import named_functions
 from sparkdl.process import payload
 
 PARTS = '''
@@ -116,6 +117,37 @@ def test_an_object_as_activation_travels(parts: ModuleType) -> None:
     x = np.ones((1, 3), "float32")
     want = model.predict(x, verbose=0)
     np.testing.assert_allclose(elsewhere(model).predict(x, verbose=0), want, atol=1e-6)
+
+
+class Bent:
+    """An activation that Keras' own ``fit`` calls and its files cannot hold."""
+
+    def __call__(self, x: Any) -> Any:
+        return ops.sin(x)
+
+
+def test_what_keras_calls_and_cannot_save_travels_as_a_function() -> None:
+    gelu = partial(keras.activations.gelu, approximate=True)
+    loss = partial(keras.losses.binary_crossentropy, label_smoothing=0.2)
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([
+        keras.Input((3,)), layers.Dense(4, activation=gelu), layers.Dense(4, activation=Bent()),
+        layers.Dense(1, activation="sigmoid"),
+    ])  # fmt: skip
+    model.compile("sgd", loss, metrics=[[partial(keras.metrics.binary_accuracy, threshold=0.3)]])
+    x, y = np.random.default_rng(0).random((8, 3), "float32"), np.ones((8, 1), "float32")
+    with pytest.raises(RuntimeError, match="amid"), named_functions(model):
+        raise RuntimeError("amid the saving")
+    assert model.layers[0].activation is gelu
+    archive = encode_model(model)
+    assert model.layers[0].activation is gelu
+    assert model._compile_config.config["loss"] is loss
+    there = decode_model(archive)
+    for trained in (model, there):
+        trained.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+    for mine, its in zip(model.get_weights(), there.get_weights(), strict=True):
+        np.testing.assert_allclose(its, mine, atol=1e-6)
+    assert there.evaluate(x, y, verbose=0) == pytest.approx(model.evaluate(x, y, verbose=0))
 
 
 @pytest.mark.parametrize("named", [True, False])

@@ -50,6 +50,26 @@ class Listed(keras.Model):
         return x[0] % 7, ops.log(x[1])
 
 
+class Hashing(layers.Hashing):
+    """A layer of the user's own under the name of Keras'."""
+
+
+class Ranker(keras.Model):
+    """Takes texts, ids and numbers; ``Hashing`` takes texts and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.hashes = layers.StringLookup(vocabulary=["a", "b"]), Hashing(5)
+        self.pairs = layers.HashedCrossing(5)
+        self.rows, self.last = layers.Embedding(10, 4), layers.Dense(1)
+
+    def call(self, x: Any) -> Any:
+        ids = [self.words(x["name"]), self.hashes(x["any"]), *(x[f"id{i}"] for i in range(4))]
+        ids.append(self.pairs((x["one"], x["two"])))
+        numbers = [x["age"][:, None], *map(self.rows, ids)]
+        return self.last(ops.concatenate(numbers, axis=-1))
+
+
 def built(model: Any, x: Any) -> Any:
     model(x)
     return model
@@ -90,6 +110,30 @@ def test_each_input_of_several() -> None:
         first = "first" if "first" in signature.outputs else "output_0"
         dtypes = {ids.name: "int64", other.name: "float32"}
         assert signature.output_dtype(first, dtypes).startswith("int")
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="no tensors of texts")
+def test_texts_are_told_from_numbers() -> None:
+    """A symbol of a text is no error to an ``Embedding``, and one of a number none to a lookup."""
+    ids = {f"id{i}": IDS[:, 0] % 3 for i in range(4)}
+    texts = np.array(["a", "b"])
+    given = {"name": texts, **ids, "any": texts, "age": X[:, 0], "one": texts, "two": ids["id0"]}
+    model = built(Ranker(), {name: ops.convert_to_tensor(value) for name, value in given.items()})
+    taken = model_signature(model).inputs
+    texts_of = {name for name, spec in taken.items() if spec.dtype == "string"}
+    assert texts_of == {"name", "any", "one", "two"}
+    assert [taken["any"].dtype_for(d) for d in ("string", "int64")] == ["string", "int64"]
+    assert taken["two"].dtype_for("int64") == "int64"
+    assert taken["name"].dtype_for("int64") == "string"  # a column of numbers is refused
+    assert [taken["id3"].dtype_for(d) for d in ("int64", "float64")] == ["int64", "float32"]
+    assert all("call" not in vars(layer) for layer in model._flatten_layers())
+
+
+def test_the_texts_of_classes_are_an_output_of_texts() -> None:
+    given = keras.Input((3,))
+    names = layers.StringLookup(vocabulary=["a", "b", "c"], num_oov_indices=0, invert=True)
+    signature = model_signature(keras.Model(given, names(ops.argmax(given, axis=-1))))
+    assert [spec.dtype for spec in signature.outputs.values()] == ["string"]
 
 
 def test_a_functional_model_has_the_dtypes_of_its_inputs() -> None:
