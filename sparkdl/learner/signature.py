@@ -270,6 +270,13 @@ def _keys(struct: object, tensors: Any, names: Any = None) -> list[str]:
 
 
 def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ModelError(
+            "inputs or outputs of the model have one name", expected="a name for each",
+            received=f"{twice}, more than once",
+            hint="keras.layers.Identity(name='another')(tensor) gives the second one another name",
+        )  # fmt: skip
     return {
         name: TensorSpec(name, tuple(t.shape[1:]), "string" if _is_text(t) else str(t.dtype))
         for name, t in zip(names, tensors, strict=True)

@@ -33,8 +33,8 @@ EXAMPLES: dict[str, tuple[str, Case]] = {
         Case(form="own train", heads=("flat numbers:mse",), sizes=(13, 7)),
     ),
     "values of compute_metrics": (
-        "What compute_metrics adds to the metrics was in no History.",
-        Case(form="own metrics", metrics=("mae",), sizes=(13, 7), held_out=5),
+        "What compute_metrics adds to the metrics was in no History, and what it leaves out was.",
+        Case(form="own metrics", metrics=("mae", "rmse"), sizes=(13, 7), held_out=5),
     ),
     "several optimizers": (
         "A MultiOptimizer has no learning rate: the driver ended in an AttributeError.",

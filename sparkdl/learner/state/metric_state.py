@@ -229,7 +229,8 @@ def _results(model: keras.Model, state: MetricState) -> dict[str, Any]:
         part = state[offset : offset + size].reshape(variable.shape)
         variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
         offset += size
-    results = _plain(model.get_metrics_result())
+    told = model.get_metrics_result()
+    results = _plain({n: v for n, v in told.items() if n not in _hidden.get(model, ())})
     model.reset_metrics()
     first = {"loss": results["loss"]} if "loss" in results else {}  # Keras 3.10 sorts by name
     return {**first, **results}
@@ -270,6 +271,8 @@ class ShownValue(keras.metrics.Metric):  # type: ignore[misc]
 
 
 _found: WeakKeyDictionary[Any, list[ShownValue]] = WeakKeyDictionary()
+_hidden: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+"""The metrics that a ``compute_metrics`` of the user's own leaves out; never the loss."""
 
 
 def find_shown_values(
@@ -297,6 +300,7 @@ def find_shown_values(
         for name, value in (logs or {}).items()
         if name not in known and getattr(value, "shape", ()) == ()
     ]
+    _hidden[model] = set(known) - {"loss", *(logs or known)}
 
 
 def shown_values(model: keras.Model) -> list[ShownValue]:

@@ -221,4 +221,5 @@ def attributes_of_keras() -> frozenset[str]:
         keras.Layer(), model, keras.Sequential(), keras.losses.Loss(), keras.metrics.Mean(),
         keras.optimizers.SGD(),
     )  # fmt: skip
-    return frozenset(name for thing in things for name in vars(thing))
+    names = {name for thing in things for name in vars(thing)}
+    return frozenset(names | {"_torch_params"})  # which a layer gets with its first variable

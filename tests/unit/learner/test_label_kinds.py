@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import pytest
 
+from sparkdl.errors import ModelError
 from sparkdl.learner.signature import model_signature
 
 KINDS = {
@@ -51,3 +52,12 @@ def test_a_loss_of_a_later_keras() -> None:
 
     Unheard.__module__ = "keras.src.losses.losses"
     assert kind_of(Unheard()) == "own"
+
+
+def test_an_output_that_is_listed_twice_needs_a_second_name() -> None:
+    given = keras.Input((4,))
+    out = keras.layers.Dense(3, name="out")(given)
+    with pytest.raises(ModelError, match=r"one name(?s:.*)\['out'\](?s:.*)Identity"):
+        model_signature(keras.Model(given, [out, out]))
+    named = keras.layers.Identity(name="again")(out)
+    assert list(model_signature(keras.Model(given, [out, named])).outputs) == ["out", "again"]
