@@ -165,8 +165,8 @@ class SparkModel(ModelInference):
         """Trains the model on all rows, ``epochs`` times; a second call goes on from the first.
 
         Args:
-            data: A DataFrame of Spark, pandas or polars, or an Arrow table; an RDD of ``(x, y)``
-                pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
+            data: A DataFrame of Spark, ``pyspark.pandas``, pandas or polars, or an Arrow table; an
+                RDD of ``(x, y)`` pairs or ``LabeledPoint``; arrays or lists ``(x, y)`` or ``(x, y,
                 sample_weight)``, also as Keras takes them (``fit(x, y, epochs=5)``; all that
                 follows has a name); or a path (a text or of ``pathlib``) of Parquet, Arrow or
                 TFRecord files, such as ``'hdfs:///rows/*.parquet'``, which the workers read by

@@ -472,6 +472,8 @@ def test_text_from_frames_of_all_kinds(spark: Any, kind: str) -> None:
     features = None if kind == "lists" else "text"
     assert spark_model.evaluate(data, features=features) == pytest.approx(known, rel=1e-4)
     if kind == "Spark":
+        frame_of_pandas = data.pandas_api()  # rows on the executors, behind the API of pandas
+        assert spark_model.evaluate(frame_of_pandas, features="text") == pytest.approx(known)
         assert history.history["accuracy"][-1] == 1.0  # the first word says it all
         predicted = spark_model.predict(data, features="text").select("prediction").collect()
         assert np.mean([(row[0] > 0.5) for row in predicted] == np.array(labels)) == 1.0

@@ -28,7 +28,7 @@ from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.sources import ROLE, Columns, Source
 from sparkdl.spark.forms.wire import selection, wire_names
-from sparkdl.spark.session.frames import column_named, is_frame, is_rdd
+from sparkdl.spark.session.frames import column_named, is_frame, is_rdd, without_index
 from sparkdl.spark.session.running import require_running
 
 
@@ -40,6 +40,7 @@ def form_of(data: Any) -> Form:
     """
     if isinstance(data, Form):
         return data
+    data = without_index(data)
     if is_frame(data):
         require_running(data.sparkSession)
         return StreamForm(data) if data.isStreaming else FrameForm(data)

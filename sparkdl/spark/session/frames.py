@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,14 @@ def is_frame(data: object) -> bool:
     """Whether ``data`` is a Spark DataFrame, classic or Connect."""
     kind = type(data)  # a Column has every attribute, its class has not
     return kind.__module__.startswith("pyspark.") and hasattr(kind, "mapInArrow")
+
+
+def without_index(data: Any) -> Any:
+    """A DataFrame of ``pyspark.pandas`` as one of Spark, of its columns alone; others as given."""
+    if not type(data).__module__.startswith("pyspark.pandas.") or not hasattr(data, "to_spark"):
+        return data
+    with warnings.catch_warnings(action="ignore"):  # which says that the index is left out
+        return data.to_spark()
 
 
 def is_rdd(data: object) -> bool:
