@@ -31,7 +31,6 @@ class ShardTask(RaisingTask):
     """Serves one range of the weights until the driver says stop, or is gone.
 
     Args:
-        config: Config of the run, with one server.
         center: The weights to begin with, of all servers.
         listening: Where this server listens.
         meeting: The coordinator of the servers, at the driver.

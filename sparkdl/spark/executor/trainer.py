@@ -80,9 +80,6 @@ class TrainTask:
     """Everything that a rank of ``fit`` needs; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        spec: The columns to read.
-        strategy: How updates travel.
-        use_gpu: See :class:`sparkdl.SparkModel`.
         validate: Whether the partition has rows for validation.
         files: What each rank reads from files by itself; None if the rows come from Spark.
         rows_key: Of rows that the next task may want, too; None for those of this fit alone.

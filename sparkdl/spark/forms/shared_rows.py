@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary, finalize
@@ -18,8 +18,7 @@ from weakref import WeakKeyDictionary, finalize
 import pyarrow as pa
 
 from sparkdl.launch.task import batch_to_bytes
-from sparkdl.spark.session.running import this_interpreter
-from sparkdl.spark.session.versions import whole_batches
+from sparkdl.spark.session.versions import ArrowFunction, map_in_arrow, whole_batches
 
 if TYPE_CHECKING:  # executors import this module, and some have no pyspark
     from pyspark.sql import DataFrame
@@ -86,9 +85,7 @@ class HeldOutRows(SharedRows):
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
-        with this_interpreter(context):
-            encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
-        streams = encoded.collect()
+        streams = map_in_arrow(frame, _encoder(limit_bytes), _SCHEMA).collect()
         if any(row.size > limit_bytes for row in streams):
             return None
         rows = cls.make(context.broadcast([bytes(row.content) for row in streams]))
@@ -139,17 +136,12 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
     The executors keep the Arrow bytes on their disks until the driver knows how large they are
     together, and has taken one partition after another: neither the driver nor its JVM ever holds
     more than the limit.
-
-    Args:
-        frame: Frame of a classic session.
-        limit_bytes: Most bytes of all rows as Arrow.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
     context = frame.sparkSession.sparkContext
-    with this_interpreter(context):
-        encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA).persist(StorageLevel.DISK_ONLY)
+    encoded = map_in_arrow(frame, _encoder(limit_bytes), _SCHEMA).persist(StorageLevel.DISK_ONLY)
     try:
         size = encoded.agg(F.sum("size")).collect()[0][0] or 0
         if size > limit_bytes:
@@ -167,7 +159,7 @@ def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
             yield from reader
 
 
-def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _encoder(limit_bytes: int) -> ArrowFunction:
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from sparkdl.spark.forms.shared_rows import encode
 
