@@ -193,11 +193,7 @@ _LAYERS = ("Normalization", "BatchNormalization", "LayerNormalization", "GroupNo
 
 
 def normalizes(model: keras.Model) -> bool:
-    """Whether a layer subtracts a mean or adds an offset, wherever in the model.
-
-    Args:
-        model: A built ``keras.Model``.
-    """
+    """Whether a layer subtracts a mean or adds an offset, wherever in the model."""
     for layer in model._flatten_layers(include_self=False):
         if type(layer).__name__ in _LAYERS:
             return True

@@ -6,7 +6,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.settings import Settings
@@ -26,36 +27,25 @@ _LOOK_S = 0.1
 _STOP_S = 10.0
 
 
-class ShardServers(Protocol):
-    """Servers of which each holds a range of the weights."""
+@dataclass(frozen=True)
+class ServersBesideDriver:
+    """Processes of this machine."""
+
+    servers: list[ServerProcess]
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The servers, in the order of their ranges."""
+        return tuple(server.endpoint for server in self.servers)
 
     def check(self) -> None:
         """Raises TransportError if one of them has ended."""
-
-    def wait_ready(self) -> None:
-        """Returns when all of them answer."""
-
-
-class ServersBesideDriver:
-    """Processes of this machine."""
-
-    def __init__(self, servers: list[ServerProcess]) -> None:
-        self._servers = servers
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(server.endpoint for server in self._servers)
-
-    def check(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             server.check()
 
     def wait_ready(self) -> None:
-        for server in self._servers:
+        """Returns when all of them answer."""
+        for server in self.servers:
             server.wait_ready()
 
 
@@ -63,7 +53,7 @@ def count_servers(network: Network, num_workers: int, at_once: int, spark: objec
     """The servers of a run; see :class:`Network`.
 
     Args:
-        at_once: How many of them run at the same time (0: unknown).
+        at_once: How many workers run at the same time (0: unknown).
     """
     if network.num_servers != "auto":
         return int(network.num_servers)
@@ -94,18 +84,23 @@ def beside_driver(
         yield ServersBesideDriver(servers)
 
 
+@dataclass(frozen=True)
 class ServersOnExecutors:
     """Tasks of one barrier stage, each with a slot of its own."""
 
-    def __init__(self, ranks: SparkRanks, endpoints: tuple[Endpoint, ...]) -> None:
-        self._ranks, self.endpoints = ranks, endpoints
+    ranks: SparkRanks
+    endpoints: tuple[Endpoint, ...]
 
     def check(self) -> None:
-        if self._ranks.wait(0.0):
-            raise _ended(self._ranks)
+        if self.ranks.wait(0.0):
+            raise _ended(self.ranks)
 
     def wait_ready(self) -> None:
         """They answered before their addresses were known."""
+
+
+ShardServers = ServersBesideDriver | ServersOnExecutors
+"""Servers of which each holds a range of the weights."""
 
 
 @contextlib.contextmanager
