@@ -128,6 +128,7 @@ class KerasEstimator(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasModel
 
     def setLabelCol(self: E, value: object) -> E:
         """Sets :py:attr:`labelCol`, or with a list or dict :py:attr:`labelCols`."""
@@ -145,9 +146,6 @@ class KerasEstimator(
 
     def _check_model(self, model: object, schema: object) -> None:
         """Any model will do."""
-
-    def _make_model(self, trained: Trained) -> KerasModel:
-        return KerasModel()._with(trained)
 
 
 @has_params()
@@ -325,6 +323,7 @@ class KerasClassifier(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasClassificationModel
 
     def _check_model(self, model: object, schema: object) -> None:
         name = type(self).__name__
@@ -336,9 +335,6 @@ class KerasClassifier(
         check_labels(schema, self.labels, classes)
         if self.isDefined("thresholds"):
             check_thresholds(self.getOrDefault("thresholds"), classes)
-
-    def _make_model(self, trained: Trained) -> KerasClassificationModel:
-        return KerasClassificationModel()._with(trained)
 
 
 @has_params()
@@ -375,11 +371,9 @@ class KerasRegressor(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasRegressionModel
 
     def _check_model(self, model: object, schema: object) -> None:
         signature = model_signature(model)
         name = only_output(signature, type(self).__name__)
         check_number(signature.outputs[name].shape, type(self).__name__)
-
-    def _make_model(self, trained: Trained) -> KerasRegressionModel:
-        return KerasRegressionModel()._with(trained)

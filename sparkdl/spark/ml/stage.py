@@ -90,10 +90,8 @@ class Stage(Params):
         """
         known = self._argument_names()
         for name in arguments:
-            if name not in known and name in self.REFUSED:
-                raise UnknownArgumentError("argument", name, known, self.REFUSED[name])
             if name not in known:
-                raise UnknownArgumentError("argument", name, known)
+                raise UnknownArgumentError("argument", name, known, self.REFUSED.get(name, ""))
         for name in known:  # in their order: what a model is made of comes before the model
             if name in arguments:
                 getattr(self, f"set{_title(type(self), name)}")(arguments[name])
