@@ -123,11 +123,7 @@ def predict_data(
     """See :func:`predict`.
 
     Args:
-        data: A DataFrame, an Arrow table, a path, an RDD of inputs, or arrays.
-        inputs: Which columns the model reads.
         choice: Which columns to append.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
     """
     form = form_of(data)
     if not form.has_columns and not choice.is_plain:

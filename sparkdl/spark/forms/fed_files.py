@@ -142,7 +142,6 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     Args:
         frame: Them as a DataFrame, vectors as arrays.
         columns: Names of its columns in the files.
-        ranks: How many share the rows.
     """
     kind = kind_of_path(path)
     if kind == "tfrecord" or table_of(path) or not all(_is_plain(f.dataType) for f in frame.schema):

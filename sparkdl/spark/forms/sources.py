@@ -74,8 +74,6 @@ class Source:
     """Selected columns of the user's data under their wire names, and how to read them.
 
     Args:
-        frame: The selected columns.
-        spec: How to read them.
         origin: The user's own frame, if ``frame`` has its partitions.
         files: From which the workers read the rows by themselves; then nobody reads ``frame``.
         split: Share of the files' rows to validate on.

@@ -38,7 +38,6 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
     """On the driver: the Spark columns to select for ``spec``, ML vectors as arrays of floats.
 
     Args:
-        schema: The DataFrame's schema.
         names: What to call each of ``spec.columns``.
     """
     from pyspark.ml.functions import vector_to_array

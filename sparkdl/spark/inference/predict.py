@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, cast
 
@@ -77,8 +77,6 @@ class PredictionChoice:
             )
         elif self.outputs is not None and not isinstance(self.outputs, Mapping):
             object.__setattr__(self, "outputs", tuple(self.outputs))
-        if self.layers is None:
-            object.__setattr__(self, "layers", {})
         if not isinstance(self.layers, Mapping):
             raise ConfigError(
                 "layers must say what to call the columns", expected="layer name -> column",
@@ -263,11 +261,7 @@ def _unpack(batch: pa.RecordBatch) -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class PredictTask(PredictorTask):
-    """Predictions for Arrow batches of the model's columns; see :class:`sparkdl.launch.task.Task`.
-
-    Args:
-        handle_invalid: What happens to rows that no model can take.
-    """
+    """Predictions for Arrow batches of the model's columns; see :class:`PredictorTask`."""
 
     outputs: tuple[OutputColumn, ...]
     handle_invalid: HandleInvalid = "error"
@@ -368,9 +362,6 @@ def predict_columns(
 
     Args:
         inputs: Which columns the model reads (``features``, ``decoder``).
-        outputs: The columns to append, in this order.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
         handle_invalid: See :func:`sparkdl.predict`.
 
     Raises:
@@ -389,9 +380,8 @@ def predict_columns(
     wire = frame.toDF(*wire_names(len(frame.columns)))
     typed = tuple(column.typed(archive, spec.features) for column in outputs)
     task = PredictTask(archive, spec, batch_size, use_gpu, typed, handle_invalid)
-    given = {field.name: getattr(task, field.name) for field in fields(task)}
     positions = tuple(map(schema.names.index, spec.columns))
-    appending = AppendTask(**given, kept=len(schema), positions=positions)
+    appending = AppendTask(**vars(task), kept=len(schema), positions=positions)
     predicted = append_results(
         wire, schema, task, task.result, spec.columns, appending, "sparkdl_predict",
         left_out=handle_invalid == "skip",
