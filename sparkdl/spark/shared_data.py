@@ -153,7 +153,7 @@ def _named(source: Source, signature: Signature) -> Source:
 def _shared(source: Source, limit_bytes: int) -> SharedRows | None:
     """The rows for several fits, or None where each must read them."""
     if source.files:  # the workers read them, and may keep them
-        return SharedRows.make()
+        return SharedRows()
     if is_connect(source.spark):
         return None
     most = megabytes(source.spark.conf.get("spark.driver.maxResultSize", "1g"))

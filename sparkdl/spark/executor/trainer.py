@@ -80,7 +80,6 @@ class TrainTask:
     """Everything that a rank of ``fit`` needs; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        validate: Whether the partition has rows for validation.
         files: What each rank reads from files by itself; None if the rows come from Spark.
         rows_key: Of rows that the next task may want, too; None for those of this fit alone.
     """
@@ -91,7 +90,6 @@ class TrainTask:
     strategy: Strategy
     num_workers: int
     use_gpu: UseGpu = "auto"
-    validate: bool = False
     files: FileInput | None = None
     rows_key: str | None = None
 
@@ -217,7 +215,7 @@ class TrainTask:
                         by_content=settings.shuffle, prepare=learner.prepare,
                     )  # fmt: skip
                     held_out = None
-                    if self.validate:
+                    if self.spec.role_column is not None:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
                             steps=settings.held_out_steps, by_content=settings.shuffle,

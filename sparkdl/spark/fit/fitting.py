@@ -335,8 +335,8 @@ def _train_stage(
         monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
             sent, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
-            plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
-            source.dealt(plan.num_workers), source.shared.key if source.shared else None,
+            plan.num_workers, plan.config.use_gpu, source.dealt(plan.num_workers),
+            source.shared.key if source.shared else None,
         )  # fmt: skip
 
         def save_checkpoint(epoch: int) -> None:

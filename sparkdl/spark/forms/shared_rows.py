@@ -11,8 +11,8 @@ import contextlib
 import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
@@ -38,18 +38,13 @@ class SharedRows:
     """Rows that several fits read.
 
     Args:
-        key: Key of these rows, these columns and these roles; no others have it.
         content: Spark's broadcast of a list of Arrow streams; None for rows that workers read from
             files by themselves.
+        key: Key of these rows, these columns and these roles; no others have it.
     """
 
-    key: str
     content: Any = None
-
-    @classmethod
-    def make(cls, content: Any = None) -> Self:
-        """Rows under a new key."""
-        return cls(uuid.uuid4().hex, content)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
@@ -80,7 +75,7 @@ class HeldOutRows(SharedRows):
         """
         with contextlib.suppress(IndexError):  # another thread's fit takes some, too
             while True:
-                SharedRows("", _unused.pop()).destroy()
+                SharedRows(_unused.pop()).destroy()
         kept, cache_id = _kept.get(cached), _cache_of(frame)
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
@@ -88,7 +83,7 @@ class HeldOutRows(SharedRows):
         streams = map_in_arrow(frame, _encoder(limit_bytes), _SCHEMA).collect()
         if any(row.size > limit_bytes for row in streams):
             return None
-        rows = cls.make(context.broadcast([bytes(row.content) for row in streams]))
+        rows = cls(context.broadcast([bytes(row.content) for row in streams]))
         finalize(rows, _unused.append, rows.content)
         if cache_id is not None:
             _kept[cached] = _Kept(frame, cache_id, rows)
@@ -149,7 +144,7 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
         streams = [bytes(row.content) for row in encoded.select("content").toLocalIterator()]
     finally:
         encoded.unpersist()
-    return SharedRows.make(context.broadcast(streams))
+    return SharedRows(context.broadcast(streams))
 
 
 def batches_of(content: Any) -> Iterator[pa.RecordBatch]:

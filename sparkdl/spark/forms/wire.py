@@ -60,7 +60,7 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 
 
 def holds_vectors(kind: T.DataType) -> bool:
-    """The same, also of files that keep a vector's fields and not its type, as ORC does."""
+    """Whether these are vectors, also in files that keep the fields and no type, as ORC does."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.StructType):

@@ -113,7 +113,10 @@ class UdfTask(ForwardTask):
         return FunctionInputs(specs, free)
 
     def _spec(self, schema: pa.Schema, by_name: bool) -> DataSpec:
-        kinds = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
+        kinds = [
+            T.StructField(f.name, VectorUDT() if is_vector(f.type) else spark_type_of(f.type))
+            for f in schema
+        ]
         names, inputs = schema.names, self.inputs
         features: InputColumns = dict(zip(names, names, strict=True))
         if not by_name:
@@ -275,11 +278,6 @@ class FunctionInputs:
 
 _NUMBER = "^(tinyint|smallint|int|bigint|float|double|decimal|boolean|void)"
 """The types of Spark that are one number."""
-
-
-def _spark_type(kind: pa.DataType) -> T.DataType:
-    spark: T.DataType = VectorUDT() if is_vector(kind) else spark_type_of(kind)
-    return spark
 
 
 SETTING = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"

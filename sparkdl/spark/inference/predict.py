@@ -269,13 +269,8 @@ class PredictTask(PredictorTask):
     @property
     def result(self) -> T.StructType:
         """The columns of predictions, in order, under wire names."""
-        fields = [column.field(self.archive) for column in self.outputs]
-        return T.StructType(
-            [
-                T.StructField(name, field.dataType)
-                for name, field in zip(wire_names(len(fields)), fields, strict=True)
-            ]
-        )
+        kinds = [column.field(self.archive).dataType for column in self.outputs]
+        return T.StructType(list(map(T.StructField, wire_names(len(kinds)), kinds)))
 
     def forward(self, rank: RankContext) -> ForwardPass:
         """The model over the rows of one task of Spark."""

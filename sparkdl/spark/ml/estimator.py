@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pyspark.ml.base import Estimator, Model, Transformer
@@ -65,15 +65,14 @@ _OUTPUT_MODE = ParamSpec(
 class OutputsStage(FittedStage):
     """A fitted stage that adds the model's outputs as they are: of their dtypes, or arrays."""
 
-    def _base_name(self) -> str:
-        """The column of the only output; of several, the beginning of their names."""
-        raise NotImplementedError
+    NAMING: ClassVar[str]
+    """The Param with the column of the only output; of several, the beginning of their names."""
 
     def _columns(self) -> list[OutputColumn]:
         outputs = self.trained.signature.outputs
         chosen = self.getOrDefault("outputCols")
         if chosen is None:
-            base = self._base_name()
+            base = self.getOrDefault(self.NAMING)
             several = len(outputs) > 1
             chosen = {name: f"{base}_{name}" if several else base for name in outputs}
         for name in chosen:
@@ -96,9 +95,7 @@ class KerasModel(OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPrediction
     """
 
     __module__ = "sparkdl.ml"
-
-    def _base_name(self) -> str:
-        return str(self.getOrDefault("predictionCol"))
+    NAMING = "predictionCol"
 
 
 @has_params(
@@ -169,6 +166,7 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
 
     __module__ = "sparkdl.ml"
     PARTS = ("customObjects", "decoder", "model", "modelFile")
+    NAMING = "outputCol"
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -218,9 +216,6 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
     @property
     def features(self) -> Any:
         return self._columns_in("inputCol", "featuresCols")
-
-    def _base_name(self) -> str:
-        return str(self.getOrDefault("outputCol"))
 
 
 @has_params(LOGITS_PARAM)

@@ -107,7 +107,8 @@ class Stage(Params):
             if not self.hasParam(name):
                 raise UnknownArgumentError("Param", name, [p.name for p in self.params])
             param = self.getParam(name)
-            if value is None and not self._is_optional(name):
+            optional = any(spec.name == name and spec.optional for spec in self.SPECS)
+            if value is None and not optional:
                 self.clear(param)
                 continue
             self._paramMap[param] = value if value is None else self._converted(param, value)
@@ -126,7 +127,7 @@ class Stage(Params):
             raise ParamTypeError(
                 f"Param {param.name!r} of {type(self).__name__} cannot have this value",
                 expected=str(error)
-                if self._is_ours(param.name)
+                if any(spec.name == param.name for spec in self.SPECS)
                 else f"{param.typeConverter.__name__.removeprefix('to').lower()}: {param.doc}",
                 received=f"{type(value).__name__} {shown(value)}",
             ) from error
@@ -135,14 +136,6 @@ class Stage(Params):
         """Refuses names of new columns that the data have, or that stand twice."""
         what = f"a column of {type(self).__name__}"
         require_new(names, schema.names, what, "another name, or '' to leave the column out")
-
-    @classmethod
-    def _is_ours(cls, name: str) -> bool:
-        return any(spec.name == name for spec in cls.SPECS)
-
-    @classmethod
-    def _is_optional(cls, name: str) -> bool:
-        return any(spec.name == name and spec.optional for spec in cls.SPECS)
 
 
 def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:
