@@ -203,7 +203,7 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
     """Refuses labels that are an argument of their own: ``fit(x, y)``.
 
     Args:
-        name: Its second argument.
+        name: The second argument of the method.
 
     Raises:
         ConfigError: The value is data.

@@ -171,7 +171,7 @@ def waits_for_callbacks(
     Args:
         at_once: How many workers run at the same time (0: unknown).
         any_given: Whether there are callbacks.
-        any_acts: Whether one of them may write to the model, or wants such weights.
+        any_acts: Whether one of them may write to the model, or wants these weights.
     """
     if exchange.in_step:
         return any_given

@@ -12,13 +12,14 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
 
 from sparkdl.launch.task import batch_to_bytes
-from sparkdl.spark.session.versions import ArrowFunction, map_in_arrow, whole_batches
+from sparkdl.spark.session.versions import map_in_arrow, whole_batches
 
 if TYPE_CHECKING:  # executors import this module, and some have no pyspark
     from pyspark.sql import DataFrame
@@ -80,7 +81,8 @@ class HeldOutRows(SharedRows):
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
-        streams = map_in_arrow(frame, _encoder(limit_bytes), _SCHEMA).collect()
+        encoded = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA)
+        streams = encoded.collect()
         if any(row.size > limit_bytes for row in streams):
             return None
         rows = cls(context.broadcast([bytes(row.content) for row in streams]))
@@ -136,7 +138,8 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
     from pyspark.sql import functions as F
 
     context = frame.sparkSession.sparkContext
-    encoded = map_in_arrow(frame, _encoder(limit_bytes), _SCHEMA).persist(StorageLevel.DISK_ONLY)
+    encoded = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA)
+    encoded = encoded.persist(StorageLevel.DISK_ONLY)
     try:
         size = encoded.agg(F.sum("size")).collect()[0][0] or 0
         if size > limit_bytes:
@@ -152,15 +155,6 @@ def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
     for stream in content.value:
         with pa.ipc.open_stream(stream) as reader:
             yield from reader
-
-
-def _encoder(limit_bytes: int) -> ArrowFunction:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.forms.shared_rows import encode
-
-        yield from encode(batches, limit_bytes)
-
-    return run
 
 
 def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.RecordBatch]:

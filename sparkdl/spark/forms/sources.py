@@ -80,8 +80,7 @@ class Source:
         seed: Seed of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
-            ``validation_split``), or may be (where a column chooses
-            them); None without.
+            ``validation_split``), or may be (where a column chooses them); None without.
         apart: The rows to train on and those to validate on, where ``frame`` is both.
     """
 

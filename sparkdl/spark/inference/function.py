@@ -320,12 +320,9 @@ class ColumnTask(Task, Protocol):
     """A task that yields one column: a value for each row that comes in."""
 
     @property
-    def use_gpu(self) -> UseGpu:
-        """See :class:`sparkdl.SparkModel`."""
-
+    def use_gpu(self) -> UseGpu: ...
     @property
-    def result(self) -> T.DataType:
-        """Type of the values."""
+    def result(self) -> T.DataType: ...
 
 
 def column_function(
@@ -345,8 +342,6 @@ def column_function(
     shipped = ship(task, context, session)
 
     def run(arguments: Iterator[Any]) -> Iterator[Any]:
-        from sparkdl.spark.inference.function import run_arguments
-
         return run_arguments(arguments, shipped)
 
     def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -219,14 +220,8 @@ def predict_rdd(rdd: Any, archive: PredictorArchive, *, batch_size: int, use_gpu
     """
     warn_of_shared_gpus(SparkSession.getActiveSession(), use_gpu)
     task = PredictRowsTask(archive, DataSpec(rdd_features(archive.signature)), batch_size, use_gpu)
-    shipped = ship(task, rdd.context)
-
-    def run(rows: Iterable[Any]) -> Iterator[Any]:
-        from sparkdl.spark.inference.predict import predict_rows
-
-        yield from predict_rows(rows, shipped)
-
-    return with_this_interpreter(rdd.mapPartitions(run))
+    predicts = partial(predict_rows, shipped=ship(task, rdd.context))
+    return with_this_interpreter(rdd.mapPartitions(predicts))
 
 
 def predict_rows(rows: Iterable[Any], shipped: Shipped) -> Iterator[Any]:
