@@ -150,7 +150,6 @@ def start_stream_fit(
 
     Args:
         checkpoint_dir: Folder for the model and for Spark's place in the stream.
-        on_batch: See :class:`BatchTrainer`.
         restored: Is told the number of micro-batches that the restored model has trained.
 
     Raises:

@@ -252,9 +252,7 @@ class TrainedRank:
 
     Args:
         rows: Rows that it trained per epoch.
-        transport: How its updates travelled.
         seconds: From its first step to its last.
-        read_s: Seconds to read its partition.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         refused: Updates that were refused because they were not finite.
         usage: What its time went into.

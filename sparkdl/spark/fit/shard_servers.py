@@ -99,7 +99,6 @@ class ShardTask(RaisingTask):
 
     Args:
         center: The weights to begin with, of all servers.
-        listening: Where this server listens.
         meeting: The coordinator of the servers, at the driver.
     """
 

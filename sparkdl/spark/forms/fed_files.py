@@ -38,7 +38,6 @@ class FileRows:
     Args:
         files: Each with the rows of its row groups or record batches.
         schema: The columns, with Spark's types.
-        ranks: How many share the rows.
     """
 
     files: tuple[tuple[FoundFile, tuple[int, ...]], ...]

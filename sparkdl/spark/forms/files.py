@@ -101,7 +101,6 @@ class FileInput:
     Args:
         schema, exact: As for :class:`FileSet`.
         split: Share of the training rows that is used for validation instead.
-        seed: Seed of the choice of these rows.
     """
 
     kind: FileKind

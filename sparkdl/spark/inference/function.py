@@ -61,7 +61,6 @@ class UdfTask(ForwardTask):
     Their types are known when the first rows come: a function has no schema.
 
     Args:
-        use_gpu, decoder, pad: As for :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.
     """
 

@@ -118,7 +118,6 @@ class PredictionChoice:
 
         Args:
             archive: The predictor, made with :meth:`outputs_of` and ``layers``.
-            model: The whole model's signature.
 
         Raises:
             ConfigError: Classes or probabilities of an output that is not a classifier's.

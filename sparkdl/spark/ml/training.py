@@ -209,9 +209,7 @@ def scores_of(
 
     Args:
         known: What the loss, or the last activation, says; None where they say nothing.
-        shape: Shape of a row of the output.
         logits: Param ``fromLogits``, which has the last word; None: as ``known``.
-        stage: For the message.
 
     Raises:
         ModelError: The output says nothing about one class per row.

@@ -59,7 +59,6 @@ class SparkJob:
 
     Args:
         action: Runs the job and returns its result.
-        description: Shown in Spark's UI.
     """
 
     def __init__(self, spark: SparkSession, action: Callable[[], Any], description: str) -> None:

@@ -28,7 +28,6 @@ class SendTask(RaisingTask):
     Args:
         number: Number of the offer that the rows will be.
         columns: Names of the columns, in the order in which they travel.
-        addresses: Rank -> where it listens.
     """
 
     number: int
@@ -68,7 +67,6 @@ class Destination:
     Args:
         columns: Names of the columns, in the order in which they travel.
         uneven: What happens to ranks that have different numbers of rows.
-        start_timeout_s: Longest wait for the ranks.
     """
 
     count: int
@@ -82,8 +80,6 @@ class BatchFeeder:
     """Gives each micro-batch to the ranks, and returns when their functions have taken its rows.
 
     Args:
-        to: Where the rows go.
-        store: What the ranks say.
         run_ended: Whether the ranks have ended; raises why, if they failed.
     """
 

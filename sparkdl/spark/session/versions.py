@@ -48,7 +48,6 @@ def require_spark(version: tuple[int, int], what: str, hint: str) -> None:
     """Returns if PySpark is this version or a newer one.
 
     Args:
-        version: Major and minor.
         what: What it is needed for, at the beginning of a sentence.
         hint: What works with older ones.
     """
@@ -84,7 +83,6 @@ def arrow_stage(
 
     Args:
         frame: One partition for each task.
-        schema: Of what the function yields.
         barrier: Whether all tasks start together.
         profile: What each task of the stage is given; None: as the session says.
     """
