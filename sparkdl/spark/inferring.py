@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,9 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.process import payload
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int
-from sparkdl.spark.executor.stage import MapInArrow
 from sparkdl.spark.runs.feeding import fed_frame
 from sparkdl.spark.runs.function_stage import dump_function
-from sparkdl.spark.session.running import context_of, this_interpreter
-from sparkdl.spark.session.versions import arrow_type_of, whole_batches
+from sparkdl.spark.session.versions import arrow_type_of, map_in_arrow, whole_batches
 
 
 @lists_its_arguments
@@ -76,18 +75,10 @@ def inference(
         )
     old = [T.StructField(n, f.dataType) for n, f in zip(names, frame.schema, strict=True)]
     new = [T.StructField(field.name, field.dataType) for field in added]
-    stage = _stage(content, names, added.json(), batch_size)
-    with this_interpreter(context_of(frame.sparkSession)):
-        return frame.mapInArrow(stage, T.StructType([*old, *new]))
-
-
-def _stage(content: bytes, names: tuple[str, ...], added: str, batch_size: int) -> MapInArrow:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.inferring import infer_partition
-
-        yield from infer_partition(batches, content, names, added, batch_size)
-
-    return run
+    stage = partial(
+        infer_partition, content=content, names=names, added=added.json(), batch_size=batch_size
+    )
+    return map_in_arrow(frame, stage, T.StructType([*old, *new]))
 
 
 def infer_partition(

@@ -70,15 +70,7 @@ class Setting(Generic[T]):
 
 
 class ModelSettings:
-    """The settings, the model and what the last fit left; see ``SparkModel``.
-
-    Args:
-        config: What was asked for and chosen.
-        exchange: What workers send each other and when.
-        model: A compiled ``keras.Model``.
-        custom_objects: Name -> class or function.
-        decoder: Decoder of binary and image values.
-    """
+    """The settings, the model and what the last fit left; see ``SparkModel``."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
 import numpy as np
+from pyspark.sql import SparkSession
 
 from sparkdl.config import UseGpu, check_pad
 from sparkdl.errors import ConfigError, UnknownNameError
@@ -123,11 +124,7 @@ def predict_data(
     """See :func:`predict`.
 
     Args:
-        data: A DataFrame, an Arrow table, a path, an RDD of inputs, or arrays.
-        inputs: Which columns the model reads.
         choice: Which columns to append.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
     """
     form = form_of(data)
     if not form.has_columns and not choice.is_plain:
@@ -279,7 +276,16 @@ def predict_udf(
     task = UdfTask(
         archive, result.typed(archive), batch_size, use_gpu, choice.invalid, decoders, pad
     )
-    return _function(task, name)
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        give_rows(session)
+    made, takes = column_function(task, session, name or "sparkdl_predict"), task.inputs
+
+    @functools.wraps(made)  # with all that Spark looks for to register it
+    def function(*columns: object, **named: object) -> Any:
+        return made(*takes.columns(columns, named))
+
+    return function
 
 
 def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[..., Any]:
@@ -313,18 +319,3 @@ def register_udf(spark: Any, name: str, model: Any, **options: Any) -> Callable[
     with this_interpreter(context_of(spark)):
         spark.udf.register(name, made)
     return made
-
-
-def _function(task: UdfTask, name: str | None) -> Callable[..., Any]:
-    from pyspark.sql import SparkSession
-
-    session = SparkSession.getActiveSession()
-    if session is not None:
-        give_rows(session)
-    made, inputs = column_function(task, session, name or "sparkdl_predict"), task.inputs
-
-    @functools.wraps(made)  # with all that Spark looks for to register it
-    def function(*columns: object, **named: object) -> Any:
-        return made(*inputs.columns(columns, named))
-
-    return function

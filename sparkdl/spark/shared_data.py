@@ -25,10 +25,7 @@ class _Question:
     """All that decides which rows a fit reads, and how it decodes them.
 
     Args:
-        signature: The model's.
         validation: As ``fit`` takes it; the same only if it is the same object or text.
-        split: Share of the rows to validate on.
-        seed: Seed of the choice of these rows.
     """
 
     signature: Signature
@@ -63,9 +60,6 @@ class SharedData(Form):
     :meth:`SparkModel.fit` takes it as ``data``. The first fit collects and broadcasts the rows;
     the others read that. Data that are larger than :data:`MOST_BYTES` as Arrow are read by each
     fit anew, as are all data over Spark Connect, which has no broadcasts. Thread-safe.
-
-    Args:
-        data: What ``fit`` takes.
     """
 
     def __init__(self, data: object) -> None:
@@ -89,9 +83,6 @@ class SharedData(Form):
 
         Args:
             validation: As for all fits that share rows: the same object.
-            signature: The model's.
-            split: Share of the rows to validate on.
-            seed: Seed of the choice of these rows.
             limit_bytes: Larger data are not shared.
         """
         asked = signature if self._by_name(columns) else _unnamed(signature)
@@ -162,7 +153,7 @@ def _named(source: Source, signature: Signature) -> Source:
 def _shared(source: Source, limit_bytes: int) -> SharedRows | None:
     """The rows for several fits, or None where each must read them."""
     if source.files:  # the workers read them, and may keep them
-        return SharedRows.make()
+        return SharedRows()
     if is_connect(source.spark):
         return None
     most = megabytes(source.spark.conf.get("spark.driver.maxResultSize", "1g"))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,9 +30,7 @@ class BatchTrainer:
     and what is in the weights already is left out.
 
     Args:
-        checkpoints: Where it is saved after each micro-batch.
         batches_done: Micro-batches that are in the weights.
-        fit: Trains the model on a frame.
         on_batch: Is called after each micro-batch with its number and the history of its epochs.
     """
 
@@ -61,8 +58,11 @@ class BatchTrainer:
             self._first = False
         if batch_id < self.batches_done:
             return
-        with _kept(frame):
+        frame.persist()  # its rows are read several times
+        try:
             history = {} if frame.isEmpty() else self.fit(frame)
+        finally:
+            frame.unpersist()
         self.trained.save(self.checkpoints, batch_id + 1)
         self.batches_done = batch_id + 1
         for name, values in history.items():
@@ -128,7 +128,7 @@ class StreamingFit:
             Exception: What ended it, if it was not :meth:`stop` or the end of the data.
         """
         try:
-            ended = self._query.awaitTermination(None if timeout_s is None else timeout_s)
+            ended = self._query.awaitTermination(timeout_s)
         except Exception:
             if self._trainer.error is not None:
                 raise self._trainer.error from None
@@ -149,11 +149,7 @@ def start_stream_fit(
     """Starts the query.
 
     Args:
-        stream: A streaming DataFrame.
-        fit: Trains it on a frame.
         checkpoint_dir: Folder for the model and for Spark's place in the stream.
-        trigger: Arguments of Spark's ``DataStreamWriter.trigger``.
-        on_batch: See :class:`BatchTrainer`.
         restored: Is told the number of micro-batches that the restored model has trained.
 
     Raises:
@@ -204,13 +200,3 @@ def check_stream(stream: Any, trigger: Any) -> None:
         )
     if trigger is not None:
         check_trigger(trigger)
-
-
-@contextlib.contextmanager
-def _kept(frame: Any) -> Iterator[None]:
-    """Within, the rows of a micro-batch are kept: they are read several times."""
-    frame.persist()
-    try:
-        yield
-    finally:
-        frame.unpersist()

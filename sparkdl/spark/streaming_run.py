@@ -30,10 +30,6 @@ class RunStage(Protocol):
     def __call__(self, *, watcher: StageWatcher) -> Returned: ...
 
 
-class _GivenUp(WaitTimeoutError):
-    """The ranks are ended, as their functions did not return."""
-
-
 class StreamingRun(Generic[T]):
     """Functions that a stream feeds; what :func:`sparkdl.run` returns for a streaming DataFrame.
 
@@ -165,7 +161,7 @@ class StreamingRun(Generic[T]):
     def check(self) -> None:
         """Ends the ranks where they are given up."""
         if self._give_up_at is not None and time.monotonic() > self._give_up_at:
-            raise _GivenUp(
+            raise WaitTimeoutError(
                 "the functions that a stream fed did not return after its end",
                 expected="their end within the timeout_s of stop()",
                 received="ranks that run; they were ended",

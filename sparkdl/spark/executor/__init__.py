@@ -2,5 +2,4 @@
 
 ``stage``: a task of Spark becomes a rank.
 ``trainer``: the task of ``fit``.
-``shard_task``: a parameter server as a task.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from sparkdl.launch.devices import Resources
 from sparkdl.launch.task import RankContext
 from sparkdl.process.payload import Pickled
 from sparkdl.spark.forms.shared_rows import SharedRows, read_to_end
-from sparkdl.spark.session.versions import whole_batches
+from sparkdl.spark.session.versions import ArrowFunction, whole_batches
 
 if TYPE_CHECKING:
     from pyspark import Broadcast
@@ -31,11 +31,7 @@ _ALL_COME_S = 10.0
 
 
 class BarrierGathering:
-    """A barrier stage's ``allGather``; see :class:`sparkdl.launch.task.Gathering`.
-
-    Args:
-        context: The task's ``BarrierTaskContext``.
-    """
+    """A barrier stage's ``allGather``; see :class:`sparkdl.launch.task.Gathering`."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -85,9 +81,6 @@ class BarrierGathering:
             time.sleep(max(0.0, self._left_at + _LEAVING_S - time.monotonic()))
 
 
-MapInArrow = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
 @dataclass(frozen=True)
 class TaskPieces:
     """A pickled task in Spark's broadcasts; in a session's files on Spark Connect, without them.
@@ -126,11 +119,12 @@ Shipped = bytes | TaskPieces
 """A pickled task on its way to the executors: by itself, or in pieces."""
 
 
-def stage_function(shipped: Shipped, num_ranks: int, rows: SharedRows | None = None) -> MapInArrow:
+def stage_function(
+    shipped: Shipped, num_ranks: int, rows: SharedRows | None = None
+) -> ArrowFunction:
     """The function for ``mapInArrow``.
 
     Args:
-        shipped: The pickled task, or Spark's broadcasts of it.
         num_ranks: Ranks of the launch; 0 if only Spark knows.
         rows: Rows of a broadcast; None where the stage brings all of them.
     """

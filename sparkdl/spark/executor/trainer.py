@@ -80,10 +80,6 @@ class TrainTask:
     """Everything that a rank of ``fit`` needs; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        spec: The columns to read.
-        strategy: How updates travel.
-        use_gpu: See :class:`sparkdl.SparkModel`.
-        validate: Whether the partition has rows for validation.
         files: What each rank reads from files by itself; None if the rows come from Spark.
         rows_key: Of rows that the next task may want, too; None for those of this fit alone.
     """
@@ -94,7 +90,6 @@ class TrainTask:
     strategy: Strategy
     num_workers: int
     use_gpu: UseGpu = "auto"
-    validate: bool = False
     files: FileInput | None = None
     rows_key: str | None = None
 
@@ -220,7 +215,7 @@ class TrainTask:
                         by_content=settings.shuffle, prepare=learner.prepare,
                     )  # fmt: skip
                     held_out = None
-                    if self.validate:
+                    if self.spec.role_column is not None:
                         held_out = Batches(
                             partition.validation, settings.batch_size, shuffle=False,
                             steps=settings.held_out_steps, by_content=settings.shuffle,
@@ -257,9 +252,7 @@ class TrainedRank:
 
     Args:
         rows: Rows that it trained per epoch.
-        transport: How its updates travelled.
         seconds: From its first step to its last.
-        read_s: Seconds to read its partition.
         unreported: Epoch -> its final report; empty where the rank sent it to the driver.
         refused: Updates that were refused because they were not finite.
         usage: What its time went into.

@@ -18,6 +18,7 @@ from sparkdl.launch import interrupts
 from sparkdl.spark.session.versions import condition_of
 
 CHUNK_BYTES = 4 << 20
+"""What one call of the JVM carries (as text of a third more); an interrupt waits for its end."""
 _SCHEMA = "part int, parts int, content binary"
 _CHUNKS = re.compile(r"part-[^/]*\.parquet")
 _ROOT = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*:(//[^/]*)?")
@@ -129,9 +130,6 @@ def _asked() -> Iterator[None]:
         told = str(error).splitlines()[0][:500]
         missing = condition_of(error) == "PATH_NOT_FOUND"
         raise (FileNotFoundError if missing else OSError)(told) from error
-
-
-"""What one call of the JVM carries (as text of a third more); an interrupt waits for its end."""
 
 
 class HadoopFileSystem(RenamingFileSystem):

@@ -76,9 +76,6 @@ def path_for_workers(path: str) -> str:
     Without a scheme that is a path of Spark's default file system: unless it is this machine's, its
     URI is put before the path. A relative one begins in the folder where the JVM was started.
 
-    Args:
-        path: A path, URI or pattern.
-
     Raises:
         NoFileSystemError: Only the server of Spark Connect knows what its default is.
         ResourceError: The session's JVM cannot be asked.

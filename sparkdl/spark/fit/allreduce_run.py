@@ -31,7 +31,6 @@ from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.training_run import CoordinatedRun, Run, returned_state
 from sparkdl.spark.runs.resources import certificate_of, listening_address, rank_listening
 from sparkdl.spark.session.running import is_connect
-from sparkdl.training.phases import ServerUsage
 from sparkdl.transport.address import ListenOptions
 from sparkdl.weights import Layout
 
@@ -58,10 +57,7 @@ def start_all_reduce(
     """Starts the coordinator, if workers can reach it; leaving the context ends it.
 
     Args:
-        config: Ports, addresses and time limits.
-        exchange: What the workers exchange, and when.
         rule: The rule of ``exchange``, bound to the number of workers and the model's optimizer.
-        layout: Layout of the model's variables.
         rule_state: What the rule kept in an earlier run.
         tables: Folder for the rows of a model with tables.
     """
@@ -125,6 +121,8 @@ def _limits(config: FitConfig, live: bool) -> ConnectorOptions:
 class AllReduceRun(CoordinatedRun):
     """Follows the workers through a coordinator; see :class:`Run`."""
 
+    strategy: BarrierStrategy
+
     def __init__(self, host: CoordinatorHost, strategy: BarrierStrategy, num_workers: int) -> None:
         self._host, self._num_workers = host, num_workers
         self.strategy = strategy
@@ -158,11 +156,10 @@ class AllReduceRun(CoordinatedRun):
 
 
 @dataclass
-class SilentRun:
+class SilentRun(Run):
     """Hears of the workers when their stage has ended, since they cannot reach the driver.
 
     Args:
-        strategy: How the workers' updates travel.
         trained: What the ranks of the stage returned.
     """
 
@@ -190,10 +187,6 @@ class SilentRun:
             rows=sum(e.rows for e in epochs.values()),
         )  # fmt: skip
 
-    def take_lines(self) -> list[tuple[int, str]]:
-        """None: the ranks cannot reach the driver."""
-        return []
-
     def command(self, command: Command) -> None:
         """The workers cannot hear it: the driver acts on it between two stages."""
 
@@ -204,14 +197,6 @@ class SilentRun:
     def state(self) -> RunState:
         """The results of the stage."""
         return returned_state(self.trained)
-
-    def servers(self) -> tuple[ServerUsage, ...]:
-        """None."""
-        return ()
-
-    def member(self, rank: int) -> RunState | None:
-        """None: all ranks have the same model."""
-        return None
 
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """Takes over what the ranks returned."""

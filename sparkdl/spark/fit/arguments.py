@@ -70,8 +70,8 @@ def check_share(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_class_weight(class_weight: object) -> Mapping[int, float]:
-    """Returns class -> weight; raises ConfigError for anything else."""
+def check_class_weight(class_weight: object) -> dict[int, float]:
+    """Returns class -> weight in Python's own numbers; raises ConfigError for anything else."""
     if not (
         isinstance(class_weight, Mapping)
         and class_weight
@@ -86,7 +86,7 @@ def check_class_weight(class_weight: object) -> Mapping[int, float]:
             received=shown(class_weight),
             hint="sklearn's compute_class_weight returns an array: dict(enumerate(weights))",
         )
-    return class_weight
+    return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class FitArguments(UserSettings):
     resume: bool = setting(False, FLAG)
     initial_epoch: int = setting(0, whole(0))
     check_data: bool = setting(False, FLAG)
-    class_weight: Mapping[int, float] | None = setting(None, or_none(checked(check_class_weight)))
+    class_weight: dict[int, float] | None = setting(None, or_none(checked(check_class_weight)))
     steps_per_epoch: int | None = setting(None, or_none(whole(1)))
     validation_steps: int | None = setting(None, or_none(whole(1)))
 
@@ -203,9 +203,7 @@ def refuse_labels_apart(method: str, name: str, value: Any) -> None:
     """Refuses labels that are an argument of their own: ``fit(x, y)``.
 
     Args:
-        method: What was called.
-        name: Its second argument.
-        value: Its value.
+        name: The second argument of the method.
 
     Raises:
         ConfigError: The value is data.

@@ -24,10 +24,8 @@ def choose_exchange(
     """The exchange that fits what the user asked.
 
     Args:
-        config: What the user asked beside the rest.
         rule: A name, a rule, a class of rules, a dict, or None for the mode's default.
         compression: A name, a codec, a class of codecs, a dict, or None for float32.
-        optimizer: Optimizer of the compiled Keras model.
 
     Raises:
         ConfigError: A combination that makes no sense; says why.
@@ -86,7 +84,6 @@ def restore_rule(mode: str, saved: Mapping[str, Any]) -> Rule | ExchangeRule:
 
     Args:
         mode: Modes with a server have other rules than ``'allreduce'``, some of the same name.
-        saved: ``name`` and the constructor's arguments.
 
     Raises:
         ModelError: It is a rule of the user's own, which only the user can make, or its arguments

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl.config import AUTO_WINDOW, FitConfig, without_network
-from sparkdl.errors import ConfigError
 from sparkdl.learner.description import describe_model
 from sparkdl.progress.bar import ProgressBar
 from sparkdl.progress.events import Json, RunDescription, Sink
@@ -40,17 +39,12 @@ def open_sinks(
     begins at ``began_at``, in seconds since 1970.
 
     Raises:
-        ConfigError: Something is no sink, or the timeline is no path.
+        ConfigError: Something is no sink.
     """
     if str(spark.conf.get(DASHBOARD, "false")).lower() == "true":
         process_dashboard()
     given = [] if sinks is None else list(sinks) if isinstance(sinks, Sequence) else [sinks]
     if timeline is not None:
-        if not isinstance(timeline, str) or not timeline:
-            raise ConfigError(
-                "timeline is a file to write", expected="a path, for example 'timeline.json'",
-                received=repr(timeline),
-            )  # fmt: skip
         given.append(Timeline(timeline, began_at=began_at))
     return sinks_of(given, model)
 
@@ -79,12 +73,7 @@ def describe_run(
 
 
 def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
-    """The facts for a profile of a fit's last stage.
-
-    Args:
-        summary: What the workers of that stage returned.
-        epochs: Epochs that the fit trained.
-    """
+    """The facts for a profile of a fit's last stage."""
     return Facts(
         summary.usage, summary.rank_rows, min(epochs, summary.epochs), plan.settings.batch_size,
         window_of(plan, summary), plan.exchange.in_step, summary.transports, plan.config.mode,

@@ -42,8 +42,7 @@ def warn_of_mixed_validation(num_workers: int, at_once: int) -> None:
     """Says what validation is of where workers that do not wait for each other take turns.
 
     Args:
-        num_workers: Workers that validate.
-        at_once: How many of them can run at the same time; 0 if it is not known.
+        at_once: How many workers can run at the same time; 0 if it is not known.
     """
     if 0 < at_once < num_workers:
         warn_user(
@@ -193,11 +192,7 @@ _LAYERS = ("Normalization", "BatchNormalization", "LayerNormalization", "GroupNo
 
 
 def normalizes(model: keras.Model) -> bool:
-    """Whether a layer subtracts a mean or adds an offset, wherever in the model.
-
-    Args:
-        model: A built ``keras.Model``.
-    """
+    """Whether a layer subtracts a mean or adds an offset, wherever in the model."""
     for layer in model._flatten_layers(include_self=False):
         if type(layer).__name__ in _LAYERS:
             return True

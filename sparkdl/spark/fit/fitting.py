@@ -89,7 +89,6 @@ class Fitted:
     """The outcome of a call of ``fit``.
 
     Args:
-        epochs: Epochs that were trained.
         summary: The work of the last stage; None where nothing was left to train.
         facts: The same for the profile.
         ensemble: The members, where workers trained models of their own.
@@ -107,7 +106,6 @@ class FitCall:
     """One call of ``fit`` but for its data: how to train and who is told, all checked.
 
     Args:
-        profile: Whether the profile is printed.
         timeline: A file to write what every rank did when; None for none.
         began_at: The time of the call, in seconds since 1970.
     """
@@ -132,10 +130,7 @@ class FitCall:
         """Trains the model of ``trained`` on the rows of ``source``.
 
         Args:
-            config: The settings of the SparkModel.
-            exchange: How its workers exchange what they learn.
             trained: Its model, which changes in place.
-            custom_objects: The user's.
             epochs_trained: Epochs of earlier calls.
             interrupted: Is told of a fit that the user ended, of which the model keeps what was
                 trained.
@@ -340,8 +335,8 @@ def _train_stage(
         monitor.watch(lambda: trained.take(run.state()), waits=waits)
         task = TrainTask(
             sent, source.spec, replace(settings, at_once=plan.at_once), run.strategy,
-            plan.num_workers, plan.config.use_gpu, source.spec.role_column is not None,
-            source.dealt(plan.num_workers), source.shared.key if source.shared else None,
+            plan.num_workers, plan.config.use_gpu, source.dealt(plan.num_workers),
+            source.shared.key if source.shared else None,
         )  # fmt: skip
 
         def save_checkpoint(epoch: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,13 +40,8 @@ class FitPlan:
     """The plan of one call of ``fit``.
 
     Args:
-        config: What the user asked of the model.
-        exchange: What the workers exchange, and when.
-        trained: The driver's model, trained in place.
-        custom_objects: Name -> class or function, for the model's archive.
-        at_once: How many of them can run at the same time (0: unknown).
+        at_once: How many workers can run at the same time (0: unknown).
         settings: Settings of the workers' loops, for the whole fit.
-        profile: What each worker's task asks of its executor; None for the application's settings.
     """
 
     config: FitConfig
@@ -145,10 +139,6 @@ def loop_settings(
     """The settings of each worker's loop.
 
     Args:
-        config: What the user asked of the model.
-        exchange: What the workers exchange, and when.
-        arguments: What the user asked of this fit.
-        first_epoch: Epoch to begin with.
         epochs_trained: Epochs that earlier fits trained.
         most_steps: Batches in an epoch of each worker, at most; None for any number.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
@@ -164,7 +154,7 @@ def loop_settings(
         keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
         follow_schedule=not exchange.in_step, check_data=arguments.check_data,
         steps_per_epoch=arguments.steps_per_epoch, most_steps=most_steps,
-        validation_steps=arguments.validation_steps, class_weight=_plain(arguments.class_weight),
+        validation_steps=arguments.validation_steps, class_weight=arguments.class_weight,
         memory_budget_bytes=config.limits.memory_budget_mb << 20, keep_spans=keep_spans,
     )  # fmt: skip
 
@@ -179,21 +169,13 @@ def waits_for_callbacks(
     one that waited for a worker without a slot would wait for ever.
 
     Args:
-        exchange: What the workers exchange, and when.
-        at_once: How many of them run at the same time (0: unknown).
+        at_once: How many workers run at the same time (0: unknown).
         any_given: Whether there are callbacks.
-        any_acts: Whether one of them acts so.
+        any_acts: Whether one of them may write to the model, or wants these weights.
     """
     if exchange.in_step:
         return any_given
     return any_acts and not exchange.independent and max(at_once, 1) >= num_workers
-
-
-def _plain(class_weight: Mapping[int, float] | None) -> dict[int, float] | None:
-    """Plain numbers instead of NumPy's."""
-    if class_weight is None:
-        return None
-    return {int(number): float(weight) for number, weight in class_weight.items()}
 
 
 def prepare_model(
@@ -233,11 +215,6 @@ def count_workers(
     profile: ResourceProfile | None = None,
 ) -> tuple[int, int]:
     """Workers of a run, and how many of them can run at the same time (0: unknown).
-
-    Args:
-        exchange: Says whether all must run at once.
-        config: How many workers the user asked for.
-        profile: What each worker's task asks of its executor; None for the application's settings.
 
     Raises:
         ConfigError: ``num_workers`` is not the number of partitions, with repartition=False.

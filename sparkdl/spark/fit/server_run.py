@@ -42,11 +42,12 @@ class ServerRun(CoordinatedRun):
 
     Args:
         server: The process beside the driver.
-        strategy: How the workers reach it.
         waits: Whether they wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
         tables: The tables of the model, on the shards; None: it has none.
     """
+
+    strategy: ServerStrategy
 
     def __init__(
         self,
@@ -86,12 +87,8 @@ class ServerRun(CoordinatedRun):
         """Starts the server's process in the background; leaving the context ends it.
 
         Args:
-            config: Ports, addresses and time limits.
-            exchange: The rule that the server applies.
-            center: The weights to begin with.
-            at_once: How many of them begin together (0: unknown).
+            at_once: How many workers begin together (0: unknown).
             waits: Whether the workers wait for the driver at an epoch's end.
-            tables: The tables of the model; None: it has none.
         """
         network = config.network
         bind, advertised = listening_address(spark, network)

@@ -3,59 +3,58 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
 
 from sparkdl.coordinator.driver_client import CoordinatorHost
+from sparkdl.coordinator.kinds import CoordinatorKind
+from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ResourceError, SparkDLError, TransportError
 from sparkdl.failures import RankFailure
+from sparkdl.launch.devices import DeviceRequest
+from sparkdl.launch.task import RaisingTask, RankContext
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.server.config import TablesOfRun, shards_of
-from sparkdl.settings.network import Network
-from sparkdl.spark.executor.shard_task import ShardTask, endpoint_of
+from sparkdl.settings.network import Network, RankListening
 from sparkdl.spark.runs.capacity import count_slots
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.runs.resources import rank_listening
-from sparkdl.transport.address import Endpoint, ListenOptions
+from sparkdl.transport.address import Address, Endpoint, ListenOptions
+from sparkdl.transport.frames import Message
 from sparkdl.weights import FloatArray
+from sparkdl.wire.hosts import rank_addresses
 
-_LOOK_S = 0.1
+_LOOK_S, _BEAT_S = 0.1, 0.5
 _STOP_S = 10.0
 
 
-class ShardServers(Protocol):
-    """Servers of which each holds a range of the weights."""
+@dataclass(frozen=True)
+class ServersBesideDriver:
+    """Processes of this machine."""
+
+    servers: list[ServerProcess]
 
     @property
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The servers, in the order of their ranges."""
+        return tuple(server.endpoint for server in self.servers)
 
     def check(self) -> None:
         """Raises TransportError if one of them has ended."""
-
-    def wait_ready(self) -> None:
-        """Returns when all of them answer."""
-
-
-class ServersBesideDriver:
-    """Processes of this machine."""
-
-    def __init__(self, servers: list[ServerProcess]) -> None:
-        self._servers = servers
-
-    @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return tuple(server.endpoint for server in self._servers)
-
-    def check(self) -> None:
-        for server in self._servers:
+        for server in self.servers:
             server.check()
 
     def wait_ready(self) -> None:
-        for server in self._servers:
+        """Returns when all of them answer."""
+        for server in self.servers:
             server.wait_ready()
 
 
@@ -63,7 +62,7 @@ def count_servers(network: Network, num_workers: int, at_once: int, spark: objec
     """The servers of a run; see :class:`Network`.
 
     Args:
-        at_once: How many of them run at the same time (0: unknown).
+        at_once: How many workers run at the same time (0: unknown).
     """
     if network.num_servers != "auto":
         return int(network.num_servers)
@@ -94,18 +93,69 @@ def beside_driver(
         yield ServersBesideDriver(servers)
 
 
+@dataclass(frozen=True)
+class ShardTask(RaisingTask):
+    """Serves one range of the weights until the driver says stop, or is gone.
+
+    Args:
+        center: The weights to begin with, of all servers.
+        meeting: The coordinator of the servers, at the driver.
+    """
+
+    config: ServerConfig
+    center: FloatArray
+    listening: RankListening
+    meeting: Endpoint
+    tables: TablesOfRun | None = None
+
+    @property
+    def devices(self) -> DeviceRequest:
+        """None: it adds and copies."""
+        return DeviceRequest(None, False)
+
+    def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The server's process lives as long as this task."""
+        listening = self.listening
+        bind, advertised = rank_addresses(listening.bind, None, listening.towards)
+        config = replace(
+            self.config, bind_address=bind, advertised_address=advertised, port=listening.port
+        )
+        shard = shards_of(config, rank.num_ranks, self.tables)[rank.rank]
+        with (
+            ServerProcess(shard, self.center[shard.place]) as server,
+            open_session(self.meeting, rank=rank.rank, attempt=rank.attempt) as session,
+        ):
+            session.join()
+            place = {"address": asdict(server.address), "host": socket.gethostname()}
+            session.keep([json.dumps(place).encode()], 0, own=True)
+            while not session.stopped:
+                time.sleep(_BEAT_S)
+                server.check()
+                try:
+                    session.request(Message(CoordinatorKind.HEARTBEAT))
+                except SparkDLError:  # the driver is gone, or has ended the run
+                    break
+            session.finish()
+        return iter(())
+
+
+@dataclass(frozen=True)
 class ServersOnExecutors:
     """Tasks of one barrier stage, each with a slot of its own."""
 
-    def __init__(self, ranks: SparkRanks, endpoints: tuple[Endpoint, ...]) -> None:
-        self._ranks, self.endpoints = ranks, endpoints
+    ranks: SparkRanks
+    endpoints: tuple[Endpoint, ...]
 
     def check(self) -> None:
-        if self._ranks.wait(0.0):
-            raise _ended(self._ranks)
+        if self.ranks.wait(0.0):
+            raise _ended(self.ranks)
 
     def wait_ready(self) -> None:
         """They answered before their addresses were known."""
+
+
+ShardServers = ServersBesideDriver | ServersOnExecutors
+"""Servers of which each holds a range of the weights."""
 
 
 @contextlib.contextmanager
@@ -146,7 +196,8 @@ def on_executors(
             for rank in range(count):
                 kept = b"" if rank in found else bytes(host.driver.kept(rank))
                 if kept:
-                    found[rank] = endpoint_of(kept, config.token, fingerprint)
+                    address = Address(**json.loads(kept)["address"])
+                    found[rank] = Endpoint(address, config.token, fingerprint)
             if cancelled.is_set() or time.monotonic() > deadline:
                 missing = [str(rank) for rank in range(count) if rank not in found]
                 raise ResourceError(

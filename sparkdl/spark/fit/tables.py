@@ -105,7 +105,6 @@ def tables_of_run(
 
     Args:
         reference: Reference of what an earlier fit has written; empty: none has.
-        on_nan: See :class:`FitConfig`.
     """
     if folder is None:
         return None

@@ -43,7 +43,6 @@ class TrainedModel:
     """The driver's model; each part is as of the last state that was taken over.
 
     Args:
-        model: A compiled Keras model.
         rule_state: What the rule keeps that no Keras optimizer has room for (an outer momentum).
         keeps_rate: The driver's callbacks may set the learning rate: then the model's own holds,
             and not that of a state, which is a worker's of some time before.
@@ -220,8 +219,6 @@ def prepare_metrics(model: Any, source: Source, batch_size: int) -> None:
     """Makes the model's metric variables here, to put the workers' numbers into them.
 
     Args:
-        model: Compiled.
-        source: The rows that it will see.
         batch_size: Rows of a batch: that metrics cannot take labels and outputs of different
             sizes shows only where the sizes are known.
 

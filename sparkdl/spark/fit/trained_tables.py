@@ -19,8 +19,8 @@ from sparkdl.settings.values import require_int
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.runs.launcher import run_on_partitions
 from sparkdl.spark.session.frames import require_frame
-from sparkdl.spark.session.running import context_of, session_of, this_interpreter
-from sparkdl.spark.session.versions import frame_of_table
+from sparkdl.spark.session.running import session_of
+from sparkdl.spark.session.versions import ArrowFunction, frame_of_table, map_in_arrow
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
@@ -82,8 +82,7 @@ class TrainedTable(TableReader):
             require_int("since", since, least=0)
         kinds = "id bigint, row array<float>" + (", seen bigint, step bigint" * self.counts)
         numbers = _numbers(self.parts)
-        with this_interpreter(context_of(numbers.sparkSession)):
-            return numbers.mapInArrow(_reading(self.folder, self.parts, since), kinds)
+        return map_in_arrow(numbers, _reading(self.folder, self.parts, since), kinds)
 
     def load(self, data: DataFrame | npt.ArrayLike, rows: npt.ArrayLike | None = None) -> None:
         """Sets rows, those of ids that the table has and new ones, past any entry filter.
@@ -125,8 +124,7 @@ class TrainedTable(TableReader):
         )
 
         def spread(parts: int) -> DataFrame:
-            with this_interpreter(context_of(frame.sparkSession)):
-                owned = chosen.mapInArrow(_owned(parts), "part int, id bigint, row array<float>")
+            owned = map_in_arrow(chosen, _owned(parts), "part int, id bigint, row array<float>")
             return owned.union(_marks(frame.sparkSession, parts)).repartition(parts, "part")
 
         self._change(of, spread, put)
@@ -283,9 +281,7 @@ def _marks(spark: SparkSession, parts: int) -> DataFrame:
     )
 
 
-def _reading(
-    folder: str, parts: int, since: int | None
-) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+def _reading(folder: str, parts: int, since: int | None) -> ArrowFunction:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         files = TableFiles(folder)
         for batch in batches:
@@ -344,7 +340,7 @@ def _lists(rows: FloatArray) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(ends), pa.array(rows.reshape(-1)))
 
 
-def _owned(parts: int) -> Callable[[Iterator[pa.RecordBatch]], Any]:
+def _owned(parts: int) -> ArrowFunction:
     def spread(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             ids = batch.column(0)
@@ -423,8 +419,7 @@ def _frame_of(ids: object, rows: npt.ArrayLike, dim: int) -> DataFrame:
             received=f"{given.dtype} {given.shape} and {values.dtype} {values.shape}",
         )
     table = pa.table({"id": pa.array(signed(given)), "row": _lists(values)})
-    frame: DataFrame = frame_of_table(session_of(), table)
-    return frame
+    return frame_of_table(session_of(), table)
 
 
 def _require_columns(frame: DataFrame, dim: int) -> None:

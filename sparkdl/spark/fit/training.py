@@ -171,14 +171,9 @@ def train_stage(
     """Runs the training stage to its end and leaves the trained weights in ``driver_model``.
 
     Args:
-        source: The training (and validation) rows.
         spread: Spreads them over the workers, see :func:`spreading`.
-        run: The server or communicator.
-        task: What the executors get.
-        monitor: Progress bar, callbacks and History.
         barrier: All tasks start together, or none does.
         on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
-        profile: What each task asks of its executor; None for the application's settings.
 
     Returns:
         What the workers returned.

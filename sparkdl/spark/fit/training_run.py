@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -18,10 +18,10 @@ from sparkdl.training.syncing import Strategy
 class Run(Protocol):
     """How the driver follows the workers: through a parameter server, a coordinator, or not."""
 
-    @property
-    def strategy(self) -> Strategy:
-        """How the workers' updates travel; pickled for the executors."""
+    strategy: Strategy
+    """How the workers' updates travel; pickled for the executors."""
 
+    @abstractmethod
     def progress(self, since_epoch: int = 0) -> RunProgress:
         """The workers' reports on the epochs from ``since_epoch`` on.
 
@@ -30,21 +30,25 @@ class Run(Protocol):
         """
 
     def take_lines(self) -> list[tuple[int, str]]:
-        """``(rank, line)`` of what the ranks said since the last call.
+        """``(rank, line)`` of what the ranks said since the last call; none if nobody hears them.
 
         Raises:
             TransportError: The server has ended.
         """
+        return []
 
+    @abstractmethod
     def command(self, command: Command) -> None:
         """Tells the workers."""
 
+    @abstractmethod
     def kept(self) -> RunState | None:
         """The state that a worker left with the driver after the last epoch; None if none has.
 
         Its weights are empty where a server holds them.
         """
 
+    @abstractmethod
     def state(self) -> RunState:
         """The workers' present weights, with the optimizer's and the rule's state of :meth:`kept`.
 
@@ -55,16 +59,19 @@ class Run(Protocol):
     def member(self, rank: int) -> RunState | None:
         """The model of its own that a rank has trained, where the models never meet; None if it
         has left none."""
+        return None
 
+    @abstractmethod
     def result(self, trained: Mapping[int, TrainedRank]) -> RunState:
         """The trained weights and all that goes with them, given what the ranks returned."""
 
     def servers(self) -> tuple[ServerUsage, ...]:
         """The work so far of servers that hold the weights together; else nothing."""
+        return ()
 
 
-class CoordinatedRun(ABC):
-    """The base of runs whose workers a coordinator follows; see :class:`Run`."""
+class CoordinatedRun(Run):
+    """The base of runs whose workers a coordinator follows."""
 
     @property
     @abstractmethod
@@ -84,12 +91,7 @@ class CoordinatedRun(ABC):
         kept = self._driver.kept()
         return RunState.from_bytes(kept) if kept else None
 
-    def servers(self) -> tuple[ServerUsage, ...]:
-        """None: workers exchange with each other, or through one server."""
-        return ()
-
     def member(self, rank: int) -> RunState | None:
-        """The model of its own that a rank has left."""
         kept = self._driver.kept(rank)
         return RunState.from_bytes(kept) if kept else None
 

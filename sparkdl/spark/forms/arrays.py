@@ -146,7 +146,6 @@ def input_arrays(data: Any, inputs: Mapping[str, TensorSpec]) -> Any:
     Args:
         data: An array or a list of rows; for several inputs a list of these, or input name ->
             these. Tensors, generators and data sets of Keras' frameworks stay as they are.
-        inputs: The model's.
 
     Raises:
         ConfigError: No form of data that is known, or rows that are no array.
@@ -250,12 +249,7 @@ def are_arrays(data: Any, *, needs_labels: bool) -> bool:
 
 
 def by_name(data: Sequence[Any], signature: Signature) -> tuple[Any, ...]:
-    """Arrays ``(x, y, ...)`` in which Keras' lists of a model's inputs and outputs have names.
-
-    Args:
-        data: See :func:`are_arrays`.
-        signature: The model's.
-    """
+    """Arrays ``(x, y, ...)`` in which Keras' lists of a model's inputs and outputs have names."""
     wanted = (signature.inputs, signature.outputs, signature.outputs)
     return tuple(_named(part, names) for part, names in zip(data, wanted, strict=False))
 
@@ -297,11 +291,8 @@ def _is_irregular(values: Any) -> bool:
         return True
     if array.dtype.kind in "US":
         return True
-    return array.dtype == object and array.ndim == 1 and len(array) > 0 and _has_rows(array[0])
-
-
-def _has_rows(value: Any) -> bool:
-    return isinstance(value, (str, bytes, list, tuple, np.ndarray))
+    listed = array.dtype == object and array.ndim == 1 and len(array) > 0
+    return listed and isinstance(array[0], (str, bytes, list, tuple, np.ndarray))
 
 
 def arrays_as_frame(
@@ -380,10 +371,6 @@ def takes_labels_apart(method: Callable[P, R]) -> Callable[P, R]:
 def join_labels(method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Arguments:
     """The arguments with arrays ``x, y`` (and ``sample_weight``) in one tuple; others as they are.
 
-    Args:
-        args: Its arguments without names.
-        kwargs: Its arguments by name.
-
     Raises:
         ConfigError: See :func:`takes_labels_apart`; or ``x`` is no array.
     """
@@ -431,12 +418,7 @@ def _as_array(value: Any) -> Any:
 
 
 def split_arrays(data: Sequence[Any], split: float) -> tuple[Any, Any]:
-    """Arrays cut into the rows to train on and the last ones, to validate on.
-
-    Args:
-        data: ``(x, y, ...)``; each an array, or name -> array.
-        split: Share of the rows to validate on.
-    """
+    """Arrays cut into the rows to train on and the last ones, to validate on."""
     first = next(iter(data[0].values())) if isinstance(data[0], Mapping) else data[0]
     end = math.floor(len(first) * (1 - split))
 

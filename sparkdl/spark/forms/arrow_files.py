@@ -100,7 +100,6 @@ def read_numbered(
 
     Args:
         numbers: Of the record batches, in ascending order; None for all.
-        columns: To read.
 
     Raises:
         DataError: It cannot be read, lacks a column, or has one of another type.
@@ -177,7 +176,6 @@ class ParquetPiece:
     """Row groups of a Parquet file that are read together.
 
     Args:
-        metadata: Its footer.
         groups: The numbers of the row groups.
         columns: What the columns that are read are called in it, and what here.
     """
@@ -214,10 +212,6 @@ class ParquetPiece:
 
 def parquet_pieces(shard: FileShard, columns: FileColumns) -> list[ParquetPiece]:
     """The row groups of a Parquet file, small ones joined, in their order.
-
-    Args:
-        shard: The file, and which row groups.
-        columns: To read.
 
     Raises:
         DataError: It cannot be read, lacks a column, has one of another type, or fewer row groups

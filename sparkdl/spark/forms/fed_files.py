@@ -38,7 +38,6 @@ class FileRows:
     Args:
         files: Each with the rows of its row groups or record batches.
         schema: The columns, with Spark's types.
-        ranks: How many share the rows.
     """
 
     files: tuple[tuple[FoundFile, tuple[int, ...]], ...]
@@ -142,7 +141,6 @@ def fed_files(path: str, frame: Any, columns: tuple[str, ...], ranks: int) -> Fi
     Args:
         frame: Them as a DataFrame, vectors as arrays.
         columns: Names of its columns in the files.
-        ranks: How many share the rows.
     """
     kind = kind_of_path(path)
     if kind == "tfrecord" or table_of(path) or not all(_is_plain(f.dataType) for f in frame.schema):

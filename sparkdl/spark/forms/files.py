@@ -39,12 +39,13 @@ from sparkdl.spark.forms.arrow_files import (
     read_numbered,
 )
 from sparkdl.spark.forms.wire import ONES, no_type
-from sparkdl.spark.session.running import context_of, is_connect, this_interpreter
+from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import (
     arrow_fields_of,
     arrow_schema_of,
     condition_of,
     folder_types_of,
+    map_in_arrow,
     spark_fields_of,
 )
 from sparkdl.spark.tfrecord.options import TFRecordOptions
@@ -100,7 +101,6 @@ class FileInput:
     Args:
         schema, exact: As for :class:`FileSet`.
         split: Share of the training rows that is used for validation instead.
-        seed: Seed of the choice of these rows.
     """
 
     kind: FileKind
@@ -422,10 +422,8 @@ def _frame_by(spark: Any, task: _FilesTask, fields: list[StructField]) -> Any:
 
     kinds = T.StructType(fields)
     number = len(task.files)
-    with this_interpreter(context_of(spark)):
-        return spark.range(0, number, 1, number).mapInArrow(
-            replace(task, schema=arrow_schema_of(kinds)), kinds
-        )
+    reads = replace(task, schema=arrow_schema_of(kinds))
+    return map_in_arrow(spark.range(0, number, 1, number), reads, kinds)
 
 
 @dataclass(frozen=True)

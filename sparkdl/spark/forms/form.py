@@ -17,9 +17,6 @@ class Form(ABC):
     """Rows in one form; :func:`sparkdl.spark.forms.opening.form_of` makes it. On the driver.
 
     A method that a form does not override says that the form has no such thing.
-
-    Args:
-        data: What the user gave.
     """
 
     words: ClassVar[str]
@@ -37,7 +34,6 @@ class Form(ABC):
         """Checks the rows against the model and selects what it needs of them.
 
         Args:
-            signature: The model's.
             columns: Which columns mean what, for rows that have columns.
 
         Raises:
@@ -75,12 +71,7 @@ class Form(ABC):
         return False
 
     def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
-        """The rows but the last ones, and these; None where Spark must choose them.
-
-        Args:
-            share: Share of the rows that are the last ones.
-            signature: The model's.
-        """
+        """The rows but the last ones, and these; None where Spark must choose them."""
         return None
 
     def like(self, training: Form, signature: Signature, columns: Columns) -> Form:
@@ -88,7 +79,6 @@ class Form(ABC):
 
         Args:
             training: The others, which the model trains on.
-            signature: The model's.
             columns: Which columns of the others mean what.
         """
         return self
@@ -99,9 +89,6 @@ class Form(ABC):
 
     def refuse_frames(self, argument: str) -> None:
         """Refuses DataFrames in a tuple, as arrays are passed.
-
-        Args:
-            argument: What the user gave the rows as.
 
         Raises:
             ConfigError: The data are such a tuple.

@@ -122,7 +122,6 @@ class FrameForm(Form):
         return name in self.frame().schema.names or not looks_like_files(name)
 
     def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
-
         origin: Any = self.numbered()
         weight = columns.sample_weight
         names = list(weight.values()) if isinstance(weight, Mapping) else [weight]

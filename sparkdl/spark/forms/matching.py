@@ -41,9 +41,7 @@ def decoders_of(
     Layers of Keras become encoders.
 
     Args:
-        decoder: As a user gave it.
         inputs: Names of the inputs that may have one.
-        signature: The model's outputs.
 
     Raises:
         DataError: One is no function, or of no input and no output.
@@ -94,8 +92,6 @@ def make_spec(
     """Matches columns with a model's inputs and outputs.
 
     Args:
-        schema: The DataFrame's schema.
-        signature: The model's inputs and outputs.
         features: A column, several numeric columns, or input name -> either.
         label: A column, several numeric columns, output name -> either, or None (to predict).
         sample_weight: A column of numbers, or of arrays with one for each position of an output's

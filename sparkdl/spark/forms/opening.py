@@ -81,10 +81,8 @@ def open_fit_source(
         validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
             for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
             Or the name of a boolean column of ``data``, true in the rows to validate on.
-        signature: The model's.
         split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
             the last rows, as in Keras, otherwise a random share.
-        seed: Of the choice of these rows.
 
     Raises:
         DataError: The data do not fit the model, or each other.

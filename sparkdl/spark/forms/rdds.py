@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -156,6 +156,7 @@ def _fixed(spec: TensorSpec, what: str) -> ColumnSpec:
     return ColumnSpec((f"{prefix} {spec.name}",), spec.shape, dtype, "binary")
 
 
+@dataclass(frozen=True)
 class PairEncoder:
     """Rows ``(x, y)`` or ``LabeledPoint`` -> tuples of little-endian bytes (on the executor).
 
@@ -163,13 +164,9 @@ class PairEncoder:
     error of Spark's, retried and without its beats.
     """
 
-    def __init__(
-        self,
-        features: dict[str, ColumnSpec],
-        labels: dict[str, ColumnSpec],
-        signature: Signature | None = None,
-    ) -> None:
-        self.features, self.labels, self._signature = features, labels, signature
+    features: dict[str, ColumnSpec]
+    labels: dict[str, ColumnSpec]
+    signature: Signature | None = None
 
     def __call__(self, rows: Iterable[Any]) -> Iterator[tuple[bytes | str | None, ...]]:
         rows = iter(rows)
@@ -193,11 +190,11 @@ class PairEncoder:
         return [*_encode(x, self.features, number, "x"), *self._encode_labels(y, number)]
 
     def _encode_labels(self, y: Any, number: int) -> Iterator[bytes]:
-        if self._signature is not None and np.ndim(y) == 0:
+        if self.signature is not None and np.ndim(y) == 0:
             for name, spec in self.labels.items():
                 several = math.prod(d or 0 for d in spec.shape) > 1
-                if several and name in self._signature.number_losses:
-                    raise one_number_error(f"y of row {number}", name, self._signature)
+                if several and name in self.signature.number_losses:
+                    raise one_number_error(f"y of row {number}", name, self.signature)
         return _encode(y, self.labels, number, "y")
 
 

@@ -24,11 +24,7 @@ MASK = "_mask"
 
 @dataclass(frozen=True)
 class MaskDecoder:
-    """The mask of what a decoder makes of a value: True for each of its positions.
-
-    Args:
-        decoder: From one value to one array.
-    """
+    """The mask of what a decoder makes of a value: True for each of its positions."""
 
     decoder: Callable[[Any], Any]
 
@@ -42,7 +38,6 @@ def mask_inputs(pad: Pad | None, named: object, inputs: Mapping[str, TensorSpec]
     Args:
         pad: What the user asked for; None: no input is padded.
         named: The user's ``features``; an input that is named there takes its column.
-        inputs: The model's.
     """
     if pad is None:
         return {}
@@ -57,7 +52,6 @@ def paddings_of(pad: Pad | None, inputs: Mapping[str, TensorSpec]) -> dict[str, 
 
     Args:
         pad: A number is for all inputs whose first dimension is free.
-        inputs: The model's.
 
     Raises:
         ConfigError: ``pad`` has no effect, or names an input that has a fixed length.
@@ -117,11 +111,6 @@ def few_lengths(spec: DataSpec) -> DataSpec:
 
 def mask_spec(name: str, wanted: TensorSpec, padded: ColumnSpec) -> ColumnSpec:
     """The mask of a padded column, for an input of the model.
-
-    Args:
-        name: Name of the input that takes the mask.
-        wanted: Its shape and dtype.
-        padded: The column.
 
     Raises:
         DataError: The input does not take one value per position.

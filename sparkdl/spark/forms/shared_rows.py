@@ -10,16 +10,16 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, finalize
 
 import pyarrow as pa
 
 from sparkdl.launch.task import batch_to_bytes
-from sparkdl.spark.session.running import this_interpreter
-from sparkdl.spark.session.versions import whole_batches
+from sparkdl.spark.session.versions import map_in_arrow, whole_batches
 
 if TYPE_CHECKING:  # executors import this module, and some have no pyspark
     from pyspark.sql import DataFrame
@@ -39,18 +39,13 @@ class SharedRows:
     """Rows that several fits read.
 
     Args:
-        key: Key of these rows, these columns and these roles; no others have it.
         content: Spark's broadcast of a list of Arrow streams; None for rows that workers read from
             files by themselves.
+        key: Key of these rows, these columns and these roles; no others have it.
     """
 
-    key: str
     content: Any = None
-
-    @classmethod
-    def make(cls, content: Any = None) -> Self:
-        """Rows under a new key."""
-        return cls(uuid.uuid4().hex, content)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def given(
         self, batches: Iterator[pa.RecordBatch], rank: int, num_ranks: int
@@ -81,17 +76,16 @@ class HeldOutRows(SharedRows):
         """
         with contextlib.suppress(IndexError):  # another thread's fit takes some, too
             while True:
-                SharedRows("", _unused.pop()).destroy()
+                SharedRows(_unused.pop()).destroy()
         kept, cache_id = _kept.get(cached), _cache_of(frame)
         if kept is not None and kept.are_of(frame, cache_id):
             return kept.rows
         context, limit_bytes = frame.sparkSession.sparkContext, HELD_OUT_BYTES // partitions
-        with this_interpreter(context):
-            encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA)
+        encoded = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA)
         streams = encoded.collect()
         if any(row.size > limit_bytes for row in streams):
             return None
-        rows = cls.make(context.broadcast([bytes(row.content) for row in streams]))
+        rows = cls(context.broadcast([bytes(row.content) for row in streams]))
         finalize(rows, _unused.append, rows.content)
         if cache_id is not None:
             _kept[cached] = _Kept(frame, cache_id, rows)
@@ -139,17 +133,13 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
     The executors keep the Arrow bytes on their disks until the driver knows how large they are
     together, and has taken one partition after another: neither the driver nor its JVM ever holds
     more than the limit.
-
-    Args:
-        frame: Frame of a classic session.
-        limit_bytes: Most bytes of all rows as Arrow.
     """
     from pyspark import StorageLevel
     from pyspark.sql import functions as F
 
     context = frame.sparkSession.sparkContext
-    with this_interpreter(context):
-        encoded = frame.mapInArrow(_encoder(limit_bytes), _SCHEMA).persist(StorageLevel.DISK_ONLY)
+    encoded = map_in_arrow(frame, partial(encode, limit_bytes=limit_bytes), _SCHEMA)
+    encoded = encoded.persist(StorageLevel.DISK_ONLY)
     try:
         size = encoded.agg(F.sum("size")).collect()[0][0] or 0
         if size > limit_bytes:
@@ -157,7 +147,7 @@ def share_rows(frame: Any, limit_bytes: int) -> SharedRows | None:
         streams = [bytes(row.content) for row in encoded.select("content").toLocalIterator()]
     finally:
         encoded.unpersist()
-    return SharedRows.make(context.broadcast(streams))
+    return SharedRows(context.broadcast(streams))
 
 
 def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
@@ -165,15 +155,6 @@ def batches_of(content: Any) -> Iterator[pa.RecordBatch]:
     for stream in content.value:
         with pa.ipc.open_stream(stream) as reader:
             yield from reader
-
-
-def _encoder(limit_bytes: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from sparkdl.spark.forms.shared_rows import encode
-
-        yield from encode(batches, limit_bytes)
-
-    return run
 
 
 def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.RecordBatch]:

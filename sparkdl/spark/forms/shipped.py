@@ -60,9 +60,6 @@ def ship_table(spark: Any, table: pa.Table) -> Any:
     Files are removed at the end of the :func:`removes_tables` around the call, else at that of
     this process.
 
-    Args:
-        table: The rows.
-
     Raises:
         ResourceError: The rows do not fit into the JVM, and there is no way around it.
     """

@@ -74,16 +74,13 @@ class Source:
     """Selected columns of the user's data under their wire names, and how to read them.
 
     Args:
-        frame: The selected columns.
-        spec: How to read them.
         origin: The user's own frame, if ``frame`` has its partitions.
         files: From which the workers read the rows by themselves; then nobody reads ``frame``.
         split: Share of the files' rows to validate on.
         seed: Seed of the choice of these rows.
         shared: The rows for several fits with one worker each, which then do not read ``frame``.
         validates: Whether there must be rows to validate on (of ``validation_data``, or of the
-            ``validation_split``), or may be (where a column chooses
-            them); None without.
+            ``validation_split``), or may be (where a column chooses them); None without.
         apart: The rows to train on and those to validate on, where ``frame`` is both.
     """
 

@@ -38,7 +38,6 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
     """On the driver: the Spark columns to select for ``spec``, ML vectors as arrays of floats.
 
     Args:
-        schema: The DataFrame's schema.
         names: What to call each of ``spec.columns``.
     """
     from pyspark.ml.functions import vector_to_array
@@ -61,7 +60,7 @@ def selection(schema: T.StructType, spec: DataSpec, names: list[str]) -> list[An
 
 
 def holds_vectors(kind: T.DataType) -> bool:
-    """The same, also of files that keep a vector's fields and not its type, as ORC does."""
+    """Whether these are vectors, also in files that keep the fields and no type, as ORC does."""
     from pyspark.sql import types as T
 
     if isinstance(kind, T.StructType):

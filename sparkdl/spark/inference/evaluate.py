@@ -39,9 +39,6 @@ class EvaluateTask(ReturningTask):
     """Evaluates a partition; see :class:`sparkdl.launch.task.Task`.
 
     Args:
-        spec: The columns to read.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
         most_steps: Batches of a partition that count, at most; None for all.
     """
 
@@ -166,7 +163,6 @@ def evaluate_arrays(
 
     Args:
         data: ``(x, y)`` or ``(x, y, sample_weight)``.
-        batch_size: Rows per forward pass.
 
     Returns:
         The metric state.

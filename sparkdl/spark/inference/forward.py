@@ -35,7 +35,6 @@ def warn_of_shared_gpus(spark: Any, use_gpu: UseGpu) -> None:
 
     Args:
         spark: The session, classic or of Spark Connect; None where there is none yet.
-        use_gpu: See :class:`sparkdl.SparkModel`.
     """
     if use_gpu is False or spark is None:
         return
@@ -62,13 +61,7 @@ class ForwardTask(QueryTask):
 
 @dataclass(frozen=True)
 class PredictorTask(ForwardTask):
-    """A model, and how its rows are read.
-
-    Args:
-        spec: The columns to read.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
-    """
+    """A model, and how its rows are read."""
 
     archive: PredictorArchive
     spec: DataSpec
@@ -119,10 +112,6 @@ class ForwardPass(Closing):
     """Runs a predictor over Arrow batches; the model comes up when the first rows fit.
 
     Args:
-        spec: How the columns are read.
-        batch_size: Rows per forward pass.
-        archive: What is known about the model.
-        handle_invalid: What happens to rows that no model can take.
         open_predictor: Brings the model up in this process.
     """
 

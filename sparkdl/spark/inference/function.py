@@ -44,7 +44,7 @@ from sparkdl.spark.inference.forward import (
 from sparkdl.spark.inference.output_columns import OutputColumn
 from sparkdl.spark.runs.launcher import ship
 from sparkdl.spark.session.running import context_of, this_interpreter
-from sparkdl.spark.session.versions import has_arrow_functions, spark_type_of
+from sparkdl.spark.session.versions import has_arrow_functions, map_in_arrow, spark_type_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +61,6 @@ class UdfTask(ForwardTask):
     Their types are known when the first rows come: a function has no schema.
 
     Args:
-        batch_size: Rows per forward pass.
-        use_gpu, decoder, pad: As for :class:`sparkdl.SparkModel`.
         handle_invalid: What happens to rows that no model can take; never ``'skip'``.
     """
 
@@ -114,7 +112,10 @@ class UdfTask(ForwardTask):
         return FunctionInputs(specs, free)
 
     def _spec(self, schema: pa.Schema, by_name: bool) -> DataSpec:
-        kinds = [T.StructField(f.name, _spark_type(f.type)) for f in schema]
+        kinds = [
+            T.StructField(f.name, VectorUDT() if is_vector(f.type) else spark_type_of(f.type))
+            for f in schema
+        ]
         names, inputs = schema.names, self.inputs
         features: InputColumns = dict(zip(names, names, strict=True))
         if not by_name:
@@ -204,37 +205,29 @@ class FunctionInputs:
         Raises:
             DataError: A number where the input wants arrays, or the reverse.
         """
-        pattern = self.pattern(field.name)
+        wanted, pattern = self.wanted(field.name)
         kind = field.dataType.simpleString()
         if not re.search(pattern, kind):
             raise DataError(
                 f"column {list(self.specs).index(field.name) + 1} of a SQL function cannot be "
                 f"input {field.name!r}",
-                expected=self.wanted(field.name),
+                expected=wanted,
                 received=f"a column of type {kind}",
                 hint=self.hint,
             )
 
-    def wanted(self, name: str) -> str:
-        """The values that an input takes, in words."""
+    def wanted(self, name: str) -> tuple[str, str]:
+        """The values that an input takes: in words, and as a pattern of Spark's types for them."""
         spec = self.specs[name]
         if spec.dtype == "string":
-            return "text"
+            return "text", "^(string|varchar|char|void)"
         if spec.shape is None:
-            return "any column"
-        return "a number" if spec.shape == () else f"values of shape {spec.shape}"
-
-    def pattern(self, name: str) -> str:
-        """A regular expression for the types of Spark that an input can be made of."""
-        spec = self.specs[name]
-        if spec.dtype == "string":
-            return "^(string|varchar|char|void)"
-        if spec.shape is None:
-            return ""
+            return "any column", ""
         if spec.shape == ():
-            return _NUMBER
+            return "a number", _NUMBER
         arrays = "^(array|vector|struct|binary|void)"
-        return arrays if math.prod(d or 2 for d in spec.shape) > 1 else f"{arrays}|{_NUMBER}"
+        several = math.prod(d or 2 for d in spec.shape) > 1
+        return f"values of shape {spec.shape}", arrays if several else f"{arrays}|{_NUMBER}"
 
     def columns(self, arguments: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
         """The columns of one call, in the order of the inputs, checked while Spark plans the query.
@@ -243,10 +236,6 @@ class FunctionInputs:
         no message of its own to the analysis. So the schema of a ``from_json``, which Spark reads
         then, is made of the columns' types: where one does not fit, it is no schema but the error.
         Spark leaves the whole of it out of the plan.
-
-        Args:
-            arguments: Columns without names.
-            named: Columns by the names of inputs.
 
         Raises:
             DataError: Names that are not those of the inputs.
@@ -273,11 +262,12 @@ class FunctionInputs:
 
     def _checked(self, name: str, column: object) -> Any:
         kind = F.typeof(column)
+        wanted, pattern = self.wanted(name)
         error = (
             f"sparkdl: this column cannot be input {name!r} of the model; expected: "
-            f"{self.wanted(name)}; inputs in order: {self}; received: "
+            f"{wanted}; inputs in order: {self}; received: "
         ).replace("`", "``")
-        schema = F.when(kind.rlike(self.pattern(name)), F.lit("fits int")).otherwise(
+        schema = F.when(kind.rlike(pattern), F.lit("fits int")).otherwise(
             F.concat(F.lit(f"fits `{error}"), kind, F.lit("`"))
         )
         # by its name, which Spark looks up with the columns: its function wants them known (3.5)
@@ -287,11 +277,6 @@ class FunctionInputs:
 
 _NUMBER = "^(tinyint|smallint|int|bigint|float|double|decimal|boolean|void)"
 """The types of Spark that are one number."""
-
-
-def _spark_type(kind: pa.DataType) -> T.DataType:
-    spark: T.DataType = VectorUDT() if is_vector(kind) else spark_type_of(kind)
-    return spark
 
 
 SETTING = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
@@ -334,12 +319,9 @@ class ColumnTask(Task, Protocol):
     """A task that yields one column: a value for each row that comes in."""
 
     @property
-    def use_gpu(self) -> UseGpu:
-        """See :class:`sparkdl.SparkModel`."""
-
+    def use_gpu(self) -> UseGpu: ...
     @property
-    def result(self) -> T.DataType:
-        """Type of the values."""
+    def result(self) -> T.DataType: ...
 
 
 def column_function(
@@ -359,8 +341,6 @@ def column_function(
     shipped = ship(task, context, session)
 
     def run(arguments: Iterator[Any]) -> Iterator[Any]:
-        from sparkdl.spark.inference.function import run_arguments
-
         return run_arguments(arguments, shipped)
 
     def run_pandas(arguments: Iterator[Any]) -> Iterator[Any]:
@@ -417,16 +397,14 @@ def append_results(
                 received=column.dataType.simpleString(),
                 hint="cast it to a string, or give its fields names of their own",
             )
-    context = context_of(frame.sparkSession)
     warn_of_shared_gpus(frame.sparkSession, task.use_gpu)
     every = [*schema.fields, *struct.fields]
     returned = [
         T.StructField(name, field.dataType, field.nullable, field.metadata)
         for name, field in zip(wire_names(len(every)), every, strict=True)
     ]
-    function = stage_function(ship(appending, context, frame.sparkSession), 0)
-    with this_interpreter(context):
-        return frame.mapInArrow(function, T.StructType(returned))
+    shipped = ship(appending, context_of(frame.sparkSession), frame.sparkSession)
+    return map_in_arrow(frame, stage_function(shipped, 0), T.StructType(returned))
 
 
 def _is_known_to_arrow(kind: T.DataType) -> bool:
@@ -448,7 +426,6 @@ def run_arguments(
 
     Args:
         arguments: Arguments of a batch of rows: one Arrow array, or one for each argument.
-        shipped: The pickled :class:`ColumnTask`.
     """
 
     def batches() -> Iterator[pa.RecordBatch]:

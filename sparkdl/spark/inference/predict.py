@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, cast
 
@@ -77,8 +78,6 @@ class PredictionChoice:
             )
         elif self.outputs is not None and not isinstance(self.outputs, Mapping):
             object.__setattr__(self, "outputs", tuple(self.outputs))
-        if self.layers is None:
-            object.__setattr__(self, "layers", {})
         if not isinstance(self.layers, Mapping):
             raise ConfigError(
                 "layers must say what to call the columns", expected="layer name -> column",
@@ -119,7 +118,6 @@ class PredictionChoice:
 
         Args:
             archive: The predictor, made with :meth:`outputs_of` and ``layers``.
-            model: The whole model's signature.
 
         Raises:
             ConfigError: Classes or probabilities of an output that is not a classifier's.
@@ -221,14 +219,8 @@ def predict_rdd(rdd: Any, archive: PredictorArchive, *, batch_size: int, use_gpu
     """
     warn_of_shared_gpus(SparkSession.getActiveSession(), use_gpu)
     task = PredictRowsTask(archive, DataSpec(rdd_features(archive.signature)), batch_size, use_gpu)
-    shipped = ship(task, rdd.context)
-
-    def run(rows: Iterable[Any]) -> Iterator[Any]:
-        from sparkdl.spark.inference.predict import predict_rows
-
-        yield from predict_rows(rows, shipped)
-
-    return with_this_interpreter(rdd.mapPartitions(run))
+    predicts = partial(predict_rows, shipped=ship(task, rdd.context))
+    return with_this_interpreter(rdd.mapPartitions(predicts))
 
 
 def predict_rows(rows: Iterable[Any], shipped: Shipped) -> Iterator[Any]:
@@ -263,11 +255,7 @@ def _unpack(batch: pa.RecordBatch) -> dict[str, npt.NDArray[Any]]:
 
 @dataclass(frozen=True)
 class PredictTask(PredictorTask):
-    """Predictions for Arrow batches of the model's columns; see :class:`sparkdl.launch.task.Task`.
-
-    Args:
-        handle_invalid: What happens to rows that no model can take.
-    """
+    """Predictions for Arrow batches of the model's columns; see :class:`PredictorTask`."""
 
     outputs: tuple[OutputColumn, ...]
     handle_invalid: HandleInvalid = "error"
@@ -275,13 +263,8 @@ class PredictTask(PredictorTask):
     @property
     def result(self) -> T.StructType:
         """The columns of predictions, in order, under wire names."""
-        fields = [column.field(self.archive) for column in self.outputs]
-        return T.StructType(
-            [
-                T.StructField(name, field.dataType)
-                for name, field in zip(wire_names(len(fields)), fields, strict=True)
-            ]
-        )
+        kinds = [column.field(self.archive).dataType for column in self.outputs]
+        return T.StructType(list(map(T.StructField, wire_names(len(kinds)), kinds)))
 
     def forward(self, rank: RankContext) -> ForwardPass:
         """The model over the rows of one task of Spark."""
@@ -368,9 +351,6 @@ def predict_columns(
 
     Args:
         inputs: Which columns the model reads (``features``, ``decoder``).
-        outputs: The columns to append, in this order.
-        batch_size: Rows per forward pass.
-        use_gpu: See :class:`sparkdl.SparkModel`.
         handle_invalid: See :func:`sparkdl.predict`.
 
     Raises:
@@ -389,9 +369,8 @@ def predict_columns(
     wire = frame.toDF(*wire_names(len(frame.columns)))
     typed = tuple(column.typed(archive, spec.features) for column in outputs)
     task = PredictTask(archive, spec, batch_size, use_gpu, typed, handle_invalid)
-    given = {field.name: getattr(task, field.name) for field in fields(task)}
     positions = tuple(map(schema.names.index, spec.columns))
-    appending = AppendTask(**given, kept=len(schema), positions=positions)
+    appending = AppendTask(**vars(task), kept=len(schema), positions=positions)
     predicted = append_results(
         wire, schema, task, task.result, spec.columns, appending, "sparkdl_predict",
         left_out=handle_invalid == "skip",

@@ -2,7 +2,6 @@
 
 ``estimator``: the stages.
 ``stage``: what all share, and their Params. ``training``: what an estimator has beside its Params;
-all of it -> a trained model. ``trained``: what the models share, how training
-went, and the prediction columns.
+all of it -> a trained model. ``trained``: what the models share, how training went, and columns.
 ``files``: saving and loading, and whether code in files may run.
 """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from pyspark.ml.base import Estimator, Model, Transformer
@@ -65,15 +65,14 @@ _OUTPUT_MODE = ParamSpec(
 class OutputsStage(FittedStage):
     """A fitted stage that adds the model's outputs as they are: of their dtypes, or arrays."""
 
-    def _base_name(self) -> str:
-        """The column of the only output; of several, the beginning of their names."""
-        raise NotImplementedError
+    NAMING: ClassVar[str]
+    """The Param with the column of the only output; of several, the beginning of their names."""
 
     def _columns(self) -> list[OutputColumn]:
         outputs = self.trained.signature.outputs
         chosen = self.getOrDefault("outputCols")
         if chosen is None:
-            base = self._base_name()
+            base = self.getOrDefault(self.NAMING)
             several = len(outputs) > 1
             chosen = {name: f"{base}_{name}" if several else base for name in outputs}
         for name in chosen:
@@ -96,9 +95,7 @@ class KerasModel(OutputsStage, Model, HasFeaturesCol, HasLabelCol, HasPrediction
     """
 
     __module__ = "sparkdl.ml"
-
-    def _base_name(self) -> str:
-        return str(self.getOrDefault("predictionCol"))
+    NAMING = "predictionCol"
 
 
 @has_params(
@@ -128,6 +125,7 @@ class KerasEstimator(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasModel
 
     def setLabelCol(self: E, value: object) -> E:
         """Sets :py:attr:`labelCol`, or with a list or dict :py:attr:`labelCols`."""
@@ -145,9 +143,6 @@ class KerasEstimator(
 
     def _check_model(self, model: object, schema: object) -> None:
         """Any model will do."""
-
-    def _make_model(self, trained: Trained) -> KerasModel:
-        return KerasModel()._with(trained)
 
 
 @has_params()
@@ -171,6 +166,7 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
 
     __module__ = "sparkdl.ml"
     PARTS = ("customObjects", "decoder", "model", "modelFile")
+    NAMING = "outputCol"
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -220,9 +216,6 @@ class KerasTransformer(OutputsStage, Transformer, HasInputCol, HasOutputCol):
     @property
     def features(self) -> Any:
         return self._columns_in("inputCol", "featuresCols")
-
-    def _base_name(self) -> str:
-        return str(self.getOrDefault("outputCol"))
 
 
 @has_params(LOGITS_PARAM)
@@ -325,6 +318,7 @@ class KerasClassifier(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasClassificationModel
 
     def _check_model(self, model: object, schema: object) -> None:
         name = type(self).__name__
@@ -336,9 +330,6 @@ class KerasClassifier(
         check_labels(schema, self.labels, classes)
         if self.isDefined("thresholds"):
             check_thresholds(self.getOrDefault("thresholds"), classes)
-
-    def _make_model(self, trained: Trained) -> KerasClassificationModel:
-        return KerasClassificationModel()._with(trained)
 
 
 @has_params()
@@ -375,11 +366,9 @@ class KerasRegressor(
     """
 
     __module__ = "sparkdl.ml"
+    MODEL = KerasRegressionModel
 
     def _check_model(self, model: object, schema: object) -> None:
         signature = model_signature(model)
         name = only_output(signature, type(self).__name__)
         check_number(signature.outputs[name].shape, type(self).__name__)
-
-    def _make_model(self, trained: Trained) -> KerasRegressionModel:
-        return KerasRegressionModel()._with(trained)

@@ -312,16 +312,10 @@ class StageWriter(MLWriter):
         section: dict[str, Json] = {"format": FORMAT, **content.plain}
         code: dict[str, Any] = dict(content.code)
         archive = content.archive
-        if archive is not None:
-            objects = {
-                name: thing
-                for name, thing in archive.own_code().items()
-                if not str(getattr(thing, "__module__", "")).startswith(
-                    "sparkdl."
-                )  # which is there where it is loaded
-            }
-            if objects:
-                code["objects"] = objects
+        own = {} if archive is None else archive.own_code()
+        for name, thing in own.items():  # that of sparkdl is there where it is loaded
+            if not str(getattr(thing, "__module__", "")).startswith("sparkdl."):
+                code.setdefault("objects", {})[name] = thing
         if code:
             section["code"] = _pickled(code, self._stage)
         model = None if archive is None else payload.joined(archive.content)

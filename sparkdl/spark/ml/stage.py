@@ -90,10 +90,8 @@ class Stage(Params):
         """
         known = self._argument_names()
         for name in arguments:
-            if name not in known and name in self.REFUSED:
-                raise UnknownArgumentError("argument", name, known, self.REFUSED[name])
             if name not in known:
-                raise UnknownArgumentError("argument", name, known)
+                raise UnknownArgumentError("argument", name, known, self.REFUSED.get(name, ""))
         for name in known:  # in their order: what a model is made of comes before the model
             if name in arguments:
                 getattr(self, f"set{_title(type(self), name)}")(arguments[name])
@@ -109,7 +107,8 @@ class Stage(Params):
             if not self.hasParam(name):
                 raise UnknownArgumentError("Param", name, [p.name for p in self.params])
             param = self.getParam(name)
-            if value is None and not self._is_optional(name):
+            optional = any(spec.name == name and spec.optional for spec in self.SPECS)
+            if value is None and not optional:
                 self.clear(param)
                 continue
             self._paramMap[param] = value if value is None else self._converted(param, value)
@@ -128,7 +127,7 @@ class Stage(Params):
             raise ParamTypeError(
                 f"Param {param.name!r} of {type(self).__name__} cannot have this value",
                 expected=str(error)
-                if self._is_ours(param.name)
+                if any(spec.name == param.name for spec in self.SPECS)
                 else f"{param.typeConverter.__name__.removeprefix('to').lower()}: {param.doc}",
                 received=f"{type(value).__name__} {shown(value)}",
             ) from error
@@ -137,14 +136,6 @@ class Stage(Params):
         """Refuses names of new columns that the data have, or that stand twice."""
         what = f"a column of {type(self).__name__}"
         require_new(names, schema.names, what, "another name, or '' to leave the column out")
-
-    @classmethod
-    def _is_ours(cls, name: str) -> bool:
-        return any(spec.name == name for spec in cls.SPECS)
-
-    @classmethod
-    def _is_optional(cls, name: str) -> bool:
-        return any(spec.name == name and spec.optional for spec in cls.SPECS)
 
 
 def has_params(*specs: ParamSpec) -> Callable[[Cls], Cls]:

@@ -150,15 +150,13 @@ class Trained:
             if self._source is not None:
                 self._predictor = self._source.encode(list(self.signature.outputs))
                 self._source = None
-            if self._predictor is None:
-                raise RuntimeError("a trained model has neither a source nor a predictor")
+            assert self._predictor is not None
             return self._predictor
 
 
 class FittedStage(ColumnsStage, SavedStage):
     """A transformer with a trained model."""
 
-    PARTS: tuple[str, ...] = ()
     _trained: Trained | None = None
     _local: Any = None  # the Keras model in this process, made when it is asked for
 

@@ -21,6 +21,7 @@ from sparkdl.process import payload
 from sparkdl.settings.call_arguments import require_call
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import declared, require_instance, require_objects, shown
+from sparkdl.spark.fit.arguments import check_callbacks
 from sparkdl.spark.forms.fields import require_booleans
 from sparkdl.spark.ml.files import Loaded, SavedStage, StageContent, load_source
 from sparkdl.spark.ml.stage import (
@@ -33,7 +34,7 @@ from sparkdl.spark.ml.stage import (
     has_params,
     snake,
 )
-from sparkdl.spark.ml.trained import Trained, TrainingSummary
+from sparkdl.spark.ml.trained import FittedStage, Trained, TrainingSummary
 from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.spark_model import SparkModel
 
@@ -47,8 +48,6 @@ class Parts:
     Args:
         builder: In place of a model: makes one of ``builderArgs``.
         compiled: ``optimizer``, ``loss``, ``metrics`` -> plain form, or pickled.
-        decoder: See :class:`sparkdl.SparkModel`.
-        custom_objects: Name -> class or function.
         network: Where the driver and the workers listen; never saved.
     """
 
@@ -60,26 +59,6 @@ class Parts:
     custom_objects: Mapping[str, Any] = field(default_factory=dict)
     network: Network = Network()
 
-    def with_model(self, model: object) -> Parts:
-        """With a Keras model as it is now: what is done to it later changes nothing here.
-
-        Raises:
-            ConfigError: It is no Keras model.
-            ModelError: It is not built, or cannot be sent.
-        """
-        archive = None if model is None else archive_of(model, self.custom_objects)
-        return replace(self, archive=archive)
-
-    def with_builder(self, builder: object) -> Parts:
-        """With a function that makes the model."""
-        if builder is not None and not callable(builder):
-            raise ConfigError(
-                "modelBuilder makes the Keras model",
-                expected="a function that returns a keras.Model", received=shown(builder),
-                hint="model=... takes a finished model",
-            )  # fmt: skip
-        return replace(self, builder=builder)
-
     def with_compiled(self, name: str, value: object) -> Parts:
         """With an ``optimizer``, a ``loss`` or ``metrics``."""
         from sparkdl.learner.checks.compiling import plain_form
@@ -89,12 +68,6 @@ class Parts:
             form = plain_form(value)
             compiled[name] = payload.dump(value) if form is None else form
         return replace(self, compiled=compiled)
-
-    def with_callbacks(self, callbacks: object) -> Parts:
-        """With these callbacks: one, several, or None."""
-        from sparkdl.spark.fit.arguments import check_callbacks
-
-        return replace(self, callbacks=tuple(check_callbacks(callbacks)))
 
     def apart(self) -> Parts:
         """Parts whose callbacks another fit can use at the same time."""
@@ -236,9 +209,7 @@ def scores_of(
 
     Args:
         known: What the loss, or the last activation, says; None where they say nothing.
-        shape: Shape of a row of the output.
         logits: Param ``fromLogits``, which has the last word; None: as ``known``.
-        stage: For the message.
 
     Raises:
         ModelError: The output says nothing about one class per row.
@@ -310,6 +281,8 @@ class TrainingStage(ColumnsStage, SavedStage):
         "initialEpoch": "resume=True with checkpointDir goes on in the epoch where it ended",
         **{camel(name): f"network=Network({name}=...)" for name in declared(Network)},
     }
+    MODEL: ClassVar[type[FittedStage]]
+    """The class of the fitted stages."""
     _parts: Parts
 
     def _prepare(self) -> None:
@@ -319,11 +292,18 @@ class TrainingStage(ColumnsStage, SavedStage):
 
     def setModel(self: E, model: object) -> E:
         """Sets the Keras model to begin with, as it is now; it is never changed itself."""
-        return self._with(self._parts.with_model(model))
+        archive = None if model is None else archive_of(model, self._parts.custom_objects)
+        return self._with(replace(self._parts, archive=archive))
 
     def setModelBuilder(self: E, builder: Callable[..., Any] | None) -> E:
         """Sets a function that makes the model of each fit from ``builderArgs``."""
-        return self._with(self._parts.with_builder(builder))
+        if builder is not None and not callable(builder):
+            raise ConfigError(
+                "modelBuilder makes the Keras model",
+                expected="a function that returns a keras.Model", received=shown(builder),
+                hint="model=... takes a finished model",
+            )  # fmt: skip
+        return self._with(replace(self._parts, builder=builder))
 
     def setOptimizer(self: E, optimizer: object) -> E:
         """Sets the optimizer that the model is compiled with; needs a loss."""
@@ -339,7 +319,7 @@ class TrainingStage(ColumnsStage, SavedStage):
 
     def setCallbacks(self: E, callbacks: object) -> E:
         """Sets Keras callbacks. ``fit(df)`` calls these; copies of the estimator have their own."""
-        return self._with(self._parts.with_callbacks(callbacks))
+        return self._with(replace(self._parts, callbacks=tuple(check_callbacks(callbacks))))
 
     def setDecoder(self: E, decoder: object) -> E:
         """Sets what makes the model's input from a binary or image value."""
@@ -473,7 +453,7 @@ class TrainingStage(ColumnsStage, SavedStage):
 
     def make_stage(self, trained: Trained) -> Any:
         """The fitted stage of a trained model, with this estimator's Params."""
-        fitted = self._make_model(trained)
+        fitted = self.MODEL()._with(trained)
         fitted._resetUid(self.uid)
         return self._copyValues(fitted)
 
@@ -507,26 +487,19 @@ class TrainingStage(ColumnsStage, SavedStage):
         """Refuses a model, or a schema, that this estimator cannot use, before a job starts."""
         raise NotImplementedError
 
-    def _make_model(self, trained: Trained) -> Any:
-        """The fitted stage, with defaults for all of its Params."""
-        raise NotImplementedError
-
     def content(self) -> StageContent:
         parts = self._parts
-        names = sorted(parts.compiled)
-        plain = {n: parts.compiled[n] for n in names if not isinstance(parts.compiled[n], bytes)}
-        code: dict[str, Any] = {
-            n: parts.compiled[n] for n in names if isinstance(parts.compiled[n], bytes)
+        compiled = sorted(parts.compiled.items())
+        plain = {name: form for name, form in compiled if not isinstance(form, bytes)}
+        code = {
+            **{name: form for name, form in compiled if isinstance(form, bytes)},
+            "modelBuilder": parts.builder,
+            "callbacks": list(parts.apart().callbacks),
+            "decoder": parts.decoder,
+            "customObjects": dict(parts.custom_objects),
         }
-        for name, thing in (
-            ("modelBuilder", parts.builder),
-            ("callbacks", list(parts.apart().callbacks)),
-            ("decoder", parts.decoder),
-            ("customObjects", dict(parts.custom_objects)),
-        ):
-            if thing:
-                code[name] = thing
-        return StageContent({"compiled": plain}, parts.archive, code)
+        given = {name: thing for name, thing in code.items() if thing}
+        return StageContent({"compiled": plain}, parts.archive, given)
 
     def take(self, loaded: Loaded) -> None:
         code = dict(loaded.code)

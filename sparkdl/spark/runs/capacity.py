@@ -59,7 +59,6 @@ class SparkJob:
 
     Args:
         action: Runs the job and returns its result.
-        description: Shown in Spark's UI.
     """
 
     def __init__(self, spark: SparkSession, action: Callable[[], Any], description: str) -> None:
@@ -365,6 +364,10 @@ class _Claim:
     thread: int = field(default_factory=threading.get_ident)
     since: float = field(default_factory=time.monotonic)
 
+    def __str__(self) -> str:
+        seconds = time.monotonic() - self.since
+        return f"{self.name} ({self.slots} slots, {seconds:.0f} s ago)"
+
 
 class SlotPool:
     """Thread-safe. Who asks first is served first, also if a later one would fit."""
@@ -412,7 +415,7 @@ class SlotPool:
                 raise ResourceError(
                     f"{claim.name} has no slots for its {claim.slots} workers",
                     expected=f"{claim.slots} of {capacity} slots free within {timeout_s:g} s",
-                    received="held by " + ", ".join(_described(held) for held in self._held),
+                    received="held by " + ", ".join(map(str, self._held)),
                     hint="a fit inside another one's callback waits for itself"
                     if inside
                     else "wait for the other to end, give each fewer workers, or raise "
@@ -433,8 +436,3 @@ def slot_pool(spark: SparkSession) -> SlotPool:
     with interrupts.held():  # one inside a call of the JVM leaves its connection broken
         name = "connect" if is_connect(spark) else str(spark.sparkContext.applicationId)
     return _pools.setdefault(name, SlotPool())
-
-
-def _described(claim: _Claim) -> str:
-    seconds = time.monotonic() - claim.since
-    return f"{claim.name} ({claim.slots} slots, {seconds:.0f} s ago)"

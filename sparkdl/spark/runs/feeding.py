@@ -80,7 +80,6 @@ def fed_frame(
     """The rows as a frame that ``mapInArrow`` takes, and the names of its columns.
 
     Args:
-        data: What the user gave.
         spark: The session; None: the active one.
         streams: Whether the rows may have no end.
         deals: Whether the rows are dealt to ranks; rows of the driver then have numbers.

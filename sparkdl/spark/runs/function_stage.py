@@ -66,7 +66,6 @@ def run_stage(
     Args:
         num_workers: Ranks; None: as many as Spark has cores.
         spark: The session; None: the active one.
-        network: Where driver and ranks listen.
         rows: A frame that is spread over the ranks; None: they get no rows.
         on_driver: How many of the last ranks are processes of this machine instead.
         watcher: Takes part; the ranks must reach this machine then.
@@ -230,8 +229,6 @@ def dump_function(fn: Any, args: Any, kwargs: Any, beside: str = "") -> bytes:
     """The call as bytes.
 
     Args:
-        args: The user's positional arguments.
-        kwargs: The user's arguments by name.
         beside: What the function is given by place beside ``args``, in words; empty for nothing.
 
     Raises:

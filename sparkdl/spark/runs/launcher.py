@@ -7,13 +7,14 @@ import os
 import pickle
 import secrets
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, failure_in, root_cause
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
-from sparkdl.launch.task import RESULT_SCHEMA, Result, Task, failures_of, join
+from sparkdl.launch.task import CHUNK_BYTES, RESULT_SCHEMA, Result, Row, Task, failures_of, join
 from sparkdl.process import payload
 from sparkdl.spark.executor.stage import Shipped, TaskPieces, stage_function
 from sparkdl.spark.forms.shared_rows import SharedRows
@@ -32,7 +33,6 @@ from sparkdl.spark.session.versions import arrow_stage
 if TYPE_CHECKING:
     from pyspark.resource import ResourceProfile
     from pyspark.sql import DataFrame, SparkSession
-from sparkdl.launch.task import CHUNK_BYTES, Row
 
 RESULT_BYTES = 32 << 20
 """Bytes that come in one job, if each row is as large as it can be."""
@@ -50,15 +50,12 @@ def collect_in_pieces(results: Any) -> list[Row]:
         # The stage runs here, once: its rows are on the disks before the first column is read.
         places = sorted(int(row[_PLACE]) for row in kept.select(_PLACE).collect())
         names = [column.split()[0] for column in RESULT_SCHEMA.split(", ")]
-        rows: list[Row] = []
+        rows: list[Any] = []
         at_once = max(1, RESULT_BYTES // CHUNK_BYTES)
         for first in range(0, len(places), at_once):
             ends = places[first], places[first : first + at_once][-1]
-            part: list[Any] = (
-                kept.where(f.col(_PLACE).between(*ends)).select(_PLACE, *names).collect()
-            )
-            part.sort(key=lambda row: int(row[_PLACE]))
-            rows += part
+            part = kept.where(f.col(_PLACE).between(*ends)).select(_PLACE, *names).collect()
+            rows += sorted(part, key=lambda row: int(row[_PLACE]))
         return rows
     finally:
         with contextlib.suppress(Exception):  # the session may be gone, and the error says so
@@ -87,55 +84,46 @@ FILE_BYTES = 32 << 20
 """A larger task goes over Spark Connect as a file: each is kept until the session ends."""
 
 
+@dataclass(frozen=True)
 class SparkLauncher:
     """Starts a rank for each partition of a frame, which is the rank's input.
 
     Args:
         num_ranks: Its partitions; 0 if only Spark knows them.
         barrier: Whether all ranks start together, or none does.
-        description: Of the job, in Spark's UI.
         noun: What the stage is, in errors.
         profile: What each task asks of its executor; None for the application's settings.
         rows: Rows of a broadcast that the ranks take instead, or besides; None for the frame's.
     """
 
-    def __init__(
-        self,
-        frame: DataFrame,
-        num_ranks: int,
-        *,
-        barrier: bool,
-        description: str,
-        noun: str,
-        profile: ResourceProfile | None = None,
-        rows: SharedRows | None = None,
-    ) -> None:
-        self._frame, self._num_ranks, self._barrier = frame, num_ranks, barrier
-        self._rows = rows
-        self._profile = profile
-        self._description, self._noun = description, noun
+    frame: DataFrame
+    num_ranks: int
+    barrier: bool
+    description: str
+    noun: str
+    profile: ResourceProfile | None = None
+    rows: SharedRows | None = None
 
     @contextlib.contextmanager
     def launch(self, task: Task) -> Iterator[SparkRanks]:
         """Starts the stage; leaving cancels it. See :class:`sparkdl.launch.task.Launcher`."""
-        spark = self._frame.sparkSession
+        spark = self.frame.sparkSession
         context = context_of(spark)
         shipped = ship(task, context, spark)
         is_large = context is None and isinstance(shipped, TaskPieces)  # and so may results be
-        function = stage_function(shipped, self._num_ranks, self._rows)
-        frame = self._frame
+        function = stage_function(shipped, self.num_ranks, self.rows)
 
         def run() -> Any:
             with this_interpreter(context):
                 results = arrow_stage(
-                    frame, function, RESULT_SCHEMA, barrier=self._barrier, profile=self._profile
+                    self.frame, function, RESULT_SCHEMA, barrier=self.barrier, profile=self.profile
                 )
             return collect_in_pieces(results) if is_large else results.collect()
 
-        stage = SparkJob(spark, run, self._description)
+        stage = SparkJob(spark, run, self.description)
         try:
             stage.start()
-            yield SparkRanks(spark, stage, self._num_ranks, self._noun, interpreter_of(context))
+            yield SparkRanks(spark, stage, self.num_ranks, self.noun, interpreter_of(context))
         finally:
             try:
                 stage.cancel()
@@ -145,6 +133,7 @@ class SparkLauncher:
                         shipped.destroy()
 
 
+@dataclass(eq=False)
 class SparkRanks:
     """The ranks of a stage; see :class:`sparkdl.launch.task.Ranks`.
 
@@ -153,59 +142,58 @@ class SparkRanks:
         interpreter: The Python that Spark starts for it, in errors.
     """
 
-    def __init__(
-        self, spark: SparkSession, stage: SparkJob, num_ranks: int, noun: str, interpreter: str
-    ) -> None:
-        self._spark, self._stage = spark, stage
-        self._num_ranks, self._noun = num_ranks, noun
-        self._interpreter = interpreter
+    spark: SparkSession
+    stage: SparkJob
+    num_ranks: int
+    noun: str
+    interpreter: str
 
     @property
     def running(self) -> bool:
         """Whether the stage has begun and has not ended."""
-        return self._stage.running
+        return self.stage.running
 
     def wait(self, timeout_s: float) -> bool:
         """Waits until the stage has ended; False if it still runs."""
-        return self._stage.wait(timeout_s)
+        return self.stage.wait(timeout_s)
 
     def results(self) -> list[Result]:
-        error = self._stage.error
+        error = self.stage.error
         if error is None:
             # PySpark takes rows that were cut off for all of them: the JVM must still be there.
-            problem = session_problem(self._spark)
+            problem = session_problem(self.spark)
             if isinstance(problem, TransportError):
                 raise problem
-            return join(self._stage.result)
+            return join(self.stage.result)
         if isinstance(error, SparkDLError):
             raise error
-        refused = barrier_refusal(error, self._num_ranks)
+        refused = barrier_refusal(error, self.num_ranks)
         if refused is not None:
             raise refused from error
         failure = failure_in(error)
         if failure is not None:
             raise RankFailure(failure) from error
         problem = (
-            session_problem(self._spark)
-            or interpreter_problem(error, self._interpreter)
+            session_problem(self.spark)
+            or interpreter_problem(error, self.interpreter)
             or rows_problem(error)
         )
         if problem is not None:
             raise problem from error
         if was_cancelled(error):  # by somebody: to begin again would defy them
             raise WorkerError(
-                -1, f"the Spark job of the {self._noun} was cancelled", str(error)[:8000],
+                -1, f"the Spark job of the {self.noun} was cancelled", str(error)[:8000],
                 "by Spark's web page, spark.sparkContext.cancelAllJobs(), an interrupt of its job "
                 "tag or group, or a notebook's stop button",
             ) from error  # fmt: skip
-        raise _lost(error, self._noun, self._setting) from error
+        raise _lost(error, self.noun, self._setting) from error
 
     def results_so_far(self) -> list[Result]:
         """None: Spark has the results at the end of the stage."""
         return []
 
     def _setting(self, name: str) -> str | None:
-        found = self._spark.conf.get(name, None)
+        found = self.spark.conf.get(name, None)
         return None if found is None else str(found)
 
 

@@ -34,7 +34,6 @@ def resource_profile(
 
     Args:
         resources: Resources of one task: ``'cpus'``, ``'gpu'`` or another resource -> amount.
-        spark: The session.
 
     Raises:
         ConfigError: The cluster manager cannot schedule by stage.
@@ -187,7 +186,6 @@ def certificate_of(
     arrives is always encrypted.
 
     Args:
-        network: What the user asked.
         pickles: Whether ranks unpickle what others send them, as nodes of a program do.
 
     Raises:

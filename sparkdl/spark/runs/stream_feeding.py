@@ -21,10 +21,6 @@ from sparkdl.launch.task import RaisingTask, RankContext, Result, of_kind
 from sparkdl.spark.runs.launcher import SparkLauncher
 
 
-def _anywhere() -> DeviceRequest:
-    return DeviceRequest(None, unscheduled=True)
-
-
 @dataclass(frozen=True)
 class SendTask(RaisingTask):
     """Sends rows; see :class:`sparkdl.launch.task.Task`.
@@ -32,7 +28,6 @@ class SendTask(RaisingTask):
     Args:
         number: Number of the offer that the rows will be.
         columns: Names of the columns, in the order in which they travel.
-        addresses: Rank -> where it listens.
     """
 
     number: int
@@ -40,7 +35,10 @@ class SendTask(RaisingTask):
     addresses: Mapping[int, tuple[str, int]]
     token: str = field(repr=False)
     fingerprint: str = ""
-    devices: DeviceRequest = field(default_factory=_anywhere)
+
+    @property
+    def devices(self) -> DeviceRequest:
+        return DeviceRequest(None, unscheduled=True)
 
     def run(self, rank: RankContext, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Sends the rows; the result ``sent`` has the attempt and their number."""
@@ -69,7 +67,6 @@ class Destination:
     Args:
         columns: Names of the columns, in the order in which they travel.
         uneven: What happens to ranks that have different numbers of rows.
-        start_timeout_s: Longest wait for the ranks.
     """
 
     count: int
@@ -83,8 +80,6 @@ class BatchFeeder:
     """Gives each micro-batch to the ranks, and returns when their functions have taken its rows.
 
     Args:
-        to: Where the rows go.
-        store: What the ranks say.
         run_ended: Whether the ranks have ended; raises why, if they failed.
     """
 
@@ -205,23 +200,17 @@ class BatchFeeder:
 
     def _offer(self, offer: Offer) -> None:
         """Offers the rows, and waits until they are taken."""
-        store, count = self._store, self._to.count
+        store, ranks = self._store, range(self._to.count)
         assert self._driver is not None
         with self._causes():
             self._driver.request(store.offer(offer))
 
-        def taken() -> bool:
-            return sum(store.taken.get(rank, -1) >= offer.number for rank in range(count)) == count
+        def waiting() -> set[int]:
+            return {rank for rank in ranks if store.taken.get(rank, -1) < offer.number}
 
-        def over() -> bool:
-            return all(
-                rank in store.left or store.taken.get(rank, -1) >= offer.number
-                for rank in range(count)
-            )
-
-        while not store.wait_for(over, _LOOK_S):
+        while not store.wait_for(lambda: waiting() <= store.left, _LOOK_S):
             self._check()
-        if not taken():
+        if waiting():
             raise StreamEnded("a function takes no more rows, and some were left")
 
     def _check(self) -> None:

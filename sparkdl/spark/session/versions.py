@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField, StructType
 
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""The argument of ``DataFrame.mapInArrow``."""
 _ROW_BYTES = 8 << 20
 """Bytes of Arrow's tables in one row, where Spark takes or gives tables in no other way."""
 
@@ -47,7 +48,6 @@ def require_spark(version: tuple[int, int], what: str, hint: str) -> None:
     """Returns if PySpark is this version or a newer one.
 
     Args:
-        version: Major and minor.
         what: What it is needed for, at the beginning of a sentence.
         hint: What works with older ones.
     """
@@ -83,8 +83,6 @@ def arrow_stage(
 
     Args:
         frame: One partition for each task.
-        function: See ``DataFrame.mapInArrow``.
-        schema: Of what the function yields.
         barrier: Whether all tasks start together.
         profile: What each task of the stage is given; None: as the session says.
     """
@@ -98,6 +96,12 @@ def arrow_stage(
         rows = frame.mapInArrow(function, schema, barrier=barrier).rdd
         stage = rows.withResources(profile)
     return stage
+
+
+def map_in_arrow(frame: DataFrame, function: ArrowFunction, schema: StructType | str) -> Any:
+    """``frame.mapInArrow`` of a function of ours, which :func:`this_interpreter` runs."""
+    with this_interpreter(context_of(frame.sparkSession)):
+        return frame.mapInArrow(function, schema)
 
 
 def whole_batches(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -237,17 +241,14 @@ def frame_of_table(spark: SparkSession, table: pa.Table) -> Any:
     step = max(1, -(-table.num_rows // parts))
     batches = table.cast(wanted).combine_chunks().to_batches(max_chunksize=step)
     rows = [(bytearray(batch_to_bytes(batch)),) for batch in batches]
-    packed = spark.createDataFrame(rows, "content binary")
-    with this_interpreter(context_of(spark)):
-        return packed.mapInArrow(_unpack, schema)
+    return map_in_arrow(spark.createDataFrame(rows, "content binary"), _unpack, schema)
 
 
 def table_of_frame(frame: DataFrame) -> pa.Table:
     """``frame.toArrow()``, which Spark has from 4.0 on."""
     if spark_version() >= (4, 0):
         return frame.toArrow()
-    with this_interpreter(context_of(frame.sparkSession)):
-        rows = frame.mapInArrow(_pack, "content binary").collect()
+    rows = map_in_arrow(frame, _pack, "content binary").collect()
     batches = [batch for row in rows for batch in _unpacked(row.content)]
     wanted = arrow_schema_of(frame.schema)
     if not batches:

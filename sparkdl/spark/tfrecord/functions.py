@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
@@ -19,18 +19,17 @@ from sparkdl.spark.session.versions import (
     condition_of,
     folder_types_of,
     has_data_sources,
+    map_in_arrow,
     require_spark,
     whole_batches,
 )
 from sparkdl.spark.tfrecord.options import TFRecordOptions
-from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader, inferred_schema
+from sparkdl.spark.tfrecord.reading import TFRecordReader, inferred_schema
 from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-Stage = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
 def read_in_stage(
@@ -46,44 +45,34 @@ def read_in_stage(
         kinds = schema
     reader = TFRecordReader(known, kinds)
     groups = reader.groups()
-    numbers = spark.range(0, len(groups), 1, max(1, len(groups)))
-    with this_interpreter(context_of(spark)):
-        return numbers.mapInArrow(_reading(reader, groups), kinds)
 
-
-def _reading(reader: TFRecordReader, groups: list[FileGroup]) -> Stage:
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 yield from reader.read(groups[number])
 
-    return read
+    return map_in_arrow(spark.range(0, len(groups), 1, max(1, len(groups))), read, kinds)
 
 
 def write_in_stage(frame: DataFrame, options: Mapping[str, str], *, overwrite: bool) -> None:
     """Writes a DataFrame; the files of all tasks show when the last has ended."""
     writer = TFRecordWriter(TFRecordOptions.of(options), frame.schema, overwrite)
-    try:
-        with this_interpreter(context_of(frame.sparkSession)):
-            rows = frame.mapInArrow(_writing(writer), "folder string, files string").collect()
-    except BaseException:
-        writer.abort()
-        raise
-    writer.commit([Written(row.folder, tuple(json.loads(row.files))) for row in rows])
 
-
-def _writing(writer: TFRecordWriter) -> Stage:
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         written = writer.write(whole_batches(batches))
         yield pa.RecordBatch.from_pydict(
             {"folder": [written.folder], "files": [json.dumps(written.files)]}
         )
 
-    return write
+    try:
+        rows = map_in_arrow(frame, write, "folder string, files string").collect()
+    except BaseException:
+        writer.abort()
+        raise
+    writer.commit([Written(row.folder, tuple(json.loads(row.files))) for row in rows])
 
 
 SaveMode = Literal["error", "errorifexists", "append", "overwrite", "ignore"]
-_MODES = ("error", "errorifexists", "append", "overwrite", "ignore")
 
 
 def register_tfrecord(spark: SparkSession) -> None:
@@ -210,7 +199,7 @@ def write_tfrecords(
     """
     from pyspark.ml.functions import vector_to_array
 
-    require_name("mode", mode, _MODES)
+    require_name("mode", mode, get_args(SaveMode))
     require_frame("write_tfrecords", df)
     require_running(df.sparkSession)
     path = path_for_workers(path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -16,16 +16,16 @@ from sparkdl.data.tfrecord.inference import SchemaInference
 from sparkdl.errors import DataError, ResourceError
 from sparkdl.files.listing import FoundFile, find_files, fits
 from sparkdl.files.streams import open_input
-from sparkdl.spark.session.running import context_of, this_interpreter
-from sparkdl.spark.session.versions import arrow_schema_of, spark_schema_of, spark_type_of
+from sparkdl.spark.session.versions import (
+    arrow_schema_of,
+    map_in_arrow,
+    spark_schema_of,
+    spark_type_of,
+)
 from sparkdl.spark.tfrecord.options import TFRecordOptions
 
-
-@dataclass(frozen=True)
-class FileGroup:
-    """Files that one task reads."""
-
-    files: tuple[FoundFile, ...]
+FileGroup = tuple[FoundFile, ...]
+"""Files that one task reads."""
 
 
 def files_of(options: TFRecordOptions) -> list[FoundFile]:
@@ -109,13 +109,13 @@ class TFRecordReader:
         total = sum(file.size_bytes for file in files)
         groups = max(1, -(-total // max(1, self._options.partition_bytes)))
         dealt = deal(files, [file.size_bytes for file in files], min(groups, len(files)))
-        return [FileGroup(tuple(group)) for group in dealt if group]
+        return [tuple(group) for group in dealt if group]
 
     def read(self, group: FileGroup) -> Iterator[pa.RecordBatch]:
         """The rows of a task's files."""
         options = self._options
         schema, zone = arrow_schema_of(self._schema), options.folder_types.zone
-        for file in group.files:
+        for file in group:
             folders = file.partition_values
             own = pa.schema([field for field in schema if field.name not in folders])
             with open_input(file.path) as stream:
@@ -146,9 +146,8 @@ def read_whole_files(spark: Any, path: str) -> Any:
         DataError: No record has a value.
     """
     contents = spark.read.format("binaryFile").load(path).select("path", "content")
-    with this_interpreter(context_of(spark)):
-        schemas = contents.limit(_WHOLE_FILES_LOOKED_AT).mapInArrow(_infer, "arrow binary")
-    first = schemas.head()
+    looked_at = contents.limit(_WHOLE_FILES_LOOKED_AT)
+    first = map_in_arrow(looked_at, _infer, "arrow binary").head()
     found = pa.schema([]) if first is None else pa.ipc.read_schema(pa.py_buffer(first["arrow"]))
     if not len(found):
         raise DataError(
@@ -165,8 +164,7 @@ def read_whole_files(spark: Any, path: str) -> Any:
                     part = block.slice(start, start + _BATCH_ROWS)
                     yield decode_block(part, arrow_schema, "Example")
 
-    with this_interpreter(context_of(spark)):
-        return contents.mapInArrow(decode, schema)
+    return map_in_arrow(contents, decode, schema)
 
 
 def _files(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, io.BytesIO]]:

@@ -19,6 +19,8 @@ from sparkdl.spark.tfrecord.writing import _Files
 class Frame:
     """What a DataFrame of files does, on batches of this process."""
 
+    sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(master="yarn", pythonExec="python"))
+
     def __init__(self, batches: list[pa.RecordBatch]) -> None:
         self.batches = batches
 
@@ -41,8 +43,7 @@ def session(contents: list[bytes]) -> Any:
     paths = [f"viewfs:/rows/{number}" for number in range(len(contents))]
     held = pa.RecordBatch.from_pydict({"path": paths, "content": pa.array(contents, pa.binary())})
     source = SimpleNamespace(load=lambda path: Frame([held]))
-    context = SimpleNamespace(master="yarn", pythonExec="python")
-    return SimpleNamespace(read=SimpleNamespace(format=lambda name: source), sparkContext=context)
+    return SimpleNamespace(read=SimpleNamespace(format=lambda name: source))
 
 
 def test_rows_of_all_files_have_the_schema_of_the_first() -> None:

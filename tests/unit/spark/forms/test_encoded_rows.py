@@ -28,7 +28,7 @@ def test_what_is_encoded_is_read_in_its_order() -> None:
 
 def test_the_ranks_share_the_rows_to_validate_on_behind_their_own() -> None:
     content = [row.to_pylist()[0]["content"] for row in encode(counted([]), 1 << 20)]
-    held_out = HeldOutRows.make(SimpleNamespace(value=content))
+    held_out = HeldOutRows(SimpleNamespace(value=content))
     own = BATCH.slice(0, 5)
     taken = [list(held_out.given(iter([own]), rank, 3)) for rank in range(3)]
     assert all(parts[0] == own for parts in taken)
