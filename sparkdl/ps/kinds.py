@@ -43,15 +43,7 @@ class StoreKind(FrameKind):
 
 
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
-ROWS = frozenset(
-    {
-        StoreKind.ROWS_PULL,
-        StoreKind.ROWS_PUSH,
-        StoreKind.ROWS_STAGE,
-        StoreKind.ROWS_CLOCKS,
-        StoreKind.ROWS_SAVE,
-    }
-)
+ROWS = frozenset(kind for kind in StoreKind if kind.name.startswith("ROWS_"))
 """The requests about rows of tables."""
 ENCODABLE = COMMITS | {StoreKind.STAGE}
 DECISION = "decision"
@@ -121,6 +113,6 @@ class Decision:
             ) from error  # fmt: skip
 
     @classmethod
-    def in_meta(cls, meta: Mapping[str, Any], key: str) -> Decision:
+    def in_meta(cls, meta: Mapping[str, Any]) -> Decision:
         """The one in a frame's meta; that of the beginning where there is none."""
-        return cls.from_wire(meta[key]) if key in meta else cls()
+        return cls.from_wire(meta[DECISION]) if DECISION in meta else cls()

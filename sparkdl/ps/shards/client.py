@@ -12,10 +12,9 @@ from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
 from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
-from sparkdl.ps.shards.prefetch import RowsAhead
 from sparkdl.ps.shards.ranges import Range, compression_of, ranges_of
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
+from sparkdl.ps.shards.rows import RoundRows, RowsAhead, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.training.slices import Slices, pack, unpack
@@ -309,7 +308,7 @@ class ShardedClient(Client):
 
     def _note(self, reply: Message) -> None:
         if DECISION in reply.meta:
-            self._decision = Decision.in_meta(reply.meta, DECISION)
+            self._decision = Decision.in_meta(reply.meta)
 
     def _on_all(self, do: Callable[[ShardClient], object]) -> None:
         """Does something with all shards at the same time; raises the first error."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -237,7 +237,6 @@ class RowLink(Closing):
             do(0)
             return
         jobs = [self._threads.submit(do, shard) for shard in range(self.num_shards)]
-        errors = [job.exception() for job in jobs]
-        for error in errors:
-            if error is not None:
-                raise error
+        wait(jobs)
+        for job in jobs:
+            job.result()

@@ -138,7 +138,7 @@ class TableService:
             ResourceError: The rows cannot be written.
         """
         if DECISION in message.meta:
-            self._follow(Decision.in_meta(message.meta, DECISION), message.rank)
+            self._follow(Decision.in_meta(message.meta), message.rank)
         if message.kind is StoreKind.ROWS_STAGE:
             return self._stage(message)
         if message.kind is StoreKind.ROWS_PULL:
@@ -146,7 +146,8 @@ class TableService:
         if message.kind is StoreKind.ROWS_PUSH:
             return self._push(message)
         if message.kind is StoreKind.ROWS_CLOCKS:
-            return self._clocks()
+            clocks = {name: store.clock for name, store in self.stores.items()}
+            return Message(Kind.OK, meta={"clocks": clocks})
         return self._save(message)
 
     def metrics(self) -> list[Metric]:
@@ -326,9 +327,6 @@ class TableService:
             )
             worker.bind(0, message, 0.0)
         return worker
-
-    def _clocks(self) -> Message:
-        return Message(Kind.OK, meta={"clocks": {n: s.clock for n, s in self.stores.items()}})
 
     def _save(self, message: Message) -> Message:
         """Writes the rows; meanwhile others push, unless rows may leave their places."""

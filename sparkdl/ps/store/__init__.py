@@ -4,12 +4,11 @@
     A store for each kind of rule: each commit changes the center, or the mean of a round does.
 ``parameter_store``
     The part of both: the center and its pulls.
-``replies``
-    How commits are read, and answered with the center or with the change of what a worker holds.
-``rounds``, ``snapshot``
+``rounds``
     Parts of a store of rounds.
 ``center``
-    The weights and the rule.
+    The weights and the rule; how commits are read, and answered with the center or with the change
+    of what a worker holds.
 """
 
 from sparkdl.codecs import Compression

@@ -10,8 +10,7 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.group import Group, Store, Work, Worker
 from sparkdl.errors import ProtocolError
 from sparkdl.ps.kinds import COMMITS, StoreKind, limits_of
-from sparkdl.ps.store.center import Center
-from sparkdl.ps.store.replies import CenterReplies
+from sparkdl.ps.store.center import Center, CenterReplies
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import Message
