@@ -57,11 +57,6 @@ class Coder:
         self._held: FloatArray | None = None
         self.version = -1
 
-    @property
-    def residual(self) -> FloatArray | None:
-        """The values that are still to be sent; None for a codec that keeps nothing back."""
-        return self._compressor.residual
-
     def encode(self, flat: FloatArray, rows: int) -> ByteArray:
         """The payload of a commit; one without rows stands for nothing, and changes nothing."""
         if rows:
@@ -154,13 +149,6 @@ class Client(Closing):
             session.transport != "shm" or compression.codec.shapes_training
         ):
             self._coder = Coder(compression, session.rank, session.attempt)
-
-    @property
-    def residual(self) -> FloatArray | None:
-        """The rest of the trained section that a codec has yet to send; None where nothing is
-        kept.
-        """
-        return None if self._coder is None else self._coder.residual
 
     @property
     def buffer(self) -> FloatArray:

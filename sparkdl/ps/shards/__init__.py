@@ -1,7 +1,5 @@
 """A center that lies on several servers: each of them, a *shard*, holds a range of it.
 
-``ranges``
-    Which range each shard holds.
 ``service``
     :class:`~sparkdl.ps.shards.service.ShardService`, the state machine of one shard.
 ``tables``, ``rows``

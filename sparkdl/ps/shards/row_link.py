@@ -232,7 +232,6 @@ class RowLink(Closing):
         return self._connections[shard].request(message, body)
 
     def _on_all(self, do: Callable[[int], None]) -> None:
-        """Does something with all shards at the same time; raises the first error."""
         if self.num_shards == 1:
             do(0)
             return

@@ -13,8 +13,7 @@ from sparkdl.coordinator.blobs import Assembly
 from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
-from sparkdl.ps.kinds import ROWS, Decision, Member, StoreKind, limits_of
-from sparkdl.ps.shards.ranges import Range
+from sparkdl.ps.kinds import ROWS, Decision, Member, Range, StoreKind, limits_of
 from sparkdl.ps.shards.tables import TableService
 from sparkdl.ps.store.center import Center, CenterReplies
 from sparkdl.ps.store.rounds import Payload, Round
@@ -168,15 +167,8 @@ class ShardService(BufferedService):
                 reply = self._replies.weights(connection, message)
                 reply.flags |= Flag.DUPLICATE
                 return reply
-            commit = self._center.commit_of(worker, message, self._clock, self._num_workers)
-            if not self._rule.lock_free:
-                self._replies.preserve()
-                self._center.apply(values, commit)
-            worker.count_staleness(commit.staleness)
-            worker.advance(message)
+            commit = self._replies.take(worker, message, values, self._clock, self._num_workers)
             self._clock += 1
-            if message.kind is StoreKind.PUSH_PULL:
-                worker.pulled_clock = self._clock
             if not self._rule.lock_free:
                 return self._replies.weights(connection, message)
         self._center.apply(values, commit)

@@ -194,7 +194,10 @@ class TableService:
             own = self._rates[part.table]
             rate = message.learning_rate if own is None else own
             with self._locks[part.table]:
-                came_back = self._changed_by_others(part) if adds else part.wanted
+                came_back = part.wanted
+                if adds:  # what others have changed, and the sender does not know
+                    slots = self.stores[part.table].slots_of(part.ids)
+                    came_back = self._changed[part.table].since(slots, part.clock)
                 if new.any() or not (again or len(new)):
                     self._step(part if new.all() else part.piece(new), rate, adds=adds)
                 replies.append(self._reply(part, came_back))
@@ -230,11 +233,6 @@ class TableService:
         else:
             store.push(part.ids, part.values, rate, part.counts)
         self.pushed += len(part.ids)
-
-    def _changed_by_others(self, part: RowPush) -> Mask:
-        """Which rows of a part had changes that its sender does not know."""
-        slots = self.stores[part.table].slots_of(part.ids)
-        return self._changed[part.table].since(slots, part.clock)
 
     def _reply(self, part: RowPush, rows: Mask | None) -> PushReply:
         store = self.stores[part.table]

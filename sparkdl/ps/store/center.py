@@ -1,19 +1,22 @@
-"""The center: how a commit or the mean of a round changes it, and how requests are answered."""
+"""The center: how commits and rounds change it, and the base of the stores that answer with it."""
 
 from __future__ import annotations
 
+import abc
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from sparkdl.codecs import Compression, Sections
-from sparkdl.coordinator.group import Worker
+from sparkdl.coordinator.group import Group, Store, Work, Worker
 from sparkdl.errors import ProtocolError
-from sparkdl.ps.kinds import ENCODABLE, StoreKind
+from sparkdl.ps.kinds import COMMITS, ENCODABLE, StoreKind, limits_of
 from sparkdl.ps.store.rounds import Round
 from sparkdl.rules.rule import Commit, Rule, State
+from sparkdl.training.changes import VariableChanges
 from sparkdl.training.slices import Slices, join_slices, pack
 from sparkdl.transport.frames import ByteArray, Flag, FrameLimits, Kind, Message
 from sparkdl.weights import FloatArray, Layout
@@ -143,14 +146,6 @@ class Center:
         payload = self._compressor.encode(gradient)
         self._sections.codec.decode(payload, gradient)
         self.encoded = self._sections.join(self.result[self._averaged], payload)
-
-    def commit_of(self, worker: Worker, message: Message, clock: int, num_workers: int) -> Commit:
-        """The facts of ``message`` for the rule."""
-        return Commit(
-            worker=worker.rank, num_workers=num_workers, clock=clock,
-            pulled_clock=worker.pulled_clock, batches=message.batches, rows=message.rows,
-            learning_rate=_number(message.learning_rate),
-        )  # fmt: skip
 
 
 def _number(value: float) -> float:
@@ -346,6 +341,28 @@ class CenterReplies:
             )
         return self._limits.dense(body)
 
+    def take(
+        self, worker: Worker, message: Message, values: FloatArray, clock: int, num_workers: int
+    ) -> Commit:
+        """Counts a commit, ``clock`` having been counted, and applies it.
+
+        With ``lock_free`` the caller applies it, when it has given the lock back.
+        """
+        commit = Commit(
+            worker=worker.rank, num_workers=num_workers, clock=clock,
+            pulled_clock=worker.pulled_clock, batches=message.batches, rows=message.rows,
+            learning_rate=_number(message.learning_rate),
+        )  # fmt: skip
+        if not self._center.rule.lock_free:
+            self.preserve()
+            self._center.apply(values, commit)
+        worker.staleness_sum += commit.staleness
+        worker.staleness_max = max(worker.staleness_max, commit.staleness)
+        worker.advance(message)
+        if message.kind is StoreKind.PUSH_PULL:
+            worker.pulled_clock = clock + 1
+        return commit
+
     def weights(self, connection: int, request: Message) -> Message:
         """OK for a push; the center as it is now, or its encoded change, for a pull."""
         if request.kind is StoreKind.PUSH or not self._limits.dense_bytes:
@@ -376,3 +393,88 @@ class CenterReplies:
         for reading in self._readings.values():
             reading.preserve()
         self._readings.clear()
+
+
+class ParameterStore(Store, abc.ABC):
+    """Weights that all workers share, changed by a rule; a store of a coordinator.
+
+    How commits are read and pulls are answered without copies: :class:`CenterReplies`.
+
+    Args:
+        center: Initial weights; taken over, not copied.
+        rule: How commits change the center.
+        compression: What workers may send encoded; None refuses encoded commits.
+    """
+
+    kinds = frozenset({StoreKind.PULL, StoreKind.PUSH, StoreKind.PUSH_PULL, StoreKind.SNAPSHOT})
+
+    def __init__(
+        self, layout: Layout, center: FloatArray, rule: Rule, compression: Compression | None = None
+    ) -> None:
+        self.limits = limits_of(layout, compression)
+        self._rule = rule
+        self._compression = compression
+        self._center = Center(layout, center, rule, compression)
+
+    def attach(self, group: Group) -> None:
+        super().attach(group)
+        self._replies = CenterReplies(self._center, self.limits, self._compression, group.buffer)
+
+    @property
+    def name(self) -> str:
+        """The rule's name."""
+        return repr(self._rule.name)
+
+    def check(self, message: Message) -> None:
+        """Refuses a worker whose model has another size."""
+        size = message.meta.get("weights_bytes", self.limits.dense_bytes)
+        if size != self.limits.dense_bytes:
+            raise ProtocolError(
+                f"rank {message.rank}'s model does not fit the server's layout",
+                expected=f"{self.limits.dense_bytes} bytes of weights", received=f"{size} bytes",
+                hint="does the model build other layers on the executors?",
+            )  # fmt: skip
+
+    def welcome(self) -> Mapping[str, Any]:
+        """The rule's name and what it takes."""
+        return {"rule": self._rule.name, "payload": self._rule.payload}
+
+    def leave(self, worker: Worker) -> None:
+        self._replies.forget(worker.rank)
+
+    def disconnect(self, connection: int) -> None:
+        self._replies.disconnect(connection)
+
+    def decoded(self, connection: int, message: Message) -> Message:
+        """A commit with its values instead of their payload; needs no lock."""
+        return self._replies.decoded(connection, message)
+
+    def receive(self, connection: int, message: Message) -> Work | None:
+        if message.kind in COMMITS:
+            return self._commit(connection, message, self._group.identify(connection, message))
+        if message.kind is StoreKind.SNAPSHOT:
+            self._take_snapshot(connection, message, self._group.identify(connection, message))
+            return None
+        worker = self._group.identify(connection, message) if message.rank >= 0 else None
+        self._pull(connection, message, worker)
+        return None
+
+    def write(self, changes: VariableChanges) -> None:
+        if changes.offsets and self.limits.dense_bytes:
+            self._replies.preserve()
+            changes.write_into(self._center.weights)
+
+    @abc.abstractmethod
+    def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
+        """Takes a commit."""
+
+    def _take_snapshot(self, connection: int, message: Message, worker: Worker) -> None:
+        self._center.require_on_workers()
+
+    def _pull(self, connection: int, message: Message, worker: Worker | None) -> None:
+        """Answers a pull, of the driver where ``worker`` is None."""
+        group = self._group
+        if worker is not None:
+            worker.pulled_clock = group.clock
+            self._center.pulled(worker.rank)
+        group.answer(connection, self._replies.weights(connection, message), worker)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.group import Group, Wait, Work, Worker
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.ps.store.parameter_store import ParameterStore
+from sparkdl.ps.store.center import ParameterStore
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Flag, Message
 from sparkdl.weights import FloatArray, Layout
@@ -110,15 +110,9 @@ class CommitStore(ParameterStore):
                 reply.flags |= Flag.DUPLICATE
                 group.answer(connection, reply, worker)
             return None
-        commit = self._center.commit_of(worker, message, group.clock, group.settings.num_workers)
-        if not self._rule.lock_free:
-            self._replies.preserve()
-            self._center.apply(values, commit)
-        worker.count_staleness(commit.staleness)
-        worker.advance(message)
+        count = group.settings.num_workers
+        commit = self._replies.take(worker, message, values, group.clock, count)
         group.clock += 1
-        if message.kind is StoreKind.PUSH_PULL:
-            worker.pulled_clock = group.clock
         if self._rule.lock_free:
 
             def apply() -> Message:

@@ -12,7 +12,7 @@ from sparkdl.coordinator.blobs import chunk_reply
 from sparkdl.coordinator.group import Group, Work, Worker
 from sparkdl.errors import TransportError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
-from sparkdl.ps.store.parameter_store import ParameterStore
+from sparkdl.ps.store.center import ParameterStore
 from sparkdl.ps.store.rounds import (
     CarriedValues,
     Payload,
@@ -42,16 +42,7 @@ class RoundStore(ParameterStore):
         decides_for: The layout of the values where these lie on shards; None: they lie here.
     """
 
-    kinds = ParameterStore.kinds | {
-        StoreKind.STATE_PUT,
-        StoreKind.STATE_GET,
-        StoreKind.ADD_UP,
-        StoreKind.SLICES_PUT,
-        StoreKind.SLICES_GET,
-        StoreKind.CARRIED,
-        StoreKind.CARRIED_PUT,
-        StoreKind.CARRIED_GET,
-    }
+    kinds = frozenset(kind for kind in StoreKind if kind < StoreKind.STAGE)  # others are to shards
     latched = True  # with rounds, every rank must learn of an order at the same step
 
     def __init__(
