@@ -444,7 +444,8 @@ class _Timed:
             self._note()
 
     def _note(self) -> None:
-        sent = getattr(self._inner, "bytes_sent", 0), getattr(self._inner, "bytes_received", 0)
+        session = getattr(self._inner, "_session", None)  # of a worker of a server
+        sent = (0, 0) if session is None else (session.bytes_sent, session.bytes_received)
         self.steps.append(time.perf_counter())
         self.cpu_s.append(time.process_time())
         self.moved.append(sent)

@@ -229,7 +229,6 @@ class Sections:
             expected = f"at least {self.averaged_bytes} bytes, the averaged section"
             raise malformed(self.codec.name, expected, f"{data.size} bytes")
         averaged = data[: self.averaged_bytes]
-        check_size(self.codec.name, averaged, self.averaged_bytes)
         self.codec.decode(data[self.averaged_bytes :], out[: self.trained_size])
         out[self.trained_size :].view(np.uint8)[...] = averaged
 

@@ -1,7 +1,7 @@
 """All-reduce: ranks that talk to each other, without a server.
 
 ``communicator``: what a communicator is, and what all of them share.
-``builtin``, ``horovod``, ``horovod_connector``: the communicators. ``current``: a run's.
+``builtin``, ``horovod``: the communicators. ``current``: a run's.
 ``arithmetic``: reductions and their checks.
 ``rules``: how the ranks' gradients or weights become one.
 ``table_exchange``: rows spread over the ranks.

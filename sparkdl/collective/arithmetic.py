@@ -105,6 +105,7 @@ def reduce_in_order(
             ufunc(out, scratch, out=out)
 
 
+KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "barrier", "all_to_all")
 OPS = ("sum", "mean", "weighted", "max", "min")
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 DTYPES = (*FLOATING, *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"))

@@ -519,7 +519,7 @@ class BuiltinOptions(ListeningOptions, total=False):
 
 
 class HorovodOptions(BuiltinOptions, total=False):
-    """Arguments of :class:`sparkdl.collective.horovod_connector.HorovodConnector`."""
+    """Arguments of :class:`sparkdl.collective.horovod.HorovodConnector`."""
 
     interface: str | None
     timeout_s: float
@@ -536,9 +536,9 @@ Maker = Callable[..., Any]
 MakerType = TypeVar("MakerType", bound=Maker)
 # Imported when used: Horovod imports TensorFlow, and tests need no sockets.
 _MAKERS: dict[str, str | Maker] = {
-    "auto": "sparkdl.collective.horovod_connector:AutoConnector",
+    "auto": "sparkdl.collective.horovod:AutoConnector",
     "builtin": "sparkdl.collective.builtin:BuiltinConnector",
-    "horovod": "sparkdl.collective.horovod_connector:HorovodConnector",
+    "horovod": "sparkdl.collective.horovod:HorovodConnector",
     "solo": "sparkdl.collective.current:SoloConnector",
 }
 

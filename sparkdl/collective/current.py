@@ -27,8 +27,7 @@ class SoloCommunicator(Communicator):
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
         put_scaled(source, reduction_factors(op, [weight])[0], target)
 
-    def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
-        self._all_reduce(source, target, op, weight)
+    _reduce_scatter = _all_reduce
 
     def _all_gather(self, source: Array) -> list[Array]:
         return [np.array(source)]

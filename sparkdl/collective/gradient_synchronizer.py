@@ -110,7 +110,6 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         self._handles: list[tuple[slice, npt.NDArray[Any], Pending[npt.NDArray[Any]]]] = []
 
     def _lay_out(self, dense: Layout) -> None:
-        """Makes the buffer of what travels dense."""
         # Two flags end the buffer: 1 if this rank has a batch, and 1 if it was told to stop. Their
         # means tell all ranks at the same step whether any rank has set them.
         self._dense = dense

@@ -1,4 +1,4 @@
-"""Horovod as a communicator: its TensorFlow operations move the arrays.
+"""Horovod as a communicator: its TensorFlow operations move the arrays; how the ranks agree on it.
 
 Horovod itself has no token, no limit on a wait, and does not say which rank is missing. So a
 Horovod communicator contains a built-in one. Before each operation the ranks tell each other
@@ -15,21 +15,21 @@ on the address that the other ranks connect to.
 
 from __future__ import annotations
 
-import array as arrays
 import contextlib
 import errno
 import importlib
 import itertools
-import os
+import logging
 import socket
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
 from sparkdl.collective.arithmetic import (
+    KINDS,
     OPS,
     Array,
     dtype_name,
@@ -37,10 +37,22 @@ from sparkdl.collective.arithmetic import (
     reduction_factors,
     shard_edges,
 )
-from sparkdl.collective.communicator import Communicator, Member, name_ranks
+from sparkdl.collective.communicator import (
+    DEFAULT_TIMEOUT_S,
+    BuiltinOptions,
+    Communicator,
+    Connector,
+    HorovodOptions,
+    Member,
+    make_communicator,
+    name_ranks,
+    refuse_others,
+)
 from sparkdl.errors import ConfigError, ProtocolError, ResourceError, SparkDLError, TransportError
+from sparkdl.process.closing import environment
 from sparkdl.wire.hosts import interface_addresses
 
+_LOG = logging.getLogger(__name__)
 _ANY_ADDRESS = ""
 
 
@@ -87,7 +99,6 @@ def _is_of_this_machine(host: str) -> bool:
     return True
 
 
-_KINDS = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "all_to_all")
 _WIRE = {
     "bfloat16": "float32",
     "int16": "int32",
@@ -155,7 +166,7 @@ class HorovodCommunicator(Communicator):
             timeout_s=timeout_s,
         )
         self._builtin = builtin
-        self._former: dict[str, str | None] = {}
+        self._started = contextlib.ExitStack()
         self._server: Any = None
         self._tf = importlib.import_module("tensorflow")
         self._hvd = importlib.import_module("horovod.tensorflow")
@@ -172,7 +183,12 @@ class HorovodCommunicator(Communicator):
         own = "127.0.0.1" if together else members[self.rank].host
         if self.rank == 0:
             try:
-                port = self._start_rendezvous(slots, own)
+                server = importlib.import_module("horovod.runner.http.http_server")
+                hosts = importlib.import_module("horovod.runner.common.util.hosts")
+                self._server = server.RendezvousServer(verbose=0)
+                started = start_on(self._server, server, own)
+                self._server.init([hosts.SlotInfo(*slot) for slot in slots])
+                port = started
             except Exception as error:  # the other ranks wait for the port
                 reason = f"{type(error).__name__}: {error}"
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])
@@ -187,9 +203,7 @@ class HorovodCommunicator(Communicator):
         settings["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"] = str(limit)
         settings["HOROVOD_STALL_CHECK_TIME_SECONDS"] = str(min(60, -(-limit // 2)))
         settings["HOROVOD_GLOO_TIMEOUT_SECONDS"] = str(min(30, limit))
-        for key, value in settings.items():
-            self._former[key] = os.environ.get(key)
-            os.environ[key] = value
+        self._started.enter_context(environment(**settings))
         if port:
             try:
                 self._hvd.init()
@@ -204,35 +218,14 @@ class HorovodCommunicator(Communicator):
                 hint="communicator='builtin' needs no Horovod",
             )
 
-    def _start_rendezvous(
-        self, slots: Sequence[tuple[str, int, int, int, int, int, int]], address: str
-    ) -> int:
-        """Starts the server through which the ranks' Horovods meet; returns its port."""
-        server = importlib.import_module("horovod.runner.http.http_server")
-        hosts = importlib.import_module("horovod.runner.common.util.hosts")
-        self._server = server.RendezvousServer(verbose=0)
-        port = start_on(self._server, server, address)
-        self._server.init([hosts.SlotInfo(*slot) for slot in slots])
-        return port
-
     def _stop(self) -> None:
         with contextlib.suppress(Exception):
             self._hvd.shutdown()
-        for key, value in self._former.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
-        self._former.clear()
+        self._started.close()
         if self._server is not None:
             self._server.stop()
             self._server._httpd.server_close()  # Horovod does not close the listening socket
             self._server = None
-
-    def leave(self) -> None:
-        """Shuts Horovod down; the built-in communicator among the same ranks stays connected."""
-        self._closed = True
-        self._stop()
 
     def _release(self) -> None:
         self._stop()
@@ -352,12 +345,11 @@ class HorovodCommunicator(Communicator):
         self, kind: str, array: Array, detail: int, weight: float, *, same: bool = True
     ) -> list[float]:
         """Checks that all ranks call the same operation; returns every rank's weight."""
-        mine = arrays.array(
-            "d", [_KINDS.index(kind), *([detail, array.nbytes, array.dtype.num] if same else [])]
-        )
+        told = [detail, array.nbytes, array.dtype.num] if same else []
+        mine = [float(number) for number in (KINDS.index(kind), *told)]
         answers = self._builtin.all_gather(np.array([*mine, weight]))
         for rank, other in enumerate(answers):
-            if len(other) != len(mine) + 1 or other[:-1].tolist() != mine.tolist():
+            if len(other) != len(mine) + 1 or other[:-1].tolist() != mine:
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"{kind} of {array.nbytes} bytes of {array.dtype} on all ranks",
@@ -413,15 +405,139 @@ def _slots(host_ids: Sequence[str]) -> list[tuple[str, int, int, int, int, int, 
     for rank, host in enumerate(host_ids):
         local = ranks[host].index(rank)
         across = [h for h in hosts if len(ranks[h]) > local]
-        slots.append(
-            (
-                hosts[host],
-                rank,
-                local,
-                across.index(host),
-                len(host_ids),
-                len(ranks[host]),
-                len(across),
-            )
-        )
+        sizes = len(host_ids), len(ranks[host]), len(across)
+        slots.append((hosts[host], rank, local, across.index(host), *sizes))
     return slots
+
+
+class HorovodConnector:
+    """Makes the Horovod communicator of one rank.
+
+    Args:
+        rank: This rank, from 0.
+        interface: Network interface for Gloo; None: the one that has the advertised address.
+        **options: Options of :class:`sparkdl.collective.builtin.BuiltinConnector`.
+    """
+
+    name = HorovodCommunicator.name
+
+    def __init__(
+        self,
+        rank: int,
+        *,
+        interface: str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        **options: Unpack[BuiltinOptions],
+    ) -> None:
+        self._rank, self._interface, self._timeout_s = rank, interface, timeout_s
+        self._builtin: Connector = make_communicator(
+            "builtin", rank=rank, timeout_s=timeout_s, **options
+        )
+
+    def prepare(self) -> Member:
+        """Opens the sockets of the built-in communicator; imports no framework."""
+        return _named(self._builtin.prepare(), self.name)
+
+    def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
+        """Connects all ranks with the built-in communicator, and then with Horovod.
+
+        Raises:
+            ResourceError: Horovod cannot be used on some ranks; they are named.
+        """
+        refuse_others(members, self.name)
+        builtin = self._builtin.connect([_named(m, "builtin") for m in members], token)
+        try:
+            return self._connected(builtin, members)
+        except BaseException:
+            builtin.close()
+            raise
+
+    def _connected(self, builtin: Communicator, members: Sequence[Member]) -> Communicator:
+        lacking = _lacking(builtin, members)
+        if lacking:
+            raise ResourceError(
+                f"Horovod cannot be used on {name_ranks(sorted(lacking))}",
+                expected="horovod.tensorflow to import on all ranks",
+                received="; ".join(f"rank {r}: {why}" for r, why in sorted(lacking.items())),
+                hint="docker/build_horovod.sh builds and installs it; "
+                "communicator='builtin' needs no installation",
+            )
+        return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+
+    def close(self) -> None:
+        self._builtin.close()
+
+
+class AutoConnector(HorovodConnector):
+    """Horovod where it reduces on GPUs (NCCL) on all ranks, else the built-in communicator.
+
+    The choice follows from what is installed and never from the clock, so that two runs of one
+    fit round alike. The built-in communicator is also taken where a rank lacks Horovod or cannot
+    start it, and in encrypted runs.
+
+    Args:
+        rank: This rank, from 0.
+        calls_horovod: The ranks run functions that may call Horovod by themselves: Horovod is
+            taken wherever it imports on all ranks.
+        **options: Options of :class:`HorovodConnector`.
+    """
+
+    name = "auto"
+
+    def __init__(
+        self, rank: int, *, calls_horovod: bool = True, **options: Unpack[HorovodOptions]
+    ) -> None:
+        super().__init__(rank, **options)
+        self._calls_horovod = calls_horovod
+        self._encrypted = options.get("certificate") is not None
+
+    def _connected(self, builtin: Communicator, members: Sequence[Member]) -> Communicator:
+        if self._encrypted or not (self._calls_horovod or self._all_reduce_on_gpus(builtin)):
+            return builtin
+        if _lacking(builtin, members):
+            return builtin
+        try:
+            return HorovodCommunicator(builtin, members, self._interface, self._timeout_s)
+        except CannotStartError as error:
+            if self._calls_horovod:
+                raise
+            _LOG.warning("%s; the built-in communicator reduces in its place", error)
+            return builtin
+
+    @staticmethod
+    def _all_reduce_on_gpus(builtin: Communicator) -> bool:
+        """Whether Horovod would reduce on every rank's GPUs; the same on all ranks."""
+        return float(builtin.all_reduce(np.float64(reduces_on_gpus()), "min")) > 0
+
+
+def _lacking(builtin: Communicator, members: Sequence[Member]) -> dict[int, str]:
+    """Rank -> the reason why Horovod cannot be used there; empty if it can on all ranks."""
+    return gather_reasons(builtin, unavailable() or unreachable(members))
+
+
+def unreachable(members: Sequence[Member]) -> str:
+    """The reason why other hosts cannot reach Horovod here; empty if they can.
+
+    Horovod 0.28.1 listens on the address that the host's name resolves to, and ignores the
+    interface that it is given; where others cannot connect, it ends the process. The build of
+    docker/build_horovod.sh listens on the interface. Neither connects over IPv6.
+    """
+    if len({m.host_id for m in members}) == 1:
+        return ""
+    version = str(importlib.import_module("horovod").__version__)
+    of_ipv6 = sorted({m.host for m in members if ":" in m.host})
+    if of_ipv6:
+        return f"horovod {version} connects over IPv4 only, the ranks' addresses: {of_ipv6}"
+    if "sparkdl" in version:
+        return ""
+    try:
+        address = socket.gethostbyname(socket.gethostname())
+    except OSError as error:
+        address = f"nothing ({error})"
+    if address.startswith(("127.", "nothing")):
+        return f"horovod {version} would listen where this host's name resolves to: {address}"
+    return ""
+
+
+def _named(member: Member, name: str) -> Member:
+    return Member(member.host, member.port, member.host_id, member.local, name)

@@ -58,8 +58,7 @@ def steps_of(exchange: Exchange, check: FiniteCheck) -> RuleSteps:
 class RuleSteps(abc.ABC):
     """One rank's side of a rule; see :mod:`sparkdl.collective.rules`."""
 
-    @abc.abstractmethod
-    def start(self, learner: SharedLearner) -> None:
+    def start(self, learner: SharedLearner) -> None:  # noqa: B027  (the gradient needs nothing)
         """Called when the learner has the weights that all ranks begin with."""
 
     @abc.abstractmethod
@@ -127,9 +126,6 @@ class GradientSteps(FilledSteps):
         self._exchange = exchange
         self._agreed = False
 
-    def start(self, learner: SharedLearner) -> None:
-        """Nothing to do."""
-
     def exchange(self, learner: SharedLearner) -> int | None:
         communicator = self._exchange.communicator
 
@@ -187,7 +183,6 @@ class OptimizerSteps(FilledSteps):
         return bool(together and not wrong)
 
     def _find_still(self, mine: list[bool]) -> list[bool]:
-        """Finds the variables without gradient."""
         agreed = self._agreed_by(self._exchange.communicator, mine)
         if agreed:
             slots = zip(self._exchange.layout.slots, agreed, strict=False)
@@ -315,11 +310,6 @@ class RuleSynchronizer(StepSynchronizer):
         self._since_exchange = 0
         self._since_agreement = 0
         self._batches = 0  # of this rank since the last exchange
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes that this rank has given to the rule's collectives."""
-        return self._exchange.sent_bytes
 
     def start(
         self, learner: SharedLearner, root: int = 0, scale: float = 1.0, steps: int = 0

@@ -25,23 +25,13 @@ from sparkdl.collective.rule_synchronizer import RuleSynchronizer
 from sparkdl.collective.rules import ExchangeRule
 from sparkdl.collective.synchronizer import AllReduceSynchronizer, Control
 from sparkdl.collective.table_exchange import TableSteps
-from sparkdl.coordinator.session import Session, open_session, report_failure
+from sparkdl.coordinator.session import open_session, report_failure
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.syncing import RankIdentity, StepSynchronizer
 from sparkdl.transport.address import Endpoint
 from sparkdl.weights import Layout
-
-
-class SessionMeeting:
-    """A meeting through the coordinator: quicker than a barrier's ``allGather``."""
-
-    def __init__(self, session: Session) -> None:
-        self.rank, self.attempt, self._session = session.rank, session.attempt, session
-
-    def all_gather(self, text: str) -> list[str]:
-        return self._session.meet(text)
 
 
 class EarlyGathering:
@@ -195,7 +185,7 @@ class BarrierStrategy:
                 session = stack.enter_context(
                     open_session(self.coordinator, rank=rank.rank, attempt=rank.attempt)
                 )
-                opened = self.gradients.open(SessionMeeting(session), layout, session)
+                opened = self.gradients.open(session, layout, session)
             yield stack.enter_context(opened)
 
     def report_failure(self, rank: RankIdentity, error: BaseException) -> None:

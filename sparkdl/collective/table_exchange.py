@@ -332,11 +332,10 @@ class TableExchange:
         labels = np.concatenate(of_ranks)
         flat = self._exchange_rows([features.reshape(-1)] * self._communicator.size)
         together = np.concatenate(flat).reshape(len(labels), -1) if len(labels) else features
-        measures = (
-            self._part(table).measure(together, labels, training=doing == _MEASURES).to_array()
-        )
+        part = self._part(table)
+        measures = part.measure(together, labels, training=doing == _MEASURES).to_array()
         parts = self._exchange_rows([measures.reshape(-1)] * self._communicator.size)
-        softmax = joined([Measures.from_array(part) for part in parts])
+        softmax = joined([Measures.from_array(found) for found in parts])
         if doing == _MEASURES:
             self._measures += 1
             self._measured[table] = Measured(self._measures, table, together, labels, softmax)
@@ -360,13 +359,12 @@ class TableExchange:
                 shares[edge] = told.number / total
         own = self._specs[table].learning_rate
         rate = None if doing == _TRIES else self._rate if own is None else own
-        onward = self._part(table).learn(
-            of.features, of.labels, of.softmax, upstream, shares, rate
-        )  # fmt: skip
+        part = self._part(table)
+        onward = part.learn(of.features, of.labels, of.softmax, upstream, shares, rate)
         parts = self._exchange_rows([onward[edge].reshape(-1) for edge in edges])
         found = np.zeros(parts[0].shape, np.float32)
-        for part in parts:
-            found += part
+        for gradient in parts:
+            found += gradient
         return found.reshape(-1, self.stores[table].dim)
 
     def _step(

@@ -122,15 +122,14 @@ def read_blob(request: Callable[[int], Message]) -> bytearray:
                 expected=f"{len(found)} bytes of epoch {epoch}",
                 received=f"{reply.total} bytes of epoch {reply.epoch}",
             )
-        size = 0 if reply.body is None else reply.body.size
+        size = reply.content.size
         if filled + size > len(found) or (found and not size):
             raise ProtocolError(
                 "a chunk of a blob has a wrong size",
                 expected=f"1 .. {len(found) - filled} bytes at offset {filled}",
                 received=f"{size} bytes",
             )
-        if reply.body is not None:
-            found[filled : filled + size] = reply.body.data
+        found[filled : filled + size] = reply.content.data
         filled += size
         if filled == len(found):
             return found

@@ -109,11 +109,6 @@ class Worker:
         self.rows += message.rows
         self.batches += message.batches
 
-    def count_staleness(self, commits: int) -> None:
-        """Takes note of how many commits others made since this rank's pull."""
-        self.staleness_sum += commits
-        self.staleness_max = max(self.staleness_max, commits)
-
     def status(self) -> WorkerStatus:
         return WorkerStatus(
             alive=self.alive, attempt=self.attempt, epoch=self.epoch, batch=self.batch,
@@ -198,6 +193,8 @@ class Group(Buffers):
         self.telemetry = Telemetry()
         self.workers: dict[int, Worker] = {}
         self.failure: Failure | None = None
+        self.started = False
+        """Whether the ranks that begin together have begun."""
         self.clock = 0
         self.now = 0.0
         self.on_leave: Callable[[Worker], None] = lambda worker: None

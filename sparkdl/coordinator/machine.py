@@ -13,7 +13,7 @@ from sparkdl.coordinator.settings import Settings
 from sparkdl.coordinator.telemetry import is_count
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.transport import frames
-from sparkdl.transport.frames import ByteArray, Flag, FrameKind, FrameLimits, Kind, Message
+from sparkdl.transport.frames import Flag, FrameKind, Kind, Message
 from sparkdl.transport.service import Metric, Replies
 
 
@@ -22,7 +22,7 @@ class Joining:
 
     def __init__(self, group: Group, store: Store) -> None:
         self._group, self._store = group, store
-        self.started = not store.together
+        group.started = not store.together
         self._gathered = group.settings.gather <= 1
         self.group_done = False
         """Whether the ranks that train in step are through: nobody joins any more."""
@@ -61,7 +61,7 @@ class Joining:
                 self._enter(connection, wait.message, worker)
         starters = group.waiting("start")
         if starters and len(starters) == group.settings.num_workers:
-            self.started = True
+            group.started = True
             group.orders.latch()
             self._let_in(starters)
         early = group.waiting("gather")
@@ -119,7 +119,7 @@ class Joining:
         elif worker.member:
             self._welcome(connection, worker, Flag.NONE)
         else:
-            group.defer(connection, "join" if self.started else "start", message)
+            group.defer(connection, "join" if group.started else "start", message)
 
     def _let_in(self, waits: list[tuple[int, Wait]], *, late: bool = False) -> None:
         for connection, wait in waits:
@@ -142,7 +142,6 @@ class Joining:
             "steps_per_epoch": max((w.said.batches_per_epoch for w in known), default=0),
             "texts": {str(w.rank): w.said.text for w in known if w.said.text is not None},
             "released_epoch": group.orders.released_epoch,
-            "in_step": self._store.in_step,
             **self._store.welcome(),
         }
         reply = Message(
@@ -187,6 +186,8 @@ class Coordinator:
         limits = self._store.limits
         limits = replace(limits, kinds={**frames.kinds_of(CoordinatorKind), **limits.kinds})
         self.group = Group(settings, limits, RunOrders(self._store.latched))
+        self.limits, self.buffer, self.attach = limits, self.group.buffer, self.group.attach
+        self.idle_s = max(10 * settings.lease_s, 60.0)
         self.bytes_in = self.bytes_out = 0
         self._joining = Joining(self.group, self._store)
         most = settings.max_state_bytes
@@ -204,30 +205,12 @@ class Coordinator:
             CoordinatorKind.FAIL: self._reporting.fail,
             CoordinatorKind.BYE: self._reporting.bye,
             CoordinatorKind.STATUS: self._status,
-            CoordinatorKind.CONTROL: self._control,
+            CoordinatorKind.CONTROL: self._reporting.control,
             CoordinatorKind.KEPT: self._reporting.kept,
             CoordinatorKind.TAKE_LINES: self._reporting.take_lines,
             CoordinatorKind.CHANGES: self._changes,
             CoordinatorKind.TAKE_CHANGES: self._reporting.take_changes,
         }
-
-    @property
-    def limits(self) -> FrameLimits:
-        return self.group.limits
-
-    @property
-    def settings(self) -> Settings:
-        return self.group.settings
-
-    @property
-    def idle_s(self) -> float:
-        return max(10 * self.settings.lease_s, 60.0)
-
-    def buffer(self, connection: int) -> ByteArray:
-        return self.group.buffer(connection)
-
-    def attach(self, connection: int, buffer: ByteArray) -> None:
-        self.group.attach(connection, buffer)
 
     def receive(self, connection: int, message: Message, now: float) -> Replies:
         group = self.group
@@ -339,17 +322,12 @@ class Coordinator:
             group.refuse_all(group.failure.worker_error())
 
     def _status(self, connection: int, message: Message) -> None:
-        status = self._reporting.status(
-            connection, message, started=self._joining.started, rounds=self._store.rounds
-        )
+        status = self._reporting.status(message, self._store.rounds)
         meta, body = replace(status, bytes_in=self.bytes_in, bytes_out=self.bytes_out).to_wire()
         reply = Message(Kind.OK, meta=meta)
         if body.size:
             reply.total, reply.body = body.size, body
         self.group.answer(connection, reply)
-
-    def _control(self, connection: int, message: Message) -> None:
-        self._reporting.control(connection, message, started=self._joining.started)
 
     def _changes(self, connection: int, message: Message) -> None:
         changes = self._reporting.changes(connection, message)

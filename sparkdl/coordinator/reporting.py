@@ -151,7 +151,7 @@ class Reporting:
         self._group.answer(connection, Message(Kind.OK))
         return whole
 
-    def status(self, connection: int, message: Message, *, started: bool, rounds: int) -> Status:
+    def status(self, message: Message, rounds: int) -> Status:
         """The run as it is now; epochs from ``message.epoch`` on."""
         group = self._group
         self._driver_seen = group.now
@@ -159,13 +159,13 @@ class Reporting:
             workers={r: w.status() for r, w in sorted(group.workers.items())},
             epochs=bounded(group.telemetry.totals(message.epoch)), failure=group.failure,
             clock=group.clock, rounds=rounds, released_epoch=group.orders.released_epoch,
-            started=started, waiting={w.message.rank: w.reason for w in group.waits},
+            started=group.started, waiting={w.message.rank: w.reason for w in group.waits},
         )  # fmt: skip
 
-    def control(self, connection: int, message: Message, *, started: bool) -> None:
+    def control(self, connection: int, message: Message) -> None:
         require_driver(message)
         self._driver_seen = self._group.now
-        self._group.orders.take(message.meta, started=started)
+        self._group.orders.take(message.meta, started=self._group.started)
         self._group.answer(connection, Message(Kind.OK))
 
     def kept(self, connection: int, message: Message) -> None:

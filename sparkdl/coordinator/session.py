@@ -42,8 +42,6 @@ class Welcome:
         source: Where the weights come from: ``'center'`` (pull), ``'state'`` (a member's weights
             and optimizer state), ``'snapshot'`` (pull: the last snapshot).
         steps_per_epoch: Most batches per epoch of any rank; agreed among ranks that train in step.
-        clock: Commits or rounds applied so far.
-        rows: Rows this rank has committed so far.
         lease_s: Silence after which the coordinator gives this worker up.
         decision: What a store whose values lie on shards has decided; None for others.
         texts: Rank -> the ``text`` that it gave with its HELLO.
@@ -55,10 +53,7 @@ class Welcome:
     source: str
     steps_per_epoch: int
     num_workers: int
-    clock: int
-    rows: int
     lease_s: float
-    in_step: bool = False
     decision: list[Any] | None = None
     texts: Mapping[int, str] = field(default_factory=dict)
 
@@ -136,8 +131,7 @@ class Session(Closing):
         self.welcome = Welcome(
             done=bool(reply.flags & Flag.DONE), epoch=reply.epoch, batch=reply.batch,
             source=str(known["source"]), steps_per_epoch=int(known["steps_per_epoch"]),
-            num_workers=int(known["num_workers"]), clock=reply.clock,
-            rows=reply.rows, lease_s=float(known["lease_s"]), in_step=bool(known["in_step"]),
+            num_workers=int(known["num_workers"]), lease_s=float(known["lease_s"]),
             decision=known.get("decision"),
             texts={int(rank): str(text) for rank, text in known["texts"].items()},
         )  # fmt: skip
@@ -153,6 +147,9 @@ class Session(Closing):
         """
         texts = self.join(text=text).texts
         return [texts[rank] for rank in sorted(texts)]
+
+    all_gather = meet
+    """As a :class:`sparkdl.training.syncing.RankIdentity`: quicker than a barrier's exchange."""
 
     def finish(self) -> None:
         """Says that this rank's work is done, whatever happens to its process from now on."""

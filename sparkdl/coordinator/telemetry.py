@@ -15,6 +15,7 @@ from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
 from sparkdl.failures import Failure
 from sparkdl.process.host_load import HostLoad
+from sparkdl.settings.values import is_number
 from sparkdl.training.phases import PHASES, Usage
 from sparkdl.training.reports import EpochReport, MetricState
 from sparkdl.transport.frames import BLOB_BYTES, ByteArray, Flag, Message
@@ -281,8 +282,7 @@ def is_count(value: object) -> bool:
 
 
 def _is_amount(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value < 2**63  # type: ignore[operator]
+    return is_number(value) and 0 <= value < 2**63  # type: ignore[operator]
 
 
 class Telemetry:

@@ -210,10 +210,8 @@ class Child(Closing):
         )
 
     def _answer(self, message: InputBatch | GatheredTexts) -> None:
-        try:
+        with contextlib.suppress(OSError):  # it has ended; the next message does not come either
             self._connection.send(message)
-        except OSError:  # it has ended; the next message does not come either
-            return
 
     def kill(self) -> None:
         """Ends the process by force; may be called by another thread."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from sparkdl.config import UseGpu
 from sparkdl.errors import ResourceError
 from sparkdl.learner.framework import lean_import, running_backend, start_backend
+from sparkdl.process.closing import environment, set_variable
 from sparkdl.process.host_load import ask_nvidia
 from sparkdl.process.start_lines import start_lines_held
 
@@ -128,7 +129,7 @@ def start_framework(placement: Placement) -> None:
         return
     gpus = placement.gpus or ()
     with (
-        _environment(
+        environment(
             KERAS_BACKEND=placement.backend,
             CUDA_VISIBLE_DEVICES=",".join(gpus) or "-1",
             TF_CPP_MIN_LOG_LEVEL=os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
@@ -159,7 +160,7 @@ def function_environment(placement: Placement) -> Iterator[None]:
     finally:
         for name in {*os.environ, *before}:
             if os.environ.get(name) != before.get(name):
-                _set(name, before.get(name))
+                set_variable(name, before.get(name))
         if gpus is not None and not had_framework and _is_imported(None):
             _seen = gpus
 
@@ -188,22 +189,3 @@ def _is_imported(backend: str | None) -> bool:
     """Whether this process has imported a backend's framework; with None, any."""
     frameworks = _FRAMEWORKS if backend is None else (backend,)
     return any(framework in sys.modules for framework in frameworks)
-
-
-@contextlib.contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    try:
-        for name, value in values.items():
-            _set(name, value)
-        yield
-    finally:
-        for name, value in before.items():
-            _set(name, value)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value

@@ -12,12 +12,10 @@ import collections
 import contextlib
 import json
 import math
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -45,6 +43,7 @@ from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import AloneGathering, Capture, RaisingTask, RankContext, Result, of_kind
 from sparkdl.launch.threads import ThreadCall
 from sparkdl.process import payload
+from sparkdl.process.closing import environment
 from sparkdl.process.log_lines import Sink, log_through, show
 from sparkdl.settings.network import THIS_HOST, RankListening
 from sparkdl.settings.values import require_int, require_name
@@ -262,16 +261,8 @@ def peer_environment(
         ResourceError: None of the ports is free.
     """
     names = _variables(peers, _addresses(communicator, listening), communicator)
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(names)
-    try:
+    with environment(**names):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _addresses(communicator: Communicator, listening: RankListening) -> list[str]:
@@ -426,13 +417,12 @@ class FunctionTask(RaisingTask):
         ):
             function, args, kwargs = _load_call(self.call, rank.rank)
             args = args if feed is None else (feed, *args)
-            described = (
-                peer_environment(self.peers, exit_barrier, self.listening)
-                if self.peers
-                else nullcontext()
-            )
             serves = self.peers is not None and self.peers.waits_for_others(rank.rank)
-            with use(communicator), described:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(use(communicator))
+                if self.peers is not None:
+                    described = peer_environment(self.peers, exit_barrier, self.listening)
+                    stack.enter_context(described)
                 call = partial(function, *args, **kwargs)
                 given = self.stream or self.feed
                 limit_s = None if given is None else given.stall_timeout_s

@@ -213,17 +213,18 @@ class Gathering(Protocol):
         """
 
     def settle(self) -> None:
-        """Returns when no rank is inside the exchange any more: from then on one may fail."""
+        """Returns when no rank is inside the exchange any more: from then on one may fail.
+
+        At once, unless an implementation has more to wait for.
+        """
+        return
 
 
-class AloneGathering:
+class AloneGathering(Gathering):
     """The gathering of a world of one."""
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         return [text]
-
-    def settle(self) -> None:
-        """At once."""
 
 
 class Meeting:
@@ -279,15 +280,12 @@ class Meeting:
             raise error
 
 
-class _MeetingRank:
+class _MeetingRank(Gathering):
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self._meeting, self._rank = meeting, rank
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         return self._meeting.all_gather(self._rank, text, timeout_s)
-
-    def settle(self) -> None:
-        """At once: a failure ends every wait in the meeting."""
 
 
 GATHER_TIMEOUT_S = 300.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkdl.errors import ResourceError
+from sparkdl.settings.values import is_number
 
 TRAINING_DESCRIPTORS = 64
 """Number of files and connections that a process must have free to train: an estimate."""
@@ -88,7 +89,7 @@ class HostLoad:
     def of_numbers(cls, numbers: object) -> HostLoad:
         if not isinstance(numbers, list) or len(numbers) < 2 or len(numbers) % 2:
             raise ValueError("expected an even count of numbers, at least two")
-        if not all(_is_percent(number) for number in numbers):
+        if not all(is_number(number) and 0 <= number <= 100 for number in numbers):
             raise ValueError("expected numbers from 0 to 100")
         gpus = len(numbers) // 2 - 1
         return cls(numbers[0], numbers[1], tuple(numbers[2 : 2 + gpus]), tuple(numbers[2 + gpus :]))
@@ -168,8 +169,3 @@ def gpu_loads(told: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _percent(value: float) -> float:
     return round(min(max(value, 0.0), 100.0), 1)
-
-
-def _is_percent(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value <= 100  # type: ignore[operator]

@@ -137,8 +137,12 @@ class _TensorFlowFinder:
             loader, execute = spec.loader, spec.loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
+                from sparkdl.process.closing import environment
+
                 del loader.exec_module
-                with start_lines_held(), _least_level():
+                # Without its switch, which it reads now, TensorFlow would log INFO later, too.
+                level = {} if _SWITCH in os.environ else {_SWITCH: "1"}
+                with start_lines_held(), environment(**level):
                     execute(module)
                     if not _has_gpu():  # says so once; where there is a GPU it is left alone
                         with contextlib.suppress(Exception):
@@ -152,19 +156,6 @@ def hold_start_lines() -> None:
     """Makes this process' import of TensorFlow hold its lines back, if it is still to come."""
     if "tensorflow" not in sys.modules:
         sys.meta_path.insert(0, _TensorFlowFinder())
-
-
-@contextlib.contextmanager
-def _least_level() -> Iterator[None]:
-    """TensorFlow reads its switch while it is imported; without one it would log INFO later too."""
-    unset = _SWITCH not in os.environ
-    if unset:
-        os.environ[_SWITCH] = "1"
-    try:
-        yield
-    finally:
-        if unset:
-            os.environ.pop(_SWITCH, None)
 
 
 def _has_gpu() -> bool:

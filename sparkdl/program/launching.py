@@ -72,16 +72,6 @@ def task_resources(program: Program) -> dict[str, float] | None:
     return resources or None
 
 
-def device_request(program: Program) -> DeviceRequest:
-    """The devices of a node: of the GPUs of its task as many as its group asks for.
-
-    A task of Spark has as many as the group that asks for most. Where no group asks, a node sees
-    the GPUs of its task, or those that its process sees.
-    """
-    gpus = tuple(placed.needs.gpus for placed in program.placed)
-    return DeviceRequest(None, unscheduled=True, gpus_of_ranks=gpus if any(gpus) else ())
-
-
 def refuse_restarts(program: Program) -> None:
     """Refuses groups with restarts."""
     for placed in program.placed:
@@ -160,8 +150,12 @@ class LaunchedProgram:
             stack.callback(server.close)
             self._surroundings = where
             self._stack = stack.pop_all()
+        # A task of Spark has as many GPUs as the group that asks for most. Where no group asks, a
+        # node sees those of its task, or those that its process sees.
+        gpus = tuple(placed.needs.gpus for placed in program.placed)
+        devices = DeviceRequest(None, unscheduled=True, gpus_of_ranks=gpus if any(gpus) else ())
         self._task = NodeTask(
-            nodes, token, server.address, devices=device_request(program),
+            nodes, token, server.address, devices=devices,
             listening=where.listening, certificate=where.certificate, endpoint=where.endpoint,
         )  # fmt: skip
         self._thread = threading.Thread(target=self._follow, name="sparkdl-program", daemon=True)

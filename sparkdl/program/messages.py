@@ -21,29 +21,16 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import cloudpickle
 
 from sparkdl.errors import AuthenticationError, ProtocolError
-from sparkdl.wire.listening import Stream, receive_exactly, tune
+from sparkdl.wire.listening import receive_exactly, tune
 from sparkdl.wire.proving import prove
 from sparkdl.wire.tls import Certificate, require_name
 
 _CHUNK_BYTES = 1 << 18
-
-
-class CallStream(Stream, Protocol):
-    """The part of a connection that messages need: of a socket or :class:`EncryptedStream`."""
-
-    def settimeout(self, timeout_s: float | None, /) -> None:
-        """The longest wait of a call from now on."""
-
-    def shutdown(self, how: int, /) -> None:
-        """Ends both directions."""
-
-    def close(self) -> None:
-        """Frees the connection."""
 
 
 class EncryptedStream:
@@ -165,7 +152,7 @@ class MessageConnection:
         is_server: bool,
     ) -> None:
         self._sending = threading.Lock()
-        self._socket: CallStream = connection
+        self._socket: socket.socket | EncryptedStream = connection
         try:
             tune(connection)
             connection.settimeout(HANDSHAKE_S)

@@ -21,7 +21,7 @@ from sparkdl.failures import one_line
 from sparkdl.launch.child import Child
 from sparkdl.launch.devices import DeviceRequest, function_environment
 from sparkdl.launch.function import CONNECT_TIMEOUT_S, LineSender, open_rank_session
-from sparkdl.launch.task import Capture, RaisingTask, RankContext, Result
+from sparkdl.launch.task import Capture, Gathering, RaisingTask, RankContext, Result
 from sparkdl.launch.threads import RestartedRanks
 from sparkdl.process import payload
 from sparkdl.process.log_lines import log_through
@@ -285,7 +285,7 @@ class NodeTask(RaisingTask):
         return None
 
 
-class _SessionMeeting:
+class _SessionMeeting(Gathering):
     """The exchange of texts of a node in a child, by the session of its parent."""
 
     def __init__(self, session: Session) -> None:
@@ -293,9 +293,6 @@ class _SessionMeeting:
 
     def all_gather(self, text: str, timeout_s: float) -> list[str]:
         return self._session.meet(text)
-
-    def settle(self) -> None:
-        """At once: the coordinator ends every wait when a rank is lost."""
 
 
 def _result(rank: int, returned: object) -> Result:

@@ -57,11 +57,6 @@ class Coder:
         self._held: FloatArray | None = None
         self.version = -1
 
-    @property
-    def residual(self) -> FloatArray | None:
-        """The values that are still to be sent; None for a codec that keeps nothing back."""
-        return self._compressor.residual
-
     def encode(self, flat: FloatArray, rows: int) -> ByteArray:
         """The payload of a commit; one without rows stands for nothing, and changes nothing."""
         if rows:
@@ -156,13 +151,6 @@ class Client(Closing):
             self._coder = Coder(compression, session.rank, session.attempt)
 
     @property
-    def residual(self) -> FloatArray | None:
-        """The rest of the trained section that a codec has yet to send; None where nothing is
-        kept.
-        """
-        return None if self._coder is None else self._coder.residual
-
-    @property
     def buffer(self) -> FloatArray:
         """The float32 buffer that pushes send and pulls fill."""
         return self.session.limits.dense(self.session.raw)
@@ -247,11 +235,7 @@ class Client(Closing):
             progress: The progress of the commit to come.
         """
         message = Message(StoreKind.ADD_UP, offset=number, meta={"numbers": numbers.tolist()})
-        reply = self.session.request(message, deferred=True)
-        while reply.flags & Flag.UPLOAD:
-            self._upload(progress)
-            reply = self.session.request(message, deferred=True)
-        return np.array(reply.meta["sums"], np.float64)
+        return np.array(self._waited(message, 0, progress).meta["sums"], np.float64)
 
     def push_pull_slices(self, progress: Progress, size: int, slices: Sequence[Slices]) -> None:
         """:meth:`push_pull` of a gradient that is slices in part.
@@ -372,13 +356,18 @@ class Client(Closing):
         if self.without_gradient:
             message.meta = {WITHOUT_GRADIENT: list(self.without_gradient)}
         self._ask_encoded(message)
-        reply = self.session.request(message, body, deferred=True)
-        while reply.flags & Flag.UPLOAD:
-            self._upload(progress)
-            reply = self.session.request(message, body, deferred=True)
+        reply = self._waited(message, body, progress)
         self.round_rows = reply.rows
         self.round_without_gradient = reply.meta.get(WITHOUT_GRADIENT, ())
         return reply
+
+    def _waited(self, message: Message, body: int | ByteArray, progress: Progress) -> Message:
+        """The reply to a request that waits for other ranks, one of which may need the state."""
+        while True:
+            reply = self.session.request(message, body, deferred=True)
+            if not reply.flags & Flag.UPLOAD:
+                return reply
+            self._upload(progress)
 
     def _upload(self, progress: Progress) -> None:
         """Hands over this worker's state of before the round; what it pushes stays as it is."""

@@ -1,15 +1,18 @@
-"""The frames of a parameter store, and what several servers are told to do."""
+"""The frames of a parameter store; the range of each of several servers, and what they are told."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from sparkdl.codecs import Compression
 from sparkdl.errors import ProtocolError
+from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.frames import Body, FrameKind, FrameLimits, kinds_of
-from sparkdl.weights import Layout
+from sparkdl.weights import FloatArray, Layout
 
 WITHOUT_GRADIENT = "without_gradient"
 """Key in the meta of a commit to a round and of its reply: variables without a gradient."""
@@ -43,15 +46,7 @@ class StoreKind(FrameKind):
 
 
 COMMITS = frozenset({StoreKind.PUSH, StoreKind.PUSH_PULL})
-ROWS = frozenset(
-    {
-        StoreKind.ROWS_PULL,
-        StoreKind.ROWS_PUSH,
-        StoreKind.ROWS_STAGE,
-        StoreKind.ROWS_CLOCKS,
-        StoreKind.ROWS_SAVE,
-    }
-)
+ROWS = frozenset(kind for kind in StoreKind if kind.name.startswith("ROWS_"))
 """The requests about rows of tables."""
 ENCODABLE = COMMITS | {StoreKind.STAGE}
 DECISION = "decision"
@@ -121,6 +116,51 @@ class Decision:
             ) from error  # fmt: skip
 
     @classmethod
-    def in_meta(cls, meta: Mapping[str, Any], key: str) -> Decision:
+    def in_meta(cls, meta: Mapping[str, Any]) -> Decision:
         """The one in a frame's meta; that of the beginning where there is none."""
-        return cls.from_wire(meta[key]) if key in meta else cls()
+        return cls.from_wire(meta[DECISION]) if DECISION in meta else cls()
+
+
+@dataclass(frozen=True)
+class Range:
+    """The range of one shard.
+
+    Args:
+        place: In the flat buffer of the model.
+        layout: Layout of the values in it: one trained vector, and one of averaged statistics.
+    """
+
+    place: slice
+    layout: Layout
+
+    def written(self, changes: VariableChanges, values: FloatArray) -> FloatArray:
+        """``values`` of the range with what callbacks wrote to the model's weights; a copy."""
+        start, stop = self.place.start, self.place.stop
+        found = values.copy()
+        for offset, new in changes.weights.items():
+            first, last = max(offset, start), min(offset + new.size, stop)
+            if first < last:
+                found[first - start : last - start] = new[first - offset : last - offset]
+        return found
+
+
+def ranges_of(layout: Layout, count: int) -> tuple[Range, ...]:
+    """``count`` nearly equal ranges that cover the buffer; some are empty if it has fewer values.
+
+    >>> layout = Layout.of([('w', (6,), 'float32')], [('mean', (3,), 'float32')])
+    >>> [(r.place.start, r.place.stop, r.layout.trained_size) for r in ranges_of(layout, 2)]
+    [(0, 4, 4), (4, 9, 2)]
+    """
+    return tuple(_range(layout, place) for place in layout.shards(count))
+
+
+def _range(layout: Layout, place: slice) -> Range:
+    edge = int(np.clip(layout.trained_size, place.start, place.stop))
+    trained = [("trained", (edge - place.start,), "float32")]
+    averaged = [("averaged", (place.stop - edge,), "float32")]
+    return Range(place, Layout.of(trained, averaged))
+
+
+def compression_of(whole: Compression | None, range_: Range) -> Compression | None:
+    """The compression of a run's commits to one shard."""
+    return None if whole is None else replace(whole, layout=range_.layout)

@@ -124,7 +124,7 @@ class ServerSynchronizer:
     ) -> None:
         self._check = check or FiniteCheck("ignore", layout.trained_size)
         self._rule, self._client, self._session = rule, client, client.session
-        if overlap is None and self.transport == "shm":
+        if overlap is None and client.transport == "shm":
             overlap = False  # no network to hide: an exchange costs the processors that train
         self._way: Way
         if rule.payload == "delta":
@@ -253,7 +253,7 @@ class ServerSynchronizer:
 
     def outcome(self, learner: SharedLearner, epoch: int) -> Outcome:
         """The server has all that the run keeps."""
-        return Outcome(self.transport, self._check.refused, self._way.counted)
+        return Outcome(self._client.transport, self._check.refused, self._way.counted)
 
     @property
     def _holds_state(self) -> bool:
@@ -273,17 +273,3 @@ class ServerSynchronizer:
         """Whether an exchange may happen inside a compiled call: no worker waits for this one, and
         the exchange changes the weights only."""
         return self._way.cuts_stacks
-
-    @property
-    def bytes_sent(self) -> int:
-        """Bytes of the frames that this worker sent (over shm their bodies stay in memory)."""
-        return self._session.bytes_sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._session.bytes_received
-
-    @property
-    def transport(self) -> str:
-        """Name of the transport in use."""
-        return self._client.transport

@@ -18,8 +18,7 @@ import numpy as np
 from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.shards.prefetch import Wanted
-from sparkdl.ps.shards.rows import RowsOfWorker
+from sparkdl.ps.shards.rows import RowsOfWorker, Wanted
 from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
@@ -219,7 +218,7 @@ class WindowSynchronizer(Way):
             if self._measures:
                 self._measure(began, time.perf_counter())
             return
-        self._land(learner)  # the exchange of the window before
+        self.drain(learner)  # the exchange of the window before
         learner.read_weights(self._pushed)
         if not self._check.admits(self._pushed):
             progress = self._begin_again(learner, progress)
@@ -269,14 +268,11 @@ class WindowSynchronizer(Way):
             rows=whole.rows // whole.batches * (self._done - first),
         )
         with self._unwrapping.inside(), self._clock.within("exchange", any_thread=True):
-            self._admit(first)
+            try:
+                self._check.admits(self._local)
+            except NotFiniteError:
+                raise NotFiniteError(among=(first, self._done)) from None
             self._rule.exchange(self._local, self._base, self._peer(progress))
-
-    def _admit(self, first: int) -> None:
-        try:
-            self._check.admits(self._local)
-        except NotFiniteError:
-            raise NotFiniteError(among=(first, self._done)) from None
 
     @contextlib.contextmanager
     def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
@@ -295,7 +291,7 @@ class WindowSynchronizer(Way):
         A worker whose weights were the center of its last exchange goes on from there; one with
         weights of its own (elastic rules) gets these back.
         """
-        self._land(learner)
+        self.drain(learner)
         learner.read_weights(self._local)
         own = None if np.array_equal(self._local, self._base) else self._local.copy()
         center = self._client.pull(last=last)
@@ -328,10 +324,6 @@ class WindowSynchronizer(Way):
             learner.take_changes(change)
             change.write_into(self._base)
 
-    def drain(self, learner: SharedLearner) -> None:
-        """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
-        self._land(learner)
-
     def _measure(self, began: float, ended: float) -> None:
         """Notes the last window's times; older ones count less and less."""
         if self._windows >= _UNTIMED:
@@ -352,7 +344,8 @@ class WindowSynchronizer(Way):
         except BaseException as error:  # raised again in the training thread
             self._error = error
 
-    def _land(self, learner: SharedLearner) -> None:
+    def drain(self, learner: SharedLearner) -> None:
+        """Ends an exchange that is under way; to be called at an epoch's end, and at the end."""
         if self._flight is None:
             return
         with self._clock.within("exchange"):

@@ -3,7 +3,6 @@
 ``frames``: what a frame holds, errors on their way, and the limits of its receiver.
 ``service``, ``server``: what is served, by which threads, behind which sockets.
 ``socket``, ``shm``, ``http``: the three transports.
-``strangers``: connections that have not shown the token yet.
 ``address``, ``openers``, ``connection``: a client's way there, and back after a break.
 ``framing``: frames on a stream.
 """

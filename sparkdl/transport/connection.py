@@ -92,10 +92,8 @@ def deliver_body(reply: Message, raw: ByteArray) -> None:
     reply.body = target
 
 
-class Opener(Protocol):
-    """Opens a connection: with a buffer, or (``raw`` None) for control only."""
-
-    def __call__(self, raw: ByteArray | None) -> Channel: ...
+Opener = Callable[[ByteArray | None], Channel]
+"""Opens a connection: with a buffer, or (None) for control only."""
 
 
 class Connection:

@@ -335,23 +335,22 @@ def decode_meta(kind: FrameKind, raw: bytes | bytearray | memoryview) -> dict[st
     return meta
 
 
-def _codes() -> dict[str, type[SparkDLError]]:
-    return {
-        "aborted": WorkerError,
-        "timeout": WaitTimeoutError,
-        "busy": BusyError,
-        "authentication": AuthenticationError,
-        "ahead": RowsAheadError,
-        "protocol": ProtocolError,
-        "transport": TransportError,
-        "config": ConfigError,
-        "error": SparkDLError,
-    }
+_CODES: dict[str, type[SparkDLError]] = {
+    "aborted": WorkerError,
+    "timeout": WaitTimeoutError,
+    "busy": BusyError,
+    "authentication": AuthenticationError,
+    "ahead": RowsAheadError,
+    "protocol": ProtocolError,
+    "transport": TransportError,
+    "config": ConfigError,
+    "error": SparkDLError,
+}
 
 
 def error_to_meta(error: SparkDLError) -> dict[str, Any]:
     """An error as the meta of an ERROR frame; long texts are cut, so that it can be sent."""
-    code = next(code for code, cls in _codes().items() if isinstance(error, cls))
+    code = next(code for code, cls in _CODES.items() if isinstance(error, cls))
     meta: dict[str, Any] = {"code": code}
     meta.update({name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS})
     if isinstance(error, WorkerError):
@@ -367,7 +366,7 @@ def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
 
     if meta.get("code") == "aborted":
         return Failure.from_wire(meta).worker_error()
-    cls = _codes().get(text("code"), SparkDLError)
+    cls = _CODES.get(text("code"), SparkDLError)
     return cls(
         text("what") or "the server refused a frame", expected=text("expected"),
         received=text("received"), hint=text("hint"),

@@ -138,10 +138,6 @@ class Dispatcher:
         self._ticker = threading.Thread(target=self._tick, name="sparkdl-ps-tick", daemon=True)
         self._ticker.start()
 
-    @property
-    def connections(self) -> int:
-        return len(self._slots)
-
     def open(self, send: Callable[[Message], None] | None = None) -> int:
         """A new connection.
 

@@ -8,7 +8,6 @@ copies nothing, a pull is one copy by the server.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 
@@ -18,6 +17,7 @@ from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.socket import StreamServer, open_stream
 from sparkdl.wire.anonymous import anonymous_file, map_file
+from sparkdl.wire.listening import shut_down
 
 SENT_BY_ANY_BYTES = 4 << 20
 """Weights up to which the thread that completes a round copies the result for all workers, one
@@ -123,8 +123,7 @@ class ShmChannel:
         )
 
     def abort(self) -> None:
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        shut_down(self._socket)
 
     def close(self) -> None:
         self._socket.close()

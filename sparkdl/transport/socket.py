@@ -10,18 +10,22 @@ from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import require_raw
 from sparkdl.transport.frames import (
+    HEADER_BYTES,
+    MAX_FIRST_META_BYTES,
     ByteArray,
     FrameLimits,
     Kind,
     Message,
+    decode_header,
+    decode_meta,
+    encode,
     error_from_meta,
     error_to_meta,
 )
 from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.service import Dispatcher
-from sparkdl.transport.strangers import FirstFrame
-from sparkdl.wire.greeting import Greeter, Stranger, hear_out
-from sparkdl.wire.listening import is_connected, shut_down, tune
+from sparkdl.wire.greeting import Greeter, Stranger, hear_bytes, hear_out, no_room
+from sparkdl.wire.listening import is_connected, shut_down, token_matches, tune
 from sparkdl.wire.proving import IncomingProof
 from sparkdl.wire.tls import ServerEncryption, connect_encrypted, first_knock
 
@@ -92,6 +96,52 @@ def open_stream(connection: socket.socket, token: str, limits: FrameLimits, **me
         ) from error
     if reply.kind is Kind.ERROR:
         raise error_from_meta(reply.meta)
+
+
+FIRST_FRAME = FrameLimits(blob_bytes=0, max_meta_bytes=MAX_FIRST_META_BYTES)
+"""The limits of a first frame."""
+
+
+class FirstFrame:
+    """A connection whose first frame must be OPEN with the token."""
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        self.connection = connection
+        self.opening: Message | None = None
+        self._token = token
+        self._data = bytearray()
+        self._wanted = HEADER_BYTES
+
+    def hear(self) -> bool:
+        """Reads what has come; True once the frame is whole and has the token.
+
+        Raises:
+            OSError, EOFError: The peer is gone.
+            ProtocolError: These bytes are no first frame.
+            AuthenticationError: It has another token, or none.
+        """
+        if not hear_bytes(self.connection, self._data, self._wanted):
+            return False
+        if self.opening is None:
+            self.opening, meta_size, body_size = decode_header(self._data, FIRST_FRAME.kinds)
+            FIRST_FRAME.check(self.opening, meta_size, body_size)
+            self._wanted += meta_size
+            if not hear_bytes(self.connection, self._data, self._wanted):
+                return False
+        opening = self.opening
+        opening.meta = decode_meta(opening.kind, self._data[HEADER_BYTES:])
+        if opening.kind is not Kind.OPEN or not token_matches(
+            opening.meta.get("token"), self._token
+        ):
+            raise AuthenticationError(
+                "a connection without the run's token", expected="OPEN with the token",
+                received=opening.kind.name,
+            )  # fmt: skip
+        return True
+
+    def turn_away(self) -> None:
+        """Says that there is no room, if the peer's end takes it at once."""
+        self.connection.send(encode(Message(Kind.ERROR, meta=error_to_meta(no_room()))))
 
 
 class StreamServer:

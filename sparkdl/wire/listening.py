@@ -22,13 +22,6 @@ class ReceivesInto(Protocol):
         """Receives some bytes; 0 at the end."""
 
 
-class Stream(ReceivesInto, Protocol):
-    """The two ways of a connection."""
-
-    def sendall(self, data: bytes | memoryview, /) -> None:
-        """Sends all bytes."""
-
-
 def receive_into(connection: ReceivesInto, view: memoryview) -> None:
     """Fills ``view``.
 
@@ -61,7 +54,7 @@ def token_matches(received: object, token: str) -> bool:
     )
 
 
-def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.socket:
+def listen(bind_address: str, spec: PortSpec) -> socket.socket:
     """A listening TCP socket on the first free port of ``spec``; IPv4 or IPv6.
 
     Raises:
@@ -83,7 +76,7 @@ def listen(bind_address: str, spec: PortSpec, *, backlog: int = 1024) -> socket.
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(info[4])
-            listener.listen(backlog)
+            listener.listen(1024)
             return listener
         except OSError as error:
             listener.close()

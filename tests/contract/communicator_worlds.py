@@ -214,9 +214,9 @@ def choice(c: Any) -> tuple[str, bool]:
 
 def pretend_gpus(c: Any) -> None:
     """Horovod counts as one that reduces on GPUs, so that ``'auto'`` wants it in a fit, too."""
-    from sparkdl.collective import horovod_connector
+    from sparkdl.collective import horovod
 
-    horovod_connector.reduces_on_gpus = lambda: True
+    horovod.reduces_on_gpus = lambda: True
 
 
 def occupy_horovod(c: Any) -> bool:

@@ -31,9 +31,9 @@ from sparkdl.transport.address import Address, Endpoint, Listeners, ListenOption
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
 from sparkdl.transport.http.client import CLIENT_HEADER, FRAME_PATH
+from sparkdl.transport.http.gateway import _HTTP_BUSY
 from sparkdl.transport.openers import openers_of
 from sparkdl.transport.server import Server
-from sparkdl.transport.strangers import _HTTP_BUSY
 from sparkdl.wire import tls
 from sparkdl.wire.greeting import no_room
 from sparkdl.wire.hosts import host_id

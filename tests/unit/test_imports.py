@@ -31,12 +31,11 @@ WITHOUT_IMPORTS = {"sparkdl", *ROOMS}
 
 BY_NAME = {
     ("sparkdl.process.start_lines", "sparkdl.process"),
-    ("sparkdl.collective.communicator", "sparkdl.collective.horovod_connector"),
+    ("sparkdl.collective.communicator", "sparkdl.collective.horovod"),
     ("sparkdl.collective.communicator", "sparkdl.collective.builtin"),
     ("sparkdl.collective.communicator", "sparkdl.collective.current"),
     ("sparkdl.collective.horovod", "tensorflow"),
     ("sparkdl.collective.horovod", "horovod"),
-    ("sparkdl.collective.horovod_connector", "horovod"),
     ("sparkdl.tracking.mlflow_sink", "mlflow.keras"),
 }
 """The imports by name against the layers or the rules on frameworks; docs/architecture.md tells

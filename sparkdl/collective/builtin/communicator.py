@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import (
     DTYPES,
+    KINDS,
     MAX_DIMENSIONS,
     OPS,
     Array,
@@ -38,7 +39,6 @@ from sparkdl.collective.arithmetic import (
 from sparkdl.collective.builtin.paths import Places, connect_paths
 from sparkdl.collective.builtin.records import (
     HEADER_BYTES,
-    KINDS,
     LENGTH,
     SAME,
     WEIGHT,
@@ -139,13 +139,12 @@ class BuiltinCommunicator(Communicator):
     def _reduce_large(self, source: Array, target: Array, op: str, factor: float) -> None:
         ufunc = reduction_ufunc(op)
         shared, ring = self._shared, self._ring
-        if shared is None and ring is None:
-            put_scaled(source, factor, target)
+        if shared is None:
+            if ring is None:
+                put_scaled(source, factor, target)
+            else:
+                ring.all_reduce(source, target, shard_edges(source.size, ring.count), factor, ufunc)
             return
-        if shared is None and ring is not None:
-            ring.all_reduce(source, target, shard_edges(source.size, ring.count), factor, ufunc)
-            return
-        assert shared is not None
         edges = self._places.edges(source.size)
         if self._places.num_rings == 0:
             shared.all_reduce(source, target, edges, factor, ufunc)

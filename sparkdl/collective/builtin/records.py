@@ -14,18 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.collective.arithmetic import OPS, Array
+from sparkdl.collective.arithmetic import KINDS, OPS, Array
 from sparkdl.errors import ProtocolError
 
-KINDS = (
-    "all_reduce",
-    "reduce_scatter",
-    "all_gather",
-    "broadcast",
-    "barrier",
-    "group",
-    "all_to_all",
-)
 SAME = struct.Struct("<BBBB12sQq8q")
 WEIGHT = struct.Struct("<d")
 HEADER_BYTES = SAME.size + WEIGHT.size

@@ -99,8 +99,9 @@ class Ring:
                     outgoing = outgoing[self._send(outgoing) :]
                 want = _LENGTH.size if length < 0 else _LENGTH.size + length
                 if len(incoming) < want:
-                    got = self._receive_some(want - len(incoming))
-                    incoming += got
+                    part = memoryview(self._scratch)[: want - len(incoming)]
+                    got = self._receive_into(part)
+                    incoming += part[:got]
                     if not got:
                         # the ranks whose records have been received have come; this one has not
                         self._pause([self.ranks[origin]], True, bool(outgoing))
@@ -150,18 +151,13 @@ class Ring:
             first = scaled
         sends, steps = [first], []
         for s in range(self.count - 1):
-            i = self.index - 2 - s
-            steps.append(
-                _Step(
-                    portion(target, i),
-                    _joiner(portion(source, i), portion(target, i), factor, ufunc),
-                )
-            )
-            sends.append(portion(target, i))
+            mine, result = (portion(of, self.index - 2 - s) for of in (source, target))
+            steps.append(_Step(result, _joiner(mine, result, factor, ufunc)))
+            sends.append(result)
         for s in range(self.count - 1):
-            i = self.index - 1 - s
-            steps.append(_Step(portion(target, i)))
-            sends.append(portion(target, i))
+            result = portion(target, self.index - 1 - s)
+            steps.append(_Step(result))
+            sends.append(result)
         self._stream(sends[: len(steps)], steps)
 
     def reduce_scatter(
@@ -335,10 +331,6 @@ class Ring:
             raise peer_gone(self.ranks[self.index], self._previous_rank, error) from error
         return got
 
-    def _receive_some(self, size: int) -> bytes:
-        part = memoryview(self._scratch)[:size]
-        return bytes(part[: self._receive_into(part)])
-
     def _pause(self, missing: list[int], receiving: bool, sending: bool, wants: int = 1) -> None:
         """Waits until a socket is ready: looks for a short time, then sleeps."""
         poll = select.poll()
@@ -349,7 +341,7 @@ class Ring:
         waits_for_more = receiving and self._vain == _VAIN_SPINS
         self._wake_at(min(wants, _WAKE_BYTES) if waits_for_more else 1)
         if self._vain < _VAIN_SPINS:
-            if spin_until(lambda: bool(poll.poll(0)), SPIN_S):
+            if spin_until(lambda: bool(poll.poll(0))):
                 self._vain = max(0, self._vain - 1)
                 return
             self._vain += 1

@@ -10,7 +10,7 @@ In round ``k`` each rank (1) writes its contribution to every other rank's porti
 own portion from all contributions, in rank order, and publishes the result, (3) takes the other
 portions' results. The steps of three rounds overlap, pieces stay in the cache, and all ranks
 reduce their portions at the same time. The counters say how much a rank has done since the start;
-every wait is for other ranks' counters (:mod:`sparkdl.collective.builtin.shared`).
+every wait is for other ranks' counters.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
-from sparkdl.collective.builtin.waiting import SLICE_MS, SPIN_S, Watch, peer_gone, spin_until
-from sparkdl.errors import ProtocolError, TransportError
+from sparkdl.collective.builtin.waiting import SLICE_MS, Watch, peer_gone, spin_until
+from sparkdl.errors import ProtocolError
 from sparkdl.wire.anonymous import anonymous_file
 
 _ASLEEP = 8  # a flag beside the counters, in a cache line of its own
@@ -106,7 +106,7 @@ class Counters:
         def ready() -> bool:
             return all(words[place] >= value for place, _ in places)
 
-        if spin_until(ready, SPIN_S):
+        if spin_until(ready):
             return
         asleep = self._base[self._index] + _ASLEEP
         words[asleep] = 1
@@ -146,20 +146,11 @@ def share_mapping(
     It has no name (a memfd), so nothing is left behind when all ranks are killed.
 
     Raises:
-        TransportError: A peer ended meanwhile, or the system has no anonymous shared memory.
+        TransportError: A peer ended meanwhile.
         ProtocolError: Another rank shares memory of another size.
     """
-    if index == 0:
-        return _make(ranks, links, size)
-    return _receive(index, ranks, links[0], size, watch)
-
-
-def _make(ranks: Sequence[int], links: Mapping[int, socket.socket], size: int) -> mmap.mmap:
-    if not hasattr(os, "memfd_create"):
-        raise TransportError(
-            "cannot share memory between ranks", expected="a system with memfd_create (Linux)",
-            received=os.uname().sysname, hint="communicator='horovod', or a mode with a server",
-        )  # fmt: skip
+    if index > 0:
+        return _receive(index, ranks, links[0], size, watch)
     number = anonymous_file(size, "sparkdl")
     try:
         for other, link in links.items():
@@ -374,12 +365,9 @@ class SharedMemory:
                 put_scaled(source[a:b], factor, result)
             else:
                 first = pieces[0][slot][own][: b - a]
-                if own == 1:
-                    join_scaled(first, source[a:b], factor, ufunc, result)
-                else:
-                    for j in range(1, own):
-                        ufunc(first, pieces[j][slot][own][: b - a], out=first)
-                    join_scaled(first, source[a:b], factor, ufunc, result)
+                for j in range(1, own):
+                    ufunc(first, pieces[j][slot][own][: b - a], out=first)
+                join_scaled(first, source[a:b], factor, ufunc, result)
             for j in range(own + 1, self.count):
                 ufunc(result, pieces[j][slot][own][: b - a], out=result)
             if take is not None:
@@ -472,23 +460,10 @@ class SharedMemory:
 
     def _typed(self, dtype: np.dtype[np.generic]) -> list[list[list[Array]]]:
         if dtype not in self._pieces:
-            count = self._piece // dtype.itemsize
-            first = _PAGE + 2 * self._record
-            self._pieces[dtype] = [
-                [
-                    [
-                        np.frombuffer(
-                            self._map,
-                            np.uint8,
-                            self._piece,
-                            i * self._stride + first + (slot * self.count + j) * self._piece,
-                        ).view(dtype)[:count]
-                        for j in range(self.count)
-                    ]
-                    for slot in range(DEPTH)
-                ]
-                for i in range(self.count)
-            ]
+            areas = np.frombuffer(self._map, np.uint8).reshape(self.count, self._stride)
+            pieces = areas[:, _PAGE + 2 * self._record :].view(dtype)
+            shaped = pieces.reshape(self.count, DEPTH, self.count, -1)
+            self._pieces[dtype] = [[list(slot) for slot in area] for area in shaped]
         return self._pieces[dtype]
 
 

@@ -59,9 +59,9 @@ class Watch:
             )
 
 
-def spin_until(ready: Callable[[], bool], seconds: float = SPIN_S) -> bool:
+def spin_until(ready: Callable[[], bool]) -> bool:
     """Calls ``ready`` again and again for a short time; returns whether it became true."""
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + SPIN_S
     while True:
         for _ in range(8):
             if ready():

@@ -58,11 +58,7 @@ class RoundExchange(OuterExchange):
     If no rank had rows nothing changes.
     """
 
-    def __init__(
-        self, communicator: Communicator, layout: Layout, rule: Rule, extras: int = 0
-    ) -> None:
-        super().__init__(communicator, layout, rule, extras)
-        self._rounds = 0
+    _rounds = 0
 
     def after_window(
         self,
@@ -363,7 +359,7 @@ class StreamingExchange(OuterExchange):
             self._send(fragment, weights)
         for fragment in self._fragments:
             self._apply(fragment, weights, 0.0)
-        np.copyto(weights, self.center)
+        super().finish(weights)
 
     def _send(self, fragment: _Fragment, weights: FloatArray) -> None:
         place, buffer = fragment.place, fragment.buffer

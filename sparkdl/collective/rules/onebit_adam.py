@@ -234,12 +234,9 @@ class OneBitAdamExchange(OptimizerExchange):
         scaled: FloatArray = self._adam_state["scaled_mean"]
         return scaled * np.float32(1.0 - self._adam.beta_1)
 
-    def _mean_square(self) -> FloatArray:
-        scaled: FloatArray = self._adam_state["scaled_mean_square"]
-        return scaled * np.float32(1.0 - self._adam.beta_2)
-
     def _freeze(self) -> _Frozen:
-        root = np.sqrt(self._mean_square())
+        scaled: FloatArray = self._adam_state["scaled_mean_square"]
+        root = np.sqrt(scaled * np.float32(1.0 - self._adam.beta_2))
         active = root > 0.0
         for slot in self.layout.slots:
             if slot.offset < root.size and slot.size:

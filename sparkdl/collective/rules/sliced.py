@@ -140,16 +140,13 @@ class SlicedExchange(OptimizerExchange):
     ) -> None:
         super().__init__(communicator, layout)
         self.optimizer, self.around = optimizer, around
-        size, rank, count = layout.trained_size, communicator.rank, communicator.size
-        edges = shard_edges(size, count)
+        edges = shard_edges(layout.trained_size, communicator.size)
         self._slices = [slice(a, b) for a, b in itertools.pairwise(edges)]
-        self._mine = self._slices[rank]
-        self.own_state: State = optimizer.init(
-            np.zeros(self._mine.stop - self._mine.start, np.float32)
-        )
+        self._mine = self._slices[communicator.rank]
+        size = self._mine.stop - self._mine.start
+        self.own_state: State = optimizer.init(np.zeros(size, np.float32))
         """Optimizer state of this rank's slice."""
         if around.use_ema:
-            size = self._mine.stop - self._mine.start
             self.own_state |= {"average": np.zeros(size, np.float32), "averaged": 0}
 
     def keras_slots(self) -> dict[str, tuple[str, float]]:

@@ -11,13 +11,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.coordinator.blobs import Assembly, chunked
 from sparkdl.coordinator.group import Group, Store, Work, Worker
+from sparkdl.coordinator.reporting import require_driver
 from sparkdl.data.feed import Columns, Feed, RowSpool, size_of
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.feeding import FunctionFeed
@@ -116,13 +116,10 @@ class StreamStore(Store):
     def receive(self, connection: int, message: Message) -> Work | None:
         group = self._group
         if message.kind is StreamKind.OFFER:
-            if message.rank != -1:
-                raise ProtocolError(
-                    "only the driver offers rows", expected="rank -1",
-                    received=f"rank {message.rank}",
-                )  # fmt: skip
+            require_driver(message)
             group.answer(connection, Message(Kind.OK))
-            self._answer_all()
+            for asking in list(self._asking):
+                self._answer(asking)
             return None
         worker = group.workers.get(message.rank)
         if worker is None or worker.attempt != message.attempt:
@@ -164,10 +161,6 @@ class StreamStore(Store):
         for connection, (_, since) in list(self._asking.items()):
             if now - since > LONGEST_WAIT_S:
                 self._tell(connection, {})
-
-    def _answer_all(self) -> None:
-        for connection in list(self._asking):
-            self._answer(connection)
 
     def _answer(self, connection: int) -> None:
         rank = self._asking[connection][0].rank
@@ -362,15 +355,8 @@ class StreamSettings:
     fed: int | None = None
 
 
-class Desk(Protocol):
-    """A rank's way to the driver about rows."""
-
-    def tell(self, **told: int | str | bool) -> dict[str, int | bool]:
-        """Tells something and returns the answer."""
-
-
 class RowsDesk(Closing):
-    """A :class:`Desk` over a connection of its own; for one thread."""
+    """A rank's way to the driver about rows, over a connection of its own; for one thread."""
 
     def __init__(self, endpoint: Endpoint, rank: int, attempt: int) -> None:
         opener = openers_of(endpoint, "auto", FrameLimits(), _TIMEOUTS)
@@ -407,7 +393,7 @@ class StreamFeed(FunctionFeed):
     """Micro-batches that were given to their end."""
 
     def __init__(
-        self, settings: StreamSettings, desk: Desk, intake: StreamIntake, rank: int
+        self, settings: StreamSettings, desk: RowsDesk, intake: StreamIntake, rank: int
     ) -> None:
         self._settings, self._desk, self._intake, self._rank = settings, desk, intake, rank
         self._rows: Feed | None = None

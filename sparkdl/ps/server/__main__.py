@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from sparkdl.errors import SparkDLError
+from sparkdl.errors import BEATS, SparkDLError
 from sparkdl.optimizers.blocks import use_threads
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.ps.server.process import LENGTH
@@ -51,15 +51,7 @@ def main() -> None:
             config.service(center), config.token, listeners, config.num_workers, config.certificate
         )
     except SparkDLError as error:
-        _say(
-            output,
-            {
-                "what": error.what,
-                "expected": error.expected,
-                "received": error.received,
-                "hint": error.hint,
-            },
-        )
+        _say(output, {"refused": {name: getattr(error, name) for name in BEATS}})
         return
     use_threads(min(_MOST_THREADS, os.cpu_count() or 1))
     server.start()

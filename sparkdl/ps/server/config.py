@@ -10,7 +10,7 @@ from sparkdl.codecs import Codec, Compression
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import ConfigError
-from sparkdl.ps.shards.ranges import Range, ranges_of
+from sparkdl.ps.kinds import Range, ranges_of
 from sparkdl.ps.store import make_store
 from sparkdl.rules.rule import Rule
 from sparkdl.settings.network import PortSpec
@@ -29,11 +29,7 @@ class ServerConfig:
 
     Args:
         rule: How commits change the center; may be an instance of a user's class.
-        mode: ``'http'``, ``'socket'``, ``'shm'``, or ``'auto'`` for all three.
-        port: 0 for any free one, a port, or a range (``'7000-7010'``). The framed socket takes it
-            where the mode has one, else Flask; both stay inside a range.
-        bind_address: Interface to listen on.
-        advertised_address: What workers connect to; None for ``bind_address``.
+        mode, port, bind_address, advertised_address: See :class:`ListenOptions`.
         settings: Time limits; its ``num_workers`` is replaced by the one above. None for defaults.
         token: The run's secret; made up if empty.
         codec: What commits and their replies may be encoded with; None takes no encoded ones.

@@ -169,10 +169,7 @@ class ServerProcess(Closing):
             answer = json.loads(self._answer)
             if "ready" in answer:
                 return
-            raise ResourceError(
-                answer["what"], expected=answer["expected"], received=answer["received"],
-                hint=answer["hint"],
-            )  # fmt: skip
+            raise ResourceError(**answer["refused"])
         self._process.kill()
         self._process.wait()
         self._output.finish(5)

@@ -1,14 +1,10 @@
 """A center that lies on several servers: each of them, a *shard*, holds a range of it.
 
-``ranges``
-    Which range each shard holds.
 ``service``
     :class:`~sparkdl.ps.shards.service.ShardService`, the state machine of one shard.
 ``tables``, ``rows``
     The rows of a model's tables: on a shard, and as a worker sees them: batch by batch, round by
-    round, or with the weights.
-``prefetch``
-    Rows that are pulled before their batch.
+    round, or with the weights; the next batch's rows are pulled ahead.
 ``row_link``, ``pushes``
     A worker's requests for rows, and their bodies.
 ``client``

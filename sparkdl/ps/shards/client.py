@@ -11,11 +11,17 @@ from sparkdl.codecs import Compression
 from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
-from sparkdl.ps.kinds import DECISION, Decision, StoreKind, limits_of
-from sparkdl.ps.shards.prefetch import RowsAhead
-from sparkdl.ps.shards.ranges import Range, compression_of, ranges_of
+from sparkdl.ps.kinds import (
+    DECISION,
+    Decision,
+    Range,
+    StoreKind,
+    compression_of,
+    limits_of,
+    ranges_of,
+)
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
+from sparkdl.ps.shards.rows import RoundRows, RowsAhead, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.training.slices import Slices, pack, unpack
@@ -72,10 +78,6 @@ class ShardClient(Closing):
         """Name of the transport in use, ``'none'`` while there is no connection."""
         channel = self._connection.channel
         return "none" if channel is None else channel.name
-
-    @property
-    def residual(self) -> FloatArray | None:
-        return None if self._coder is None else self._coder.residual
 
     @property
     def encodes(self) -> bool:
@@ -156,12 +158,6 @@ class ShardedClient(Client):
     @property
     def buffer(self) -> FloatArray:
         return self._flat
-
-    @property
-    def residual(self) -> FloatArray | None:
-        kept = [shard.residual for shard in self._shards]
-        parts = [part for part in kept if part is not None]
-        return np.concatenate(parts) if parts else None
 
     @property
     def encodes(self) -> bool:
@@ -309,7 +305,7 @@ class ShardedClient(Client):
 
     def _note(self, reply: Message) -> None:
         if DECISION in reply.meta:
-            self._decision = Decision.in_meta(reply.meta, DECISION)
+            self._decision = Decision.in_meta(reply.meta)
 
     def _on_all(self, do: Callable[[ShardClient], object]) -> None:
         """Does something with all shards at the same time; raises the first error."""

@@ -11,8 +11,7 @@ import numpy as np
 from sparkdl.coordinator.blobs import chunked
 from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.process.closing import Closing
-from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
-from sparkdl.ps.shards.ranges import ranges_of
+from sparkdl.ps.kinds import DECISION, StoreKind, limits_of, ranges_of
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.phases import ServerUsage

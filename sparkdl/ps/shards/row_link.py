@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -232,12 +232,10 @@ class RowLink(Closing):
         return self._connections[shard].request(message, body)
 
     def _on_all(self, do: Callable[[int], None]) -> None:
-        """Does something with all shards at the same time; raises the first error."""
         if self.num_shards == 1:
             do(0)
             return
         jobs = [self._threads.submit(do, shard) for shard in range(self.num_shards)]
-        errors = [job.exception() for job in jobs]
-        for error in errors:
-            if error is not None:
-                raise error
+        wait(jobs)
+        for job in jobs:
+            job.result()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,11 +13,9 @@ from sparkdl.coordinator.blobs import Assembly
 from sparkdl.coordinator.group import Worker
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.failures import Failure
-from sparkdl.ps.kinds import DECISION, ROWS, Decision, Member, StoreKind, limits_of
-from sparkdl.ps.shards.ranges import Range
+from sparkdl.ps.kinds import ROWS, Decision, Member, Range, StoreKind, limits_of
 from sparkdl.ps.shards.tables import TableService
-from sparkdl.ps.store.center import Center
-from sparkdl.ps.store.replies import CenterReplies
+from sparkdl.ps.store.center import Center, CenterReplies
 from sparkdl.ps.store.rounds import Payload, Round
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
@@ -28,15 +26,6 @@ from sparkdl.weights import FloatArray
 
 MAX_CHANGES_BYTES = 1 << 34
 """Most bytes that a callback may write to the weights at a time."""
-
-
-@dataclass
-class _Staged:
-    """One commit to a round, put aside until a decision names it."""
-
-    attempt: int
-    sequence: int
-    payload: Payload
 
 
 class ShardService(BufferedService):
@@ -76,7 +65,7 @@ class ShardService(BufferedService):
         self._reached: dict[int, tuple[int, int]] = {}  # by the former attempts of a rank
         self._clock = 0
         self._round_rows = 0
-        self._staged: dict[int, list[_Staged]] = {}
+        self._staged: dict[int, list[Payload]] = {}
         self._snapshots: dict[tuple[int, int], FloatArray] = {}
         if self._center.on_workers:
             self._snapshots[0, 0] = center
@@ -178,22 +167,15 @@ class ShardService(BufferedService):
                 reply = self._replies.weights(connection, message)
                 reply.flags |= Flag.DUPLICATE
                 return reply
-            commit = self._center.commit_of(worker, message, self._clock, self._num_workers)
-            if not self._rule.lock_free:
-                self._replies.preserve()
-                self._center.apply(values, commit)
-            worker.count_staleness(commit.staleness)
-            worker.advance(message)
+            commit = self._replies.take(worker, message, values, self._clock, self._num_workers)
             self._clock += 1
-            if message.kind is StoreKind.PUSH_PULL:
-                worker.pulled_clock = self._clock
             if not self._rule.lock_free:
                 return self._replies.weights(connection, message)
         self._center.apply(values, commit)
         return self._replies.weights(connection, message)
 
     def _pull(self, connection: int, message: Message) -> Message:
-        decision = Decision.in_meta(message.meta, DECISION)
+        decision = Decision.in_meta(message.meta)
         self._follow(decision)
         if self._center.on_workers:
             values = self._snapshot_at(decision.position)
@@ -206,12 +188,13 @@ class ShardService(BufferedService):
     def _stage(self, connection: int, message: Message) -> Message:
         """Puts a commit aside; a former one of this rank stays until no decision can name it."""
         payload = Payload(connection, self._replies.values(message), message)
-        own = [s for s in self._staged.get(message.rank, []) if s.attempt != message.attempt]
-        self._staged[message.rank] = [*own, _Staged(message.attempt, message.sequence, payload)]
+        former = self._staged.get(message.rank, [])
+        own = [staged for staged in former if staged.message.attempt != message.attempt]
+        self._staged[message.rank] = [*own, payload]
         return Message(Kind.OK, sequence=message.sequence)
 
     def _result(self, connection: int, message: Message) -> Message:
-        self._follow(Decision.in_meta(message.meta, DECISION))
+        self._follow(Decision.in_meta(message.meta))
         return self._replies.result(message, self._round_rows)
 
     def _tell(self, connection: int, message: Message) -> Message:
@@ -238,8 +221,8 @@ class ShardService(BufferedService):
     def _staged_of(self, member: Member) -> Payload:
         rank, attempt, sequence = member
         for staged in self._staged.get(rank, []):
-            if (staged.attempt, staged.sequence) == (attempt, sequence):
-                return staged.payload
+            if (staged.message.attempt, staged.message.sequence) == (attempt, sequence):
+                return staged
         raise ProtocolError(
             f"the commit of rank {rank} to a round is not on this shard",
             expected=f"commit {sequence} of attempt {attempt}", received="none",
@@ -248,7 +231,7 @@ class ShardService(BufferedService):
     def _take_snapshot(self, connection: int, message: Message) -> Message:
         """Keeps the weights of a position beside those of the last that was decided."""
         self._center.require_on_workers()
-        decided = Decision.in_meta(message.meta, DECISION).position
+        decided = Decision.in_meta(message.meta).position
         values = self._replies.values(message).copy()
         kept = {decided: self._snapshots[decided]} if decided in self._snapshots else {}
         self._snapshots = {**kept, (message.epoch, message.batch): values}

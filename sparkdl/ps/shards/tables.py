@@ -138,7 +138,7 @@ class TableService:
             ResourceError: The rows cannot be written.
         """
         if DECISION in message.meta:
-            self._follow(Decision.in_meta(message.meta, DECISION), message.rank)
+            self._follow(Decision.in_meta(message.meta), message.rank)
         if message.kind is StoreKind.ROWS_STAGE:
             return self._stage(message)
         if message.kind is StoreKind.ROWS_PULL:
@@ -146,7 +146,8 @@ class TableService:
         if message.kind is StoreKind.ROWS_PUSH:
             return self._push(message)
         if message.kind is StoreKind.ROWS_CLOCKS:
-            return self._clocks()
+            clocks = {name: store.clock for name, store in self.stores.items()}
+            return Message(Kind.OK, meta={"clocks": clocks})
         return self._save(message)
 
     def metrics(self) -> list[Metric]:
@@ -193,7 +194,10 @@ class TableService:
             own = self._rates[part.table]
             rate = message.learning_rate if own is None else own
             with self._locks[part.table]:
-                came_back = self._changed_by_others(part) if adds else part.wanted
+                came_back = part.wanted
+                if adds:  # what others have changed, and the sender does not know
+                    slots = self.stores[part.table].slots_of(part.ids)
+                    came_back = self._changed[part.table].since(slots, part.clock)
                 if new.any() or not (again or len(new)):
                     self._step(part if new.all() else part.piece(new), rate, adds=adds)
                 replies.append(self._reply(part, came_back))
@@ -229,11 +233,6 @@ class TableService:
         else:
             store.push(part.ids, part.values, rate, part.counts)
         self.pushed += len(part.ids)
-
-    def _changed_by_others(self, part: RowPush) -> Mask:
-        """Which rows of a part had changes that its sender does not know."""
-        slots = self.stores[part.table].slots_of(part.ids)
-        return self._changed[part.table].since(slots, part.clock)
 
     def _reply(self, part: RowPush, rows: Mask | None) -> PushReply:
         store = self.stores[part.table]
@@ -326,9 +325,6 @@ class TableService:
             )
             worker.bind(0, message, 0.0)
         return worker
-
-    def _clocks(self) -> Message:
-        return Message(Kind.OK, meta={"clocks": {n: s.clock for n, s in self.stores.items()}})
 
     def _save(self, message: Message) -> Message:
         """Writes the rows; meanwhile others push, unless rows may leave their places."""

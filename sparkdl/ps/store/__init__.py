@@ -2,19 +2,16 @@
 
 ``commit_store``, ``round_store``
     A store for each kind of rule: each commit changes the center, or the mean of a round does.
-``parameter_store``
-    The part of both: the center and its pulls.
-``replies``
-    How commits are read, and answered with the center or with the change of what a worker holds.
-``rounds``, ``snapshot``
-    Parts of a store of rounds.
 ``center``
-    The weights and the rule.
+    The part of both: the weights and the rule; how commits are read, and answered with the center
+    or with the change of what a worker holds.
+``rounds``
+    Parts of a store of rounds.
 """
 
 from sparkdl.codecs import Compression
+from sparkdl.ps.store.center import ParameterStore
 from sparkdl.ps.store.commit_store import CommitStore
-from sparkdl.ps.store.parameter_store import ParameterStore
 from sparkdl.ps.store.round_store import RoundStore
 from sparkdl.rules.rule import Rule
 from sparkdl.weights import NO_VALUES, FloatArray, Layout

@@ -5,46 +5,34 @@ from __future__ import annotations
 from sparkdl.codecs import Compression
 from sparkdl.coordinator.group import Group, Wait, Work, Worker
 from sparkdl.ps.kinds import StoreKind
-from sparkdl.ps.store.parameter_store import ParameterStore
+from sparkdl.ps.store.center import ParameterStore
 from sparkdl.rules.rule import Rule
 from sparkdl.transport.frames import Flag, Message
 from sparkdl.weights import FloatArray, Layout
 
 
-class FirstPulls:
-    """Holds the first pulls back until all workers that were let in together have asked.
+class FirstPulls(set[int]):
+    """The ranks whose first pull is held back until all that were let in together have asked.
 
     Without this, a worker that pulls late would start from weights that the others have already
     trained; with short epochs, trained to the end.
     """
 
     def __init__(self, group: Group) -> None:
+        super().__init__()
         self._group = group
-        self._ranks: set[int] = set()
-
-    def expect(self, rank: int) -> None:
-        """A worker was let in with others, and will pull."""
-        self._ranks.add(rank)
-
-    def __contains__(self, rank: int) -> bool:
-        """Whether the next pull of ``rank`` is held back."""
-        return rank in self._ranks
-
-    def forget(self, rank: int) -> None:
-        """Nobody waits for ``rank``: it is gone, or commits without a pull."""
-        self._ranks.discard(rank)
 
     def expire(self) -> None:
         """Nobody is waited for any more, if one has waited as long as for the workers to come."""
         limit_s = self._group.settings.gather_s
         if any(self._group.now - w.since > limit_s for _, w in self._group.waiting("begin")):
-            self._ranks.clear()
+            self.clear()
 
     def take(self) -> list[tuple[int, Wait]]:
         waits = self._group.waiting("begin")
-        if self._ranks - {wait.message.rank for _, wait in waits}:
+        if self - {wait.message.rank for _, wait in waits}:
             return []
-        self._ranks.clear()
+        self.clear()
         return waits
 
 
@@ -82,12 +70,12 @@ class CommitStore(ParameterStore):
             others = [w.clock for w in self._group.members() if w is not worker]
             worker.clock = max(worker.clock, min(others, default=0))
         if not late and not self.together:
-            self._first_pulls.expect(worker.rank)
+            self._first_pulls.add(worker.rank)
         return "center"
 
     def leave(self, worker: Worker) -> None:
         super().leave(worker)
-        self._first_pulls.forget(worker.rank)
+        self._first_pulls.discard(worker.rank)
 
     def settle(self) -> None:
         """Answers the first pulls, opens the gates, answers the last pulls."""
@@ -113,7 +101,7 @@ class CommitStore(ParameterStore):
 
     def _commit(self, connection: int, message: Message, worker: Worker) -> Work | None:
         group, values = self._group, self._replies.values(message)
-        self._first_pulls.forget(worker.rank)
+        self._first_pulls.discard(worker.rank)  # it commits without a pull: nobody waits for it
         if message.sequence <= worker.applied:  # its first reply was lost
             if self._gated:
                 group.defer(connection, "gate", message)
@@ -122,15 +110,9 @@ class CommitStore(ParameterStore):
                 reply.flags |= Flag.DUPLICATE
                 group.answer(connection, reply, worker)
             return None
-        commit = self._center.commit_of(worker, message, group.clock, group.settings.num_workers)
-        if not self._rule.lock_free:
-            self._replies.preserve()
-            self._center.apply(values, commit)
-        worker.count_staleness(commit.staleness)
-        worker.advance(message)
+        count = group.settings.num_workers
+        commit = self._replies.take(worker, message, values, group.clock, count)
         group.clock += 1
-        if message.kind is StoreKind.PUSH_PULL:
-            worker.pulled_clock = group.clock
         if self._rule.lock_free:
 
             def apply() -> Message:

@@ -12,9 +12,17 @@ from sparkdl.coordinator.blobs import chunk_reply
 from sparkdl.coordinator.group import Group, Work, Worker
 from sparkdl.errors import TransportError
 from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
-from sparkdl.ps.store.parameter_store import ParameterStore
-from sparkdl.ps.store.rounds import Payload, Round, Sums, numbers_without_gradient
-from sparkdl.ps.store.snapshot import CarriedValues, SlicedCommits, Snapshot, StateTransfer
+from sparkdl.ps.store.center import ParameterStore
+from sparkdl.ps.store.rounds import (
+    CarriedValues,
+    Payload,
+    Round,
+    SlicedCommits,
+    Snapshot,
+    StateTransfer,
+    Sums,
+    numbers_without_gradient,
+)
 from sparkdl.rules.rule import Rule
 from sparkdl.training.slices import Slices
 from sparkdl.transport.frames import Flag, Kind, Message
@@ -34,16 +42,7 @@ class RoundStore(ParameterStore):
         decides_for: The layout of the values where these lie on shards; None: they lie here.
     """
 
-    kinds = ParameterStore.kinds | {
-        StoreKind.STATE_PUT,
-        StoreKind.STATE_GET,
-        StoreKind.ADD_UP,
-        StoreKind.SLICES_PUT,
-        StoreKind.SLICES_GET,
-        StoreKind.CARRIED,
-        StoreKind.CARRIED_PUT,
-        StoreKind.CARRIED_GET,
-    }
+    kinds = frozenset(kind for kind in StoreKind if kind < StoreKind.STAGE)  # others are to shards
     latched = True  # with rounds, every rank must learn of an order at the same step
 
     def __init__(
@@ -315,11 +314,7 @@ class RoundStore(ParameterStore):
             return reply
         reply = Message(StoreKind.WEIGHTS, sequence=request.sequence, rows=rows)
         reply.meta = dict(self._round_meta)
-        return self._sliced_result(request, reply)
-
-    def _sliced_result(self, request: Message, reply: Message) -> Message:
-        """The result where some variables have slices; a large one is read in chunks."""
-        body = self._center.slices_for(request)
+        body = self._center.slices_for(request)  # a large one is read in chunks
         reply.flags = Flag.SLICED | request.flags & Flag.ENCODED
         if body.size > self.limits.buffer_bytes:
             reply.total = body.size

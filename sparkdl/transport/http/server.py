@@ -29,13 +29,16 @@ from sparkdl.transport.http.client import (
 )
 from sparkdl.transport.http.gateway import (
     ANSWERED,
+    OPEN_PER_SECOND,
+    Allowance,
+    FirstRequest,
     Gateway,
     GreetedServer,
     ReplyBody,
     TunedConnection,
+    has_token,
 )
 from sparkdl.transport.service import Dispatcher
-from sparkdl.transport.strangers import OPEN_PER_SECOND, Allowance, FirstRequest, has_token
 from sparkdl.wire.greeting import BusyError, no_room
 from sparkdl.wire.listening import is_connected
 from sparkdl.wire.tls import ServerEncryption

@@ -15,7 +15,7 @@ from plain_learner import PlainLearner
 from sparkdl.collective import communicator
 from sparkdl.collective.builtin import BuiltinConnector
 from sparkdl.collective.communicator import maker_of, register
-from sparkdl.collective.strategy import AllReduceStrategy, SessionMeeting
+from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.config import COMMUNICATORS, FitConfig
 from sparkdl.coordinator.driver_client import CoordinatorHost
 from sparkdl.coordinator.session import open_session
@@ -65,7 +65,7 @@ def test_a_run_with_a_coordinator() -> None:
     def work(host: CoordinatorHost, rank: int) -> None:
         with contextlib.ExitStack() as stack:
             session = stack.enter_context(open_session(host.endpoint, rank=rank))
-            opened = strategy.open(SessionMeeting(session), LAYOUT, session)
+            opened = strategy.open(session, LAYOUT, session)
             synchronizer, learner = stack.enter_context(opened), Slope(rank)
             start = synchronizer.start(learner, rows=rows[rank], batches=1, windows=1)
             assert start.windows_per_epoch == 1

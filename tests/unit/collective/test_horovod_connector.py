@@ -8,8 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from sparkdl.collective.communicator import Member
-from sparkdl.collective.horovod import reduces_on_gpus
-from sparkdl.collective.horovod_connector import unreachable
+from sparkdl.collective.horovod import reduces_on_gpus, unreachable
 
 IPV4 = (Member("10.0.0.5", 1, "a"), Member("10.0.0.6", 2, "b"))
 IPV6 = (Member("fd77::5", 1, "a"), Member("fd77::6", 2, "b"))

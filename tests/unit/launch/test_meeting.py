@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering, SessionMeeting
+from sparkdl.collective.strategy import AllReduceStrategy, EarlyGathering
 from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError, WaitTimeoutError
@@ -49,7 +49,7 @@ def test_the_coordinator_tells_every_rank_what_all_said() -> None:
         InprocServer(Coordinator(Settings(3))) as server,
         server.session(0) as a, server.session(1) as b, server.session(2) as c,
     ):  # fmt: skip
-        meetings = [SessionMeeting(session) for session in (a, b, c)]
+        meetings = (a, b, c)
         said = [lambda m=m: m.all_gather(f"I am {m.rank}") for m in meetings]
         assert in_threads(*said) == [["I am 0", "I am 1", "I am 2"]] * 3
         for session in (a, b, c):  # what the same rank tells later waits for nobody
@@ -61,7 +61,7 @@ def test_the_coordinator_names_who_is_missing() -> None:
         InprocServer(Coordinator(Settings(3, start_timeout_s=0.3))) as server,
         server.session(0) as a, server.session(2) as c,
     ):  # fmt: skip
-        answers = in_threads(*(lambda s=s: SessionMeeting(s).all_gather("") for s in (a, c)))
+        answers = in_threads(*(lambda s=s: s.all_gather("") for s in (a, c)))
     for error in answers:
         assert isinstance(error, WaitTimeoutError)
         assert "1" in error.received, error.received

@@ -9,11 +9,10 @@ import numpy as np
 
 from sparkdl.coordinator.session import Session
 from sparkdl.process.closing import Closing
-from sparkdl.ps.kinds import DECISION, StoreKind, limits_of
+from sparkdl.ps.kinds import DECISION, StoreKind, compression_of, limits_of, ranges_of
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardClient, ShardedClient
-from sparkdl.ps.shards.ranges import compression_of, ranges_of
 from sparkdl.testing.inproc import InprocServer
 from sparkdl.training.changes import VariableChanges
 from sparkdl.transport.connection import Timeouts

@@ -14,9 +14,8 @@ from ps_learner import LAYOUT
 from sparkdl.coordinator.settings import Settings
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun
-from sparkdl.ps.shards.prefetch import _Coming
 from sparkdl.ps.shards.row_link import Fetched, RowLink
-from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows, WindowRows
+from sparkdl.ps.shards.rows import RowsOfWorker, ServedRows, WindowRows, _Coming
 from sparkdl.rules import make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore

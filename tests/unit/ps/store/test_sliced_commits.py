@@ -13,7 +13,7 @@ from ps_world import Plain
 
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.ps.store import make_store
-from sparkdl.ps.store.snapshot import MAX_BYTES
+from sparkdl.ps.store.rounds import MAX_BYTES
 from sparkdl.rules import BSP
 from sparkdl.rules.rule import Rule
 from sparkdl.training.slices import Slices, pack, unpack
