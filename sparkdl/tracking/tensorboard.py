@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 
-from sparkdl.data.tfrecord.framing import frame
+from sparkdl.data.tfrecord.framing import frame, varint
 from sparkdl.progress import events
 from sparkdl.tracking.event_files import GrowingFile
 from sparkdl.tracking.sinks import Thinning
@@ -135,8 +135,8 @@ class _EventFile(GrowingFile):
 
     def write(self, now: float, step: int, numbers: list[tuple[str, float]]) -> None:
         values = (_bytes(1, _bytes(1, tag.encode()) + _float(2, value)) for tag, value in numbers)
-        summary = b"".join(values)
-        self.append(frame(_double(1, now) + _varint(2, step) + _bytes(5, summary)))
+        summary, number = b"".join(values), _key(2, _VARINT) + varint(step)
+        self.append(frame(_double(1, now) + number + _bytes(5, summary)))
 
 
 def numbers_of(prefix: str, metrics: events.Metrics) -> list[tuple[str, float]]:
@@ -173,18 +173,4 @@ def _float(field: int, value: float) -> bytes:
 
 
 def _bytes(field: int, value: bytes) -> bytes:
-    return _key(field, _BYTES) + _length(len(value)) + value
-
-
-def _varint(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _length(value)
-
-
-def _length(value: int) -> bytes:
-    """A number of at least 0 in groups of seven bits, the lowest first."""
-    parts = bytearray()
-    while value > 0x7F:
-        parts.append(value & 0x7F | 0x80)
-        value >>= 7
-    parts.append(value)
-    return bytes(parts)
+    return _key(field, _BYTES) + varint(len(value)) + value
