@@ -18,9 +18,15 @@ from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.linear import rank_task
-from sparkdl.linear.rank_task import LinearModel, LinearScores, LinearTask
+from sparkdl.linear.rank_task import (
+    Ftrl,
+    LinearModel,
+    LinearPart,
+    LinearScores,
+    LinearSettings,
+    LinearTask,
+)
 from sparkdl.linear.sparse_rows import SparseVectors
-from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
 from sparkdl.spark.forms.fields import field_of, is_number, wrong_type

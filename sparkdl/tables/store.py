@@ -24,8 +24,7 @@ from sparkdl.tables.admission import (
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
 from sparkdl.tables.index import RowIndex, Slots, grown
-from sparkdl.tables.initial_rows import RowStart
-from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
+from sparkdl.tables.rules import RowRule, RowStart, SgdRows, make_row_rule
 from sparkdl.weights import FloatArray, is_finite
 
 BLOCK_ROWS = 1 << 14

@@ -11,8 +11,7 @@ from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
 from sparkdl.tables.admission import CountFilter, Eviction, Probability
 from sparkdl.tables.hashing import mix64
 from sparkdl.tables.index import in_order
-from sparkdl.tables.initial_rows import RowStart
-from sparkdl.tables.rules import make_row_rule
+from sparkdl.tables.rules import RowStart, make_row_rule
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, Statistics, merged
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
