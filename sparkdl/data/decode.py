@@ -265,7 +265,6 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
 
 
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
-    """Lists of different lengths -> ragged rows."""
     spec = place.spec
     if not is_any_list(array.type):
         raise place.error(

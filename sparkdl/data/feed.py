@@ -402,7 +402,6 @@ class Feed(RowFeed):
         return _arrays(pa.Table.from_batches([part.arrow() for part in parts])) if parts else {}
 
     def _take(self, batch_size: int) -> list[TakenRows]:
-        """The next rows; none if there are no more."""
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
             return []

@@ -19,7 +19,6 @@ from sparkdl.data.storage import (
     GrowingRagged,
     MemoryStorage,
     RaggedSpill,
-    SpilledRaggedStorage,
     SpillWriter,
     Storage,
 )
@@ -219,11 +218,7 @@ class _Collector:
 
     def finish(self) -> Storage:
         if self._writer is not None:
-            blocks = self._writer.finish()
-            if not self._ragged:
-                return blocks
-            ragged = {number: spill.finish() for number, spill in self._ragged.items()}
-            return SpilledRaggedStorage(blocks, ragged)
+            return self._writer.finish({n: spill.finish() for n, spill in self._ragged.items()})
         if self._columns is None:
             return MemoryStorage([empty_stored(entry) for entry in self._entries], 0)
         return MemoryStorage([column.finish() for column in self._columns], self._num_rows)

@@ -302,7 +302,6 @@ def _count(number: int, noun: str) -> str:
 
 
 def _few(items: list[str], most: int = 4) -> str:
-    """Some of the items, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 

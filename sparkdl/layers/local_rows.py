@@ -450,10 +450,9 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
         """The counterpart of :meth:`get_config`."""
-        own = config.get("optimizer")
-        if isinstance(own, dict):
-            config = {**config, "optimizer": keras.saving.deserialize_keras_object(own)}
         config = dict(config)
+        if isinstance(own := config.get("optimizer"), dict):
+            config["optimizer"] = keras.saving.deserialize_keras_object(own)
         reference = config.pop("stored", None)
         layer = cls(**config)
         if reference is not None:

@@ -338,8 +338,6 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
 
 
 class _Call:
-    """One call of the loss in a step."""
-
     def __init__(self, layer: ShardedClassifier, training: bool) -> None:
         self._layer, self._training = layer, training
         self._number = -1

@@ -446,8 +446,6 @@ class LinearModel:
 
 
 class _Lookup:
-    """Finds the weights of indices."""
-
     def __init__(self, model: LinearModel) -> None:
         self._model, self._index = model, RowIndex()
         self._end = int(model.ids[-1]) + 1 if len(model.ids) else 0

@@ -331,7 +331,6 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         return dataset.select(*columns)
 
     def _train(self, rows: Any) -> list[LinearPart]:
-        """The parts of the model, those of all ranks."""
         rule = Ftrl(**{n: self.getOrDefault(n) for n in ("lambda1", "lambda2", "alpha", "beta")})
         training = LinearSettings(
             rule, self.getOrDefault("batchSize"), self.getOrDefault("maxIter"),

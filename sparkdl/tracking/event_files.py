@@ -137,7 +137,6 @@ class Timeline:
                 write_bytes(self._path, json.dumps(self._trace()).encode())
 
     def _did(self, name: str) -> None:
-        """The driver did this until now."""
         now = self._clock()
         self._driver.append((name, self._since, now))
         self._since = now
@@ -325,8 +324,6 @@ class TensorBoard:
 
 
 class _EventFile(GrowingFile):
-    """One event file in a folder of its own run."""
-
     def __init__(self, folder: str, now: float) -> None:
         host = socket.gethostname() or "localhost"
         name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_counter):06d}.v2"

@@ -110,7 +110,7 @@ def run_search(
     seed: int,
     max_concurrent: int,
     timeout_s: float | None,
-    on_score: Callable[[int, float], None],
+    on_score: Callable[[int, float], None] = lambda trial, score: None,
     sampler: Sampler | None = None,
     tell: Callable[[Event], None] = lambda event: None,
     keep_best: int | None = None,

@@ -10,8 +10,6 @@ from __future__ import annotations
 import ast
 import inspect
 import math
-import shutil
-import tempfile
 import textwrap
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +22,7 @@ from pyspark.sql import SparkSession
 
 import sparkdl
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
+from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.launch import interrupts
 from sparkdl.learner.checks.compiling import model_from_json
 from sparkdl.learner.framework import seed_everything
@@ -298,17 +297,13 @@ class HyperParamModel:
         sc = self.spark_context
         spark = sc if hasattr(sc, "createDataFrame") else SparkSession.builder.getOrCreate()
         trainer = _FunctionTrainer(spark, Template(model), data, self.seed)
-        folder = tempfile.mkdtemp(prefix="sparkdl-hyperparam-")
-        journal = Journal.at(folder, {"seed": self.seed}, resume=False)
-        try:
+        with TemporaryFolder() as folder:
+            journal = Journal.at(folder.path, {"seed": self.seed}, resume=False)
             run_search(
                 RandomSearch(count, max_epochs=1), trainer,
                 journal, Goal("loss", False), seed=self.seed, timeout_s=None,
-                on_score=lambda trial, score: None,
                 max_concurrent=min(self.num_workers, capacity.count_slots(spark) or 1),
             )  # fmt: skip
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
         if not trainer.trials:
             errors = sorted({record.error or record.state for record in journal.trials.values()})
             raise ConfigError(

@@ -104,8 +104,6 @@ class _Texts(_Part):
 
 
 class _Varints(_Part):
-    """A varint for each message."""
-
     def __init__(self, values: npt.NDArray[Any]) -> None:
         self.values = values.astype(np.uint64)
         self.sizes = loops.varint_sizes(self.values)
@@ -115,8 +113,6 @@ class _Varints(_Part):
 
 
 class _Chain(_Part):
-    """Parts one after the other."""
-
     def __init__(self, *parts: _Part) -> None:
         self.parts = parts
         self.sizes = np.sum([part.sizes for part in parts], axis=0).astype(np.int64)
