@@ -185,7 +185,9 @@ class _Collector:
                     hint="pad or resize to one shape",
                 )
         if self._writer is not None:
-            self._write([a if indices is None else _picked(a, indices) for a in arrays])
+            if indices is not None:
+                arrays = [a.take(indices) if isinstance(a, Ragged) else a[indices] for a in arrays]
+            self._write(arrays)
         else:
             for column, stored in zip(self._columns, arrays, strict=True):
                 column.append(stored, indices)  # type: ignore[arg-type]  # each of its own kind
@@ -234,7 +236,3 @@ def _growing(stored: Stored) -> GrowingArray | GrowingRagged:
     if isinstance(stored, Ragged):
         return GrowingRagged(stored.values.shape[1:], stored.values.dtype)
     return GrowingArray(stored.shape[1:], stored.dtype)
-
-
-def _picked(stored: Stored, indices: IndexArray) -> Stored:
-    return stored.take(indices) if isinstance(stored, Ragged) else stored[indices]

@@ -23,6 +23,7 @@ from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
 from sparkdl.learner.prediction import model_source
 from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.settings.values import FLAG, require_name, whole
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -35,7 +36,7 @@ from sparkdl.spark.session.frames import column_named, require_frame
 S = TypeVar("S", bound="ImageStage")
 
 
-class ImageStage(Stage, SavedStage, HasInputCol, HasOutputCol):
+class ImageStage(Stage, HasInputCol, HasOutputCol, SavedStage):
     """A stage with arguments that are no Params (``PARTS``), which go into files with it."""
 
     FUNCTIONS: ClassVar[tuple[str, ...]] = ()
@@ -66,7 +67,7 @@ class ImageStage(Stage, SavedStage, HasInputCol, HasOutputCol):
         """The model of this stage: a Keras model, the path of one, or None."""
         return self._model
 
-    def _predicted(self, frame: Any, archive: ModelArchive, decoder: Any) -> Any:
+    def _predicted(self, frame: Any, archive: PredictorArchive, decoder: Any) -> Any:
         (name,) = archive.signature.outputs
         return predict_columns(
             frame, archive, Columns(self.getInputCol(), decoder=decoder),

@@ -343,12 +343,9 @@ def _constant(seeds: Hashes, dim: int, value: float = 0.0) -> FloatArray:
     return np.full((len(seeds), dim), value, np.float32)
 
 
-def _zeros(seeds: Hashes, dim: int) -> FloatArray:
-    return np.zeros((len(seeds), dim), np.float32)
-
-
 _KINDS: dict[str, Callable[..., FloatArray]] = {
-    "uniform": _between, "normal": _normal, "constant": _constant, "zeros": _zeros,
+    "uniform": _between, "normal": _normal, "constant": _constant,
+    "zeros": lambda seeds, dim: np.zeros((len(seeds), dim), np.float32),
 }  # fmt: skip
 """A start's name -> what makes one row for each seed, of shape (seeds, dim), of its constants."""
 
