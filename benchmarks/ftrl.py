@@ -113,8 +113,8 @@ def train_here(column: Any, labels: np.ndarray, batch: int, epochs: int) -> tupl
     import pyarrow as pa
 
     from sparkdl.collective.current import SoloCommunicator
+    from sparkdl.linear.rank_task import LinearSettings, LinearTraining
     from sparkdl.linear.sparse_rows import SparseRows
-    from sparkdl.linear.spread_weights import LinearSettings, LinearTraining
 
     settings = LinearSettings(batch_size=batch, epochs=epochs)
     start = time.perf_counter()

@@ -293,15 +293,15 @@ FAULTS = [
     ),
     Fault(
         "tables/files.py",
-        "if not 0 <= (self.since or 0) <= self.clock <= _MAX_CLOCK:",
-        "if not 0 < (self.since or 0) <= self.clock <= _MAX_CLOCK:",
+        'if not 0 <= self.clock <= _MAX_CLOCK or found["since"] is not None:',
+        'if not 0 <= self.clock <= _MAX_CLOCK and found["since"] is not None:',
         "unit/tables/test_files.py",
     ),
     Fault(
         "tables/store.py",
-        "slots = slots[self._meta[slots, 1] > since]",
-        "slots = slots[self._meta[slots, 1] >= since]",
-        "unit/tables/test_files.py",
+        "leaves |= self.clock - clocks > unseen",
+        "leaves |= self.clock - clocks >= unseen",
+        "unit/tables/test_store.py",
     ),
     Fault(
         "tables/store.py",

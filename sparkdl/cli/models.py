@@ -127,7 +127,8 @@ def estimate(given: Namespace) -> int:
         print(json.dumps(result))
         return 0
     for name, value in result.items():
-        print(f"{name.replace('_', ' '):<34} {_shown(name, value)}")
+        shown = f"{value:.6f}" if "seconds" in name else f"{value:,.0f}"
+        print(f"{name.replace('_', ' '):<34} {shown}")
     return 0
 
 
@@ -156,10 +157,6 @@ def exchange_costs(
         "allreduce_bytes_per_worker": int(ring),
         "allreduce_seconds": ring / rate + 2 * (workers - 1) * latency_s,
     }
-
-
-def _shown(name: str, value: float) -> str:
-    return f"{value:.6f}" if "seconds" in name else f"{value:,.0f}"
 
 
 def _settings(given: Namespace) -> dict[str, Any]:

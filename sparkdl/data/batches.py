@@ -251,7 +251,8 @@ class Batches:
             order = np.arange(len(self._grouped))
             if self.shuffle:
                 order = generator(self.seed, (self.rank, epoch)).permutation(order)
-            return _batch_order(self._grouped, order)
+            batches = self._grouped
+            return lambda start, stop: np.concatenate([batches[n] for n in order[start:stop]])
         if self.repeats:
             return _Passes(self._order_of_pass, len(self.rows), epoch * self.plan.num_rows)
         plain = not self.shuffle and self._begin is None
@@ -260,7 +261,9 @@ class Batches:
     def _order_of_pass(self, number: int) -> _Order:
         if not self.shuffle:
             begin = self._begin
-            return _own_order if begin is None else lambda start, stop: begin[start:stop]
+            if begin is None:
+                return lambda start, stop: np.arange(start, stop, dtype=np.int64)
+            return lambda start, stop: begin[start:stop]
         key = (self.rank, number)
         storage = self.rows.storage
         if storage.block_rows is None:
@@ -299,15 +302,6 @@ def stack_of(batch: Batch, count: int, *, grouped: bool = False) -> BatchStack:
 
 _Order = Callable[[int, int], IndexArray]
 """Row numbers at the positions from a first one to a last one (exclusive) of the epoch."""
-
-
-def _own_order(start: int, stop: int) -> IndexArray:
-    return np.arange(start, stop, dtype=np.int64)
-
-
-def _batch_order(batches: list[IndexArray], order: IndexArray) -> _Order:
-    """Batches whose rows are known, by their numbers in an order; asked for by place there."""
-    return lambda start, stop: np.concatenate([batches[number] for number in order[start:stop]])
 
 
 def _joined(start: int, stop: int, rows_from: _Order) -> IndexArray:

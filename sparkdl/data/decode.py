@@ -29,7 +29,7 @@ from sparkdl.data.conform import (
     numbers_of,
     shape_error,
 )
-from sparkdl.data.plain_arrow import is_any_list, unwrapped
+from sparkdl.data.plain_arrow import bytes_of, is_any_list, unwrapped
 from sparkdl.data.ragged import Array, Ragged, Stored
 from sparkdl.errors import DataError
 
@@ -108,14 +108,8 @@ def decode_images(array: Any, place: ValuePlace) -> Array:
 
 def _content(array: Any) -> tuple[Array, Array]:
     """The bytes of all values of a binary array, one after the other, and how many each has."""
-    if not len(array):
-        return np.empty(0, np.uint8), np.empty(0, np.int64)
-    _, positions, data = array.buffers()
-    large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
-    offsets = np.frombuffer(positions, np.int64 if large else np.int32)
-    offsets = offsets[array.offset : array.offset + len(array) + 1]
-    content = np.frombuffer(data or b"", np.uint8)[int(offsets[0]) : int(offsets[-1])]
-    return content, np.diff(offsets)
+    data, offsets = bytes_of(array)
+    return data[offsets[0] : offsets[-1]], np.diff(offsets)
 
 
 def _to_rgb(pixels: Array, wanted: int) -> Array:
@@ -271,7 +265,6 @@ def _decode_texts(array: Any, place: ValuePlace) -> Ragged:
 
 
 def _decode_sequences(array: Any, place: ValuePlace) -> Ragged:
-    """Lists of different lengths -> ragged rows."""
     spec = place.spec
     if not is_any_list(array.type):
         raise place.error(

@@ -12,7 +12,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO, Any, Literal, Protocol, overload
+from typing import IO, Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -86,19 +86,14 @@ def _view(array: pa.Array) -> npt.NDArray[Any] | None:
     if pa.types.is_fixed_size_list(kind):
         width = int(kind.list_size)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        found = _one_length(array)
-        if found is None:
+        sizes = array.value_lengths().to_numpy()
+        if not len(sizes) or (sizes != sizes[0]).any():
             return None
-        width = found
+        width = int(sizes[0])
     else:
         return None
     inner = _view(array.flatten())
     return None if inner is None else inner.reshape(len(array), width, *inner.shape[1:])
-
-
-def _one_length(array: pa.Array) -> int | None:
-    sizes = array.value_lengths().to_numpy()
-    return int(sizes[0]) if len(sizes) and (sizes == sizes[0]).all() else None
 
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
@@ -158,15 +153,7 @@ class _MappedBatches(Sequence[pa.RecordBatch]):
     def __len__(self) -> int:
         return len(self._batches)
 
-    @overload
-    def __getitem__(self, index: int) -> pa.RecordBatch: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[pa.RecordBatch]: ...
-
-    def __getitem__(self, index: int | slice) -> pa.RecordBatch | list[pa.RecordBatch]:
-        if isinstance(index, slice):
-            return self._batches[index]
+    def __getitem__(self, index: int) -> pa.RecordBatch:  # type: ignore[override]  # no slices
         batch = self._batches[index]
         if self._given is not None and self._given != index:
             begin = self._ends[self._given - 1] if self._given else 0
@@ -415,7 +402,6 @@ class Feed(RowFeed):
         return _arrays(pa.Table.from_batches([part.arrow() for part in parts])) if parts else {}
 
     def _take(self, batch_size: int) -> list[TakenRows]:
-        """The next rows; none if there are no more."""
         require_int("batch_size", batch_size, 1)
         if self.should_stop():
             return []

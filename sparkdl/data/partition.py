@@ -19,7 +19,6 @@ from sparkdl.data.storage import (
     GrowingRagged,
     MemoryStorage,
     RaggedSpill,
-    SpilledRaggedStorage,
     SpillWriter,
     Storage,
 )
@@ -186,7 +185,9 @@ class _Collector:
                     hint="pad or resize to one shape",
                 )
         if self._writer is not None:
-            self._write([a if indices is None else _picked(a, indices) for a in arrays])
+            if indices is not None:
+                arrays = [a.take(indices) if isinstance(a, Ragged) else a[indices] for a in arrays]
+            self._write(arrays)
         else:
             for column, stored in zip(self._columns, arrays, strict=True):
                 column.append(stored, indices)  # type: ignore[arg-type]  # each of its own kind
@@ -219,11 +220,7 @@ class _Collector:
 
     def finish(self) -> Storage:
         if self._writer is not None:
-            blocks = self._writer.finish()
-            if not self._ragged:
-                return blocks
-            ragged = {number: spill.finish() for number, spill in self._ragged.items()}
-            return SpilledRaggedStorage(blocks, ragged)
+            return self._writer.finish({n: spill.finish() for n, spill in self._ragged.items()})
         if self._columns is None:
             return MemoryStorage([empty_stored(entry) for entry in self._entries], 0)
         return MemoryStorage([column.finish() for column in self._columns], self._num_rows)
@@ -239,7 +236,3 @@ def _growing(stored: Stored) -> GrowingArray | GrowingRagged:
     if isinstance(stored, Ragged):
         return GrowingRagged(stored.values.shape[1:], stored.values.dtype)
     return GrowingArray(stored.shape[1:], stored.dtype)
-
-
-def _picked(stored: Stored, indices: IndexArray) -> Stored:
-    return stored.take(indices) if isinstance(stored, Ragged) else stored[indices]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -174,6 +175,17 @@ def _listed(array: pa.Array) -> pa.Array:
     cls = pa.ListArray if ends[-1] < 2**31 else pa.LargeListArray
     offsets = pa.array(ends, pa.int32() if cls is pa.ListArray else pa.int64())
     return cls.from_arrays(offsets, unwrapped(array.flatten()), mask=array.is_null())
+
+
+def bytes_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """The memory of the values of a binary array or of texts, and where in it each value begins;
+    behind them where the last one ends."""
+    if not len(array):
+        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+    _, positions, data = array.buffers()
+    large = pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type)
+    offsets = np.frombuffer(positions, np.int64 if large else np.int32)[array.offset :]
+    return np.frombuffer(data or b"", np.uint8), offsets[: len(array) + 1].astype(np.int64)
 
 
 def plain(array: pa.Array) -> pa.Array:

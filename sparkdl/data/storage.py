@@ -6,7 +6,7 @@ import contextlib
 import math
 import mmap
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO, Protocol
 
 import numpy as np
@@ -142,9 +142,8 @@ class GrowingArray:
 
 def _anonymous(size: int) -> mmap.mmap:
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(AttributeError, OSError):  # Linux has it
+        memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 
 
@@ -152,7 +151,8 @@ class SpilledStorage:
     """Columns in blocks of ``block_rows`` rows inside a memory-mapped Arrow IPC file.
 
     Every record batch of the file has the same number of rows and fixed-width columns, hence the
-    same size, so a column is one strided array over the whole file: ``[block, row, ...]``.
+    same size, so a column is one strided array over the whole file: ``[block, row, ...]``. Of a
+    ragged column the blocks have the lengths of its rows, which lie in a file of their own.
     """
 
     def __init__(
@@ -163,21 +163,26 @@ class SpilledStorage:
         block_rows: int,
         group_blocks: int,
         spans: Sequence[tuple[int, int]],
+        ragged: Mapping[int, MappedRagged],
     ) -> None:
         self.num_rows = num_rows
         self.block_rows: int | None = block_rows
         self.group_blocks = group_blocks
         self._mapped, self._columns, self._spans = mapped, list(columns), list(spans)
-        self._rows = block_rows
+        self._rows, self._ragged = block_rows, ragged
         self._focused: frozenset[int] = frozenset()
         self._sliced_group = -1
 
-    def gather(self, column: int, indices: IndexArray) -> Array:
+    def gather(self, column: int, indices: IndexArray) -> Stored:
+        if column in self._ragged:
+            return self._ragged[column].take(indices)
         block, row = np.divmod(indices, self._rows)
         found: Array = self._columns[column][block, row]
         return found
 
-    def slice(self, column: int, start: int, stop: int) -> Array:
+    def slice(self, column: int, start: int, stop: int) -> Stored:
+        if column in self._ragged:
+            return self._ragged[column].slice(start, min(stop, self.num_rows))
         blocks = self._columns[column]
         first, last = start // self._rows, max(stop - 1, start) // self._rows
         if first // self.group_blocks != self._sliced_group:
@@ -196,10 +201,11 @@ class SpilledStorage:
         left, self._focused = self._focused - wanted, wanted
         for block in sorted(left):
             release_pages(self._mapped, *self._spans[block])
-        if hasattr(mmap, "MADV_WILLNEED"):
-            for block in sorted(wanted):
-                with contextlib.suppress(OSError, ValueError):
-                    self._mapped.madvise(mmap.MADV_WILLNEED, *self._spans[block])
+        for block in sorted(wanted):
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # Linux has it
+                self._mapped.madvise(mmap.MADV_WILLNEED, *self._spans[block])
+        for rows in self._ragged.values():
+            rows.release()
 
 
 def release_pages(mapped: mmap.mmap, begin: int, length: int) -> None:
@@ -328,8 +334,11 @@ class SpillWriter:
             self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
             self._ends.append(self._sink.tell())
 
-    def finish(self) -> SpilledStorage:
+    def finish(self, ragged: Mapping[int, MappedRagged]) -> SpilledStorage:
         """Maps the file; from here on the rows are read-only.
+
+        Args:
+            ragged: Number of a column of which the lengths of rows were written -> the rows.
 
         Raises:
             ResourceError: The disk is full or the file cannot be mapped.
@@ -367,7 +376,7 @@ class SpillWriter:
         ]  # fmt: skip
         return SpilledStorage(
             mapped, columns, self.num_rows, self.block_rows, self.group_blocks,
-            [self._span(starts[0] + i * stride, len(mapped)) for i in range(number)],
+            [self._span(starts[0] + i * stride, len(mapped)) for i in range(number)], ragged,
         )  # fmt: skip
 
     def _span(self, starts: Array, size: int) -> tuple[int, int]:
@@ -471,32 +480,3 @@ class MappedRagged(Ragged):
         """Lets the pages that were read leave this process's memory; the system caches them."""
         if self._mapped is not None:
             release_pages(self._mapped, 0, len(self._mapped))
-
-
-class SpilledRaggedStorage:
-    """Storage with ragged columns: see :class:`sparkdl.data.storage.Storage`.
-
-    Args:
-        plain: All columns in blocks; of a ragged one the lengths of its rows.
-        ragged: Number of a column -> its rows.
-    """
-
-    def __init__(self, plain: Storage, ragged: dict[int, MappedRagged]) -> None:
-        self._plain, self._ragged = plain, ragged
-        self.num_rows, self.block_rows = plain.num_rows, plain.block_rows
-        self.group_blocks = plain.group_blocks
-
-    def gather(self, column: int, indices: IndexArray) -> Stored:
-        found = self._ragged.get(column)
-        return self._plain.gather(column, indices) if found is None else found.take(indices)
-
-    def slice(self, column: int, start: int, stop: int) -> Stored:
-        found = self._ragged.get(column)
-        if found is None:
-            return self._plain.slice(column, start, stop)
-        return found.slice(start, min(stop, len(found)))
-
-    def focus(self, blocks: IndexArray) -> None:
-        self._plain.focus(blocks)
-        for column in self._ragged.values():
-            column.release()

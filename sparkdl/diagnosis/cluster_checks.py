@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from sparkdl.config import FitConfig
 from sparkdl.diagnosis.network import Answer, Link
@@ -18,40 +18,30 @@ SLOW_RATE = 30e6
 """Bytes per second below which exchanges take longer than training."""
 
 
-@dataclass(frozen=True)
-class Versions:
-    """Versions of what runs on the driver."""
-
-    java: str | None
-    spark: str
-    pyspark: str
-
-
-def check_versions(versions: Versions) -> list[Check]:
+def check_versions(java: str | None, spark: str, pyspark: str) -> list[Check]:
     """Spark 3.5 or newer, PySpark of Spark's version, and a Java that this Spark runs on."""
     checks = []
-    spark = tuple(int(part) for part in versions.spark.split(".")[:2])
-    if versions.java is not None:
-        major, *rest = re.findall(r"\d+", versions.java) or ["0"]
-        java = int(rest[0]) if major == "1" and rest else int(major)  # 1.8 is Java 8
-        least = 17 if spark >= (4, 0) else 8
-        found = Check("java", "ok", versions.java)
-        if java < least:
+    number = tuple(int(part) for part in spark.split(".")[:2])
+    if java is not None:
+        major, *rest = re.findall(r"\d+", java) or ["0"]
+        least = 17 if number >= (4, 0) else 8
+        found = Check("java", "ok", java)
+        if int(rest[0] if major == "1" and rest else major) < least:  # 1.8 is Java 8
             expected, hint = f"Java {least} or newer", "set JAVA_HOME to a newer one"
             found = replace(found, status="error", expected=expected, hint=hint)
         checks.append(found)
-    minor = [".".join(v.split(".")[:2]) for v in (versions.spark, versions.pyspark)]
-    if spark < (3, 5):
-        checks.append(Check("spark", "error", versions.spark, "Spark 3.5 or newer", "a newer one"))
+    minor = [".".join(v.split(".")[:2]) for v in (spark, pyspark)]
+    if number < (3, 5):
+        checks.append(Check("spark", "error", spark, "Spark 3.5 or newer", "a newer one"))
     elif minor[0] != minor[1]:
         checks.append(
             Check(
-                "spark", "warning", f"Spark {versions.spark}, pyspark {versions.pyspark}",
+                "spark", "warning", f"Spark {spark}, pyspark {pyspark}",
                 "pyspark of Spark's version", f"pip install 'pyspark=={minor[0]}.*'",
             )
         )  # fmt: skip
     else:
-        checks.append(Check("spark", "ok", versions.spark))
+        checks.append(Check("spark", "ok", spark))
     return checks
 
 

@@ -241,7 +241,12 @@ class _Examination:
         master = self.setting("spark.master") or ""
         connect = running.is_connect(self.spark)
         task_cpus = int(self.setting("spark.task.cpus") or 1)
-        self.checks += cluster_checks.check_versions(self._versions())
+        java = None
+        if not connect:
+            system = self.spark.sparkContext._jvm.java.lang.System
+            java = str(system.getProperty("java.version"))
+        own = str(pyspark.__version__)
+        self.checks += cluster_checks.check_versions(java, str(self.spark.version), own)
         self.checks.append(cluster_checks.check_allocation(self.setting, self.config.mode, master))
         slots = capacity.wait_for_slots(self.spark, self._expected_slots(master), self.timeout_s)
         if slots is None:
@@ -298,13 +303,6 @@ class _Examination:
         except Exception:  # Spark refuses to tell some of its settings
             return None
         return None if value is None else str(value)
-
-    def _versions(self) -> cluster_checks.Versions:
-        java = None
-        if not running.is_connect(self.spark):
-            system = self.spark.sparkContext._jvm.java.lang.System
-            java = str(system.getProperty("java.version"))
-        return cluster_checks.Versions(java, str(self.spark.version), str(pyspark.__version__))
 
     def _expected_slots(self, master: str) -> int:
         """Slots for which executors may still be starting."""

@@ -51,7 +51,7 @@ def check_python(driver: Facts, executors: Executors) -> Check:
             "logs; on a busy cluster timeout_s= gives more time",
         )  # fmt: skip
     bad = [
-        f"{e.name}: {_last_line(e.output)} ({executors.interpreter})"
+        f"{e.name}: {(e.output.strip().splitlines() or [''])[-1][:300]} ({executors.interpreter})"
         if e.facts is None
         else f"{e.name}: Python {e.facts['python']} ({e.facts['executable']})"
         for e in executors.answered
@@ -293,16 +293,11 @@ def _major(version: str) -> str:
     return version.split(".", 1)[0]
 
 
-def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[-1][:300]
-
-
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _few(items: list[str], most: int = 4) -> str:
-    """Some of the items, and how many more there are."""
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
 

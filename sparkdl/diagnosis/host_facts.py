@@ -6,6 +6,7 @@ it needs the standard library only, of Python 3.7 or newer, and nothing of spark
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib
 import importlib.util
@@ -158,11 +159,8 @@ def _first_number(*paths: str) -> int | None:
 def _cgroup_folders() -> list[str]:
     """The folder with the limits of this process' control group: its own, or the root's."""
     inner: list[str] = []
-    try:
-        with open("/proc/self/cgroup") as file:
-            inner = [line.strip().split(":", 2)[2] for line in file if line.startswith("0::")]
-    except (OSError, IndexError):
-        pass
+    with contextlib.suppress(OSError, IndexError), open("/proc/self/cgroup") as file:
+        inner = [line.strip().split(":", 2)[2] for line in file if line.startswith("0::")]
     return ["/sys/fs/cgroup" + path for path in inner if path != "/"] + ["/sys/fs/cgroup"]
 
 
@@ -172,13 +170,10 @@ def _memory() -> dict[str, int | None]:
     limit = _first_number(*[folder + "/memory.max" for folder in folders],
                           "/sys/fs/cgroup/memory/memory.limit_in_bytes")  # fmt: skip
     available = None
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    available = int(line.split()[1]) << 10
-    except (OSError, ValueError):
-        pass
+    with contextlib.suppress(OSError, ValueError), open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) << 10
     return {"limit": limit if limit is not None and limit < 1 << 60 else None, "free": available}
 
 

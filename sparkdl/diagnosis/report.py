@@ -52,10 +52,7 @@ class DoctorReport:
         Raises:
             KeyError: There is none.
         """
-        for check in self.checks:
-            if check.name == name:
-                return check
-        raise KeyError(name)
+        return {check.name: check for check in reversed(self.checks)}[name]
 
     def to_dict(self) -> dict[str, object]:
         """The report as plain values, e.g. for JSON."""

@@ -164,7 +164,6 @@ def _opened(content: bytes) -> zipfile.ZipFile:
 
 
 def _read(content: bytes, name: str, at_most: int) -> bytes | None:
-    """One part; None if there is no such part."""
     with _opened(content) as archive:
         try:
             size = archive.getinfo(name).file_size

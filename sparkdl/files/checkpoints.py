@@ -14,7 +14,7 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 
-from sparkdl.errors import ConfigError, ModelError, ResourceError, SparkDLError
+from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.archive_parts import check_whole, run_of, run_state_of, with_parts
 from sparkdl.files.file_system import DamagedFileError
@@ -172,7 +172,8 @@ class Checkpoints:
             try:
                 checkpoint = self._read(name)
             except ModelError as error:
-                found.append(f"{name}: {_in_one_line(error)}")
+                told = f"{error.what} ({error.received})" if error.received else error.what
+                found.append(f"{name}: {told}")
                 continue
             self.run = checkpoint.run
             if found:
@@ -261,7 +262,6 @@ class Checkpoints:
         return sorted(filter(_NAME.fullmatch, names), key=_epoch_of, reverse=True)
 
     def _read_index(self) -> _Index | None:
-        """The content of the index; None if there is none."""
         path = f"{self.folder}/{_INDEX}"
         if not storage.exists(path):
             return None
@@ -296,7 +296,3 @@ def _epoch_of(name: object) -> int:
     if match is None:
         raise ValueError(f"{name!r} is no name of a checkpoint like 'epoch-00003.keras'")
     return int(match[1])
-
-
-def _in_one_line(error: SparkDLError) -> str:
-    return f"{error.what} ({error.received})" if error.received else error.what

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -71,7 +71,7 @@ class FileSystem(Protocol):
         """Deletes what writers that were killed have left right in a folder."""
 
 
-class RenamingFileSystem(ABC):
+class RenamingFileSystem(FileSystem):
     """Writes into a new file beside the wanted one, which is then renamed.
 
     The new file has a name that nobody else has or can guess: several threads or machines that
@@ -149,18 +149,6 @@ class RenamingFileSystem(ABC):
     def _delete_quietly(self, path: str) -> None:
         with contextlib.suppress(Exception):
             self.delete(path)
-
-    @abstractmethod
-    def read(self, path: str, at_most: int | None) -> bytes: ...
-
-    @abstractmethod
-    def find(self, path: str) -> Kind | None: ...
-
-    @abstractmethod
-    def files_in(self, folder: str) -> list[FileEntry]: ...
-
-    @abstractmethod
-    def delete(self, path: str) -> None: ...
 
     @abstractmethod
     def _make_folder(self, path: str) -> None:

@@ -22,7 +22,8 @@ from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files.model_file import HDF5, read_keras_file
 from sparkdl.learner.archives.archive import ModelArchive, model_from_bytes
 from sparkdl.learner.prediction import model_source
-from sparkdl.learner.prediction.model_source import LAYER, ModelSource, open_model
+from sparkdl.learner.prediction.model_source import ModelSource, open_model
+from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.settings.values import FLAG, require_name, whole
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.output_columns import OutputColumn
@@ -35,7 +36,7 @@ from sparkdl.spark.session.frames import column_named, require_frame
 S = TypeVar("S", bound="ImageStage")
 
 
-class ImageStage(Stage, SavedStage):
+class ImageStage(Stage, HasInputCol, HasOutputCol, SavedStage):
     """A stage with arguments that are no Params (``PARTS``), which go into files with it."""
 
     FUNCTIONS: ClassVar[tuple[str, ...]] = ()
@@ -65,6 +66,13 @@ class ImageStage(Stage, SavedStage):
     def _given_model(self) -> Any:
         """The model of this stage: a Keras model, the path of one, or None."""
         return self._model
+
+    def _predicted(self, frame: Any, archive: PredictorArchive, decoder: Any) -> Any:
+        (name,) = archive.signature.outputs
+        return predict_columns(
+            frame, archive, Columns(self.getInputCol(), decoder=decoder),
+            [OutputColumn(self.getOutputCol(), name)], batch_size=32,
+        )  # fmt: skip
 
     def content(self) -> StageContent:
         plain: dict[str, Any] = {}
@@ -237,16 +245,13 @@ def _downloading(what: str, files: str, hint: str) -> Iterator[None]:
         ) from error  # fmt: skip
 
 
-_BATCH_SIZE = 32
-
-
 @has_params(
     ParamSpec(
         "modelName", "one of " + ", ".join(APPLICATIONS),
         partial(require_name, "modelName", known=APPLICATIONS),
     )
 )  # fmt: skip
-class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
+class _DeepImage(ImageStage, Transformer):
     """The base of both: which model, and how images become its inputs."""
 
     FUNCTIONS = ("preprocess",)
@@ -295,18 +300,6 @@ class _DeepImage(ImageStage, Transformer, HasInputCol, HasOutputCol):
         require_pillow()
         return ImageReader(height, width, scale_hint, preprocess)
 
-    def _predicted(self, frame: Any, source: ModelSource, reader: Any, output: str) -> Any:
-        signature = source.signature
-        if output.startswith(LAYER):
-            archive = source.encode([], [output.removeprefix(LAYER)])
-        else:
-            archive = source.encode(list(signature.outputs))
-        (name,) = archive.signature.outputs
-        return predict_columns(
-            frame, archive, Columns(self.getInputCol(), decoder=reader),
-            [OutputColumn(self.getOutputCol(), name)], batch_size=_BATCH_SIZE,
-        )  # fmt: skip
-
 
 @has_params(
     ParamSpec(
@@ -348,9 +341,9 @@ class DeepImageFeaturizer(_DeepImage):
         require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=True)
         reader = self._reader(source, str(self.getOrDefault("scaleHint")))
-        output = LAYER + self._layer if self._layer else ""
-        predicted = self._predicted(dataset, source, reader, output)
-        return as_vector(predicted, self.getOutputCol())
+        layers = [self._layer] if self._layer else []
+        archive = source.encode([] if layers else list(source.signature.outputs), layers)
+        return as_vector(self._predicted(dataset, archive, reader), self.getOutputCol())
 
 
 @has_params(
@@ -384,7 +377,8 @@ class DeepImagePredictor(_DeepImage):
         require_frame(f"{type(self).__name__}.transform", dataset)
         source = self._source(features=False)
         reader = self._reader(source, "SCALE_AREA_AVERAGING")
-        predicted = self._predicted(dataset, source, reader, "")
+        archive = source.encode(list(source.signature.outputs))
+        predicted = self._predicted(dataset, archive, reader)
         column = self.getOutputCol()
         if not self.getOrDefault("decodePredictions"):
             return as_vector(predicted, column)

@@ -10,20 +10,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from pyspark.ml import Estimator, Transformer
-from pyspark.ml.param.shared import HasInputCol, HasLabelCol, HasOutputCol
+from pyspark.ml.param.shared import HasLabelCol
 
 from sparkdl.config import without_network
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import read_keras_file
-from sparkdl.images.deep_image import ImageReader, ImageStage, as_vector, is_json, require_pillow
+from sparkdl.images.deep_image import (
+    ImageReader,
+    ImageStage,
+    as_vector,
+    is_json,
+    require_pillow,
+    rgb_of,
+)
 from sparkdl.launch import interrupts
 from sparkdl.learner.archives.archive import making_models, model_bytes, model_from_bytes
 from sparkdl.learner.prediction.model_source import open_model
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_name
-from sparkdl.spark.forms.sources import Columns
-from sparkdl.spark.inference.output_columns import OutputColumn
-from sparkdl.spark.inference.predict import predict_columns
 from sparkdl.spark.ml.files import Loaded, StageContent, StageWriter
 from sparkdl.spark.ml.stage import ParamSpec, has_params, text
 from sparkdl.spark.predict import register_udf
@@ -32,7 +36,6 @@ from sparkdl.spark.session.running import session_of
 from sparkdl.spark.spark_model import SparkModel
 
 OUTPUT_MODES = ("vector", "image")
-_BATCH_SIZE = 32
 
 
 def _as_it_is(value: Any) -> Any:
@@ -46,7 +49,7 @@ def _as_it_is(value: Any) -> Any:
         partial(require_name, "outputMode", known=OUTPUT_MODES), "vector",
     ),
 )  # fmt: skip
-class _ImageFile(ImageStage, HasInputCol, HasOutputCol):
+class _ImageFile(ImageStage):
     """The base of both: a model, and a function that loads one image."""
 
     PARTS: tuple[str, ...] = ("imageLoader", "model")
@@ -108,14 +111,9 @@ class KerasImageFileTransformer(_ImageFile, Transformer):
                 self._opened = path, open_model(self._given_model())
             source = self._opened[1]
             archive = source.encode(list(source.signature.outputs))
-        (name,) = archive.signature.outputs
-        column = self.getOutputCol()
-        predicted = predict_columns(
-            dataset, archive, Columns(self.getInputCol(), decoder=self._imageLoader),
-            [OutputColumn(column, name)], batch_size=_BATCH_SIZE,
-        )  # fmt: skip
+        predicted = self._predicted(dataset, archive, self._imageLoader)
         as_is = self.getOrDefault("outputMode") == "image"
-        return predicted if as_is else as_vector(predicted, column)
+        return predicted if as_is else as_vector(predicted, self.getOutputCol())
 
 
 @has_params(
@@ -214,8 +212,6 @@ class LoadedByUser:
     preprocessor: Callable[[npt.NDArray[Any]], Any]
 
     def __call__(self, image: Mapping[str, Any]) -> Any:
-        from sparkdl.images.deep_image import rgb_of
-
         return np.asarray(self.preprocessor(rgb_of(image)))
 
 

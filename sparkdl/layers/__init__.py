@@ -1,8 +1,8 @@
 """Keras layers for what is too large for one worker, in rows or in memory.
 
 ``served_embedding``: an embedding whose rows lie in tables outside of the model.
-``sharded_classifier``: a softmax whose centers do. ``table_layer``: what both share.
-``local_rows``: the tables of a model that trains in one process, and those that a fit has written.
+``sharded_classifier``: a softmax whose centers do. ``local_rows``: what both share, the tables of a
+model that trains in one process, and those that a fit has written.
 ``conversion``: from ``keras.layers.Embedding`` and back. ``recompute``: segments that
 the backward pass computes again. ``backends``: how a step
 reaches rows and classes, and computes a segment again, one module for each backend.

@@ -13,7 +13,7 @@ from keras.src.backend import get_keras_mask, set_keras_mask
 
 from sparkdl.errors import ModelError
 from sparkdl.layers.backends import recompute
-from sparkdl.layers.table_layer import TableLayer
+from sparkdl.layers.local_rows import TableLayer
 from sparkdl.learner.state.carried_state import hidden_states
 from sparkdl.learner.steps.denominators import active_terms
 from sparkdl.settings.values import require_int

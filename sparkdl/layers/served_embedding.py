@@ -12,12 +12,11 @@ from keras import ops
 
 from sparkdl.errors import DataError, ModelError
 from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
-from sparkdl.layers.local_rows import LocalRows
-from sparkdl.layers.table_layer import TableLayer
+from sparkdl.layers.local_rows import LocalRows, TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.hashing import signed
-from sparkdl.tables.initial_rows import RowStart
+from sparkdl.tables.rules import RowStart
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray, is_finite

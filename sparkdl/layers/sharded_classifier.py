@@ -14,12 +14,11 @@ from keras.src.losses import loss as keras_losses
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers.backends import Ids, after, losses
-from sparkdl.layers.local_rows import StoredRows
-from sparkdl.layers.table_layer import TableLayer
+from sparkdl.layers.local_rows import StoredRows, TableLayer
 from sparkdl.learner.signature import loss_by_output
 from sparkdl.settings.values import require_int
 from sparkdl.tables.classes import Chunk, ClassSpec, Margin, best, checked_labels
-from sparkdl.tables.initial_rows import RowStart
+from sparkdl.tables.rules import RowStart
 from sparkdl.tables.service import IdArray, TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray
@@ -339,8 +338,6 @@ class ClassAccuracy(keras.metrics.Mean):  # type: ignore[misc]
 
 
 class _Call:
-    """One call of the loss in a step."""
-
     def __init__(self, layer: ShardedClassifier, training: bool) -> None:
         self._layer, self._training = layer, training
         self._number = -1

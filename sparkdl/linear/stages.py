@@ -18,9 +18,15 @@ from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.linear import rank_task
-from sparkdl.linear.rank_task import LinearModel, LinearScores, LinearTask
+from sparkdl.linear.rank_task import (
+    Ftrl,
+    LinearModel,
+    LinearPart,
+    LinearScores,
+    LinearSettings,
+    LinearTask,
+)
 from sparkdl.linear.sparse_rows import SparseVectors
-from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings
 from sparkdl.settings.network import Network
 from sparkdl.settings.values import FLAG, ValueKind, is_finite_number, or_none, shown, whole
 from sparkdl.spark.forms.fields import field_of, is_number, wrong_type
@@ -325,7 +331,6 @@ class FTRLClassifier(Stage, SavedStage, ProbabilisticClassifier, HasWeightCol, H
         return dataset.select(*columns)
 
     def _train(self, rows: Any) -> list[LinearPart]:
-        """The parts of the model, those of all ranks."""
         rule = Ftrl(**{n: self.getOrDefault(n) for n in ("lambda1", "lambda2", "alpha", "beta")})
         training = LinearSettings(
             rule, self.getOrDefault("batchSize"), self.getOrDefault("maxIter"),

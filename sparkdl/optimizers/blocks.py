@@ -143,9 +143,8 @@ def run_compiled(
         return False
     numbers = [np.float32(value) for value in scalars]
     all_vectors = (weights, *vectors)
-    compiled(
-        *(vector[:0] for vector in all_vectors), *numbers
-    )  # compiles once, not in every thread
+    # compiles once, not in every thread
+    compiled(*(vector[:0] for vector in all_vectors), *numbers)
 
     def body(part: slice) -> None:
         compiled(*(vector[part] for vector in all_vectors), *numbers)
@@ -163,8 +162,6 @@ def _compile(loop: Loop) -> Any:
     except ImportError as error:  # it says which NumPy it needs
         logger.warning("numba cannot be used, updates of large models take longer: %s", error)
         return None
-    if (
-        config.DISABLE_JIT
-    ):  # the environment's NUMBA_DISABLE_JIT: a loop in Python would take minutes
+    if config.DISABLE_JIT:  # NUMBA_DISABLE_JIT: a loop in Python would take minutes
         return None
     return njit(nogil=True, error_model="numpy")(loop)

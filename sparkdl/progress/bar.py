@@ -62,8 +62,6 @@ class ProgressBar:
                 self._write(" - ".join([self._title, *figures]), "\n")
             case events.TrainingFailed() if self._length:  # the error goes onto a line of its own
                 print(flush=True, file=self._stream)
-            case _:
-                pass
 
     @property
     def _stream(self) -> TextIO:

@@ -335,7 +335,6 @@ class FitMonitor:
             self._tell(events.EpochBegan(self.epochs_done))
 
     def _ended(self, progress: RunProgress) -> list[EpochProgress]:
-        """The epochs that have ended since the last look, in order."""
         found: list[EpochProgress] = []
         for number in range(self.epochs_done, self._epochs):
             epoch = progress.epochs.get(number)

@@ -51,7 +51,6 @@ def write_part(
     folder: str,
     rank: int,
     ranks: int,
-    since: int | None = None,
     *,
     clock: int | None = None,
     lock: contextlib.AbstractContextManager[object] = _NO_LOCK,
@@ -62,7 +61,6 @@ def write_part(
         store: The rows that ``rank`` owns. It changes meanwhile under ``lock`` alone.
         folder: A path or URI that all ranks see, without a manifest (:func:`discard`).
         rank: The rank that owns these rows.
-        since: Only rows that had a gradient after that step of the clock; None: all.
         clock: The clock that is written: all ranks write the same. None: the store's.
         lock: Lock of the store, held where rows are read; it may be taken again and again.
 
@@ -77,9 +75,9 @@ def write_part(
         )  # fmt: skip
     clock = store.clock if clock is None else clock
     with lock:
-        slots, hashes = store.slots(since)
+        slots, hashes = store.slots()
         waiting = np.stack([a.astype(np.int64) for a in store.waiting.export()], axis=1)
-    shapes = _shapes(len(slots), len(waiting), store.dim, store.rule.width(store.dim), store.tracks)
+    shapes = _shapes(store, len(slots), len(waiting))
     prefix = f"{folder}/{_name(rank, ranks)}"
     outputs = {n: _Output(f"{prefix}.{n}.npy", shape, _TYPES[n]) for n, shape in shapes.items()}
     try:
@@ -102,7 +100,7 @@ def write_part(
         for output in outputs.values():
             output.close()
     part = {"rows": len(slots), "waiting": len(waiting), "checksums": checksums}
-    table = {"settings": store.settings, "clock": clock, "since": since, "ranks": ranks}
+    table = {"settings": store.settings, "clock": clock, "since": None, "ranks": ranks}
     _write_json(f"{prefix}.json", {**FORMAT, **table, "part": part})
 
 
@@ -170,18 +168,11 @@ class TableFiles:
             self.settings: dict[str, object] = dict(found["settings"])
             store = RowStore.from_settings(self.settings)
             self.clock, self.ranks = int(found["clock"]), int(found["ranks"])
-            self.since = None if found["since"] is None else int(found["since"])
-            if not 0 <= (self.since or 0) <= self.clock <= _MAX_CLOCK:
-                raise ValueError(f"clock {self.clock:.6e}, since {self.since}")
+            if not 0 <= self.clock <= _MAX_CLOCK or found["since"] is not None:
+                raise ValueError(f"clock {self.clock:.6e}, since {found['since']}")
             self._parts = [
                 (
-                    _shapes(
-                        int(part["rows"]),
-                        int(part["waiting"]),
-                        store.dim,
-                        store.rule.width(store.dim),
-                        store.tracks,
-                    ),
+                    _shapes(store, int(part["rows"]), int(part["waiting"])),
                     {str(n): [int(c) for c in sums] for n, sums in part["checksums"].items()},
                 )
                 for part in found["parts"]
@@ -244,12 +235,9 @@ class TableFiles:
         for part in self._overlapping(rank, ranks):
             names = [name for name in self._parts[part][0] if name != "waiting"]
             for found in self._ranges(part, names, rank, ranks):
-                meta = found.get("meta")
                 state = found.get("state", np.zeros((len(found["ids"]), 0), np.float32))
-                if meta is None:
-                    yield TableRows(found["ids"], found["values"], state)
-                else:
-                    yield TableRows(found["ids"], found["values"], state, meta[:, 0], meta[:, 1])
+                meta = [*found["meta"].T] if "meta" in found else []
+                yield TableRows(found["ids"], found["values"], state, *meta)
 
     def waiting(self, rank: int, ranks: int) -> Iterator[Array]:
         """Ids without a row and how often each was seen, that ``rank`` owns: (n, 2)."""
@@ -294,8 +282,6 @@ class TableFiles:
 def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
     """Loads the rows that ``rank`` of ``ranks`` owns, however many ranks wrote them.
 
-    Files with the rows that changed since a step of the clock replace these rows of the store.
-
     Raises:
         ResourceError: The files are not whole.
         ConfigError: The table has another form than the store.
@@ -308,14 +294,8 @@ def load_rows(store: RowStore, folder: str, rank: int, ranks: int) -> None:
             f"the table in {folder!r} has another form than {store.name!r}", expected=str(form),
             received=str(found),
         )  # fmt: skip
-    if files.since is not None and store.clock < files.since:
-        raise ConfigError(
-            f"{folder!r} has only the rows that changed after step {files.since}",
-            expected="a store that was loaded up to that step",
-            received=f"one at step {store.clock}",
-        )
     for number, block in enumerate(files.blocks(rank, ranks)):
-        if number == 0 and files.since is None:  # the files were found to be as long as they say
+        if number == 0:  # the files were found to be as long as they say
             store.reserve(len(files) // ranks)
         store.load(*block)
     for waiting in files.waiting(rank, ranks):
@@ -370,16 +350,14 @@ def _write_block(outputs: dict[str, _Output], columns: dict[str, Array]) -> None
         outputs[name].write(block)
 
 
-def _shapes(
-    rows: int, waiting: int, dim: int, width: int, tracks: bool
-) -> dict[str, tuple[int, ...]]:
+def _shapes(store: RowStore, rows: int, waiting: int) -> dict[str, tuple[int, ...]]:
     """The arrays of a part and their shapes; one without numbers has no file."""
     if rows < 0 or waiting < 0:
         raise ValueError("a number of rows below 0")
-    shapes: dict[str, tuple[int, ...]] = {"ids": (rows,), "values": (rows, dim)}
-    if width:
+    shapes: dict[str, tuple[int, ...]] = {"ids": (rows,), "values": (rows, store.dim)}
+    if width := store.rule.width(store.dim):
         shapes["state"] = (rows, width)
-    if tracks:
+    if store.tracks:
         shapes["meta"] = (rows, 2)
     if waiting:
         shapes["waiting"] = (waiting, 2)

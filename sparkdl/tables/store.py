@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Literal, NamedTuple
 from urllib.parse import quote
@@ -23,9 +23,8 @@ from sparkdl.tables.admission import (
 )
 from sparkdl.tables.functions import Statistics, TableFunction
 from sparkdl.tables.hashing import Hashes, Ids, mix64
-from sparkdl.tables.index import RowIndex, Slots, grown, in_order
-from sparkdl.tables.initial_rows import RowStart
-from sparkdl.tables.rules import RowRule, SgdRows, make_row_rule
+from sparkdl.tables.index import RowIndex, Slots, grown
+from sparkdl.tables.rules import RowRule, RowStart, SgdRows, make_row_rule
 from sparkdl.weights import FloatArray, is_finite
 
 BLOCK_ROWS = 1 << 14
@@ -80,10 +79,10 @@ class RowStore:
         seed: Seed of the start values.
         entry: Which ids get a row. None: all.
         eviction: Which rows leave. None: none.
-        tracks: Whether counts and clocks of rows are kept (8 bytes a row), which deltas and
-            :meth:`shrink` need; with an eviction they are.
-        on_nan: What happens to a gradient that is not finite: ``'raise'``; ``'skip'``, the row is
-            left as it is and counted; ``'ignore'``, nobody looks.
+        tracks: Whether counts and clocks of rows are kept (8 bytes a row), which :meth:`shrink`
+            needs; with an eviction they are.
+        on_nan: What happens to a gradient that is not finite: ``'raise'``, or ``'ignore'``, nobody
+            looks.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class RowStore:
         entry: Mapping[str, object] | EntryFilter | None = None,
         eviction: Eviction | None = None,
         tracks: bool = False,
-        on_nan: Literal["raise", "skip", "ignore"] = "raise",
+        on_nan: Literal["raise", "ignore"] = "raise",
     ) -> None:
         dim = require_int(f"the dim of table {name!r}", dim, 1)
         self.name, self.dim, self.on_nan = require_table_name(name), dim, on_nan
@@ -105,8 +104,6 @@ class RowStore:
         self.entry, self.eviction = make_entry_filter(entry), eviction or Eviction()
         self.clock = 0
         """Pushes so far."""
-        self.refused = 0
-        """Gradients of rows that were not finite."""
         self.tracks = tracks or self.eviction.on
         self._index = RowIndex()
         self._values = np.empty((1024, dim), np.float32)
@@ -250,7 +247,14 @@ class RowStore:
         self._require_once(ids)
         seen = np.ones(len(ids), np.int64) if counts is None else np.asarray(counts, np.int64)
         if self.on_nan != "ignore" and not is_finite(gradients):
-            ids, gradients, seen = self._finite_rows(ids, gradients, seen)
+            sound = np.isfinite(gradients).all(axis=1)
+            raise ModelError(
+                f"table {self.name!r}: the gradient of a row is not finite",
+                expected="finite gradients",
+                received=f"NaN or infinity for id {int(ids[~sound][0])}, "
+                f"and for {int((~sound).sum()) - 1} other rows",
+                hint="a smaller learning rate",
+            )
         self.clock += 1
         slots = self._index.find(ids)
         absent = np.flatnonzero(slots < 0)
@@ -294,27 +298,10 @@ class RowStore:
         """A step of the rows at some places, which is none of the clock by itself."""
         self.rule.step(self._values, self._state, gradients, learning_rate, slots)
 
-    def blocks(self, since: int | None = None) -> Iterator[TableRows]:
-        """All rows, sorted by the hash of their ids, in pieces of at most 16,384.
-
-        The store must not change meanwhile.
-
-        Args:
-            since: Only rows that had a gradient after that step of the clock.
-
-        Raises:
-            ConfigError: ``since`` is given, and the store does not track its rows.
-        """
-        for slots in in_order(*self.slots(since), BLOCK_ROWS):
-            yield self.rows_at(slots)
-
-    def slots(self, since: int | None = None) -> tuple[Slots, Hashes]:
-        """The places of the rows of :meth:`blocks`, and the hashes of their ids, for
+    def slots(self) -> tuple[Slots, Hashes]:
+        """The places of all rows, and the hashes of their ids, for
         :func:`sparkdl.tables.index.in_order`."""
         slots = self._index.live()
-        if since is not None:
-            self._require_tracking("rows that changed since a step of the clock")
-            slots = slots[self._meta[slots, 1] > since]
         return slots, mix64(self._index.ids(slots))
 
     def rows_at(self, slots: Slots) -> TableRows:
@@ -325,14 +312,10 @@ class RowStore:
             return TableRows(ids, values, state, self._meta[slots, 0], self._meta[slots, 1])
         return TableRows(ids, values, state)
 
-    def export(self, since: int | None = None) -> TableRows:
-        """The rows of :meth:`blocks` in one."""
-        parts = list(self.blocks(since)) or [self._no_rows()]
-        ids, values, state = (np.concatenate([part[i] for part in parts]) for i in range(3))
-        if not self.tracks:
-            return TableRows(ids, values, state)
-        meta = [np.concatenate([np.asarray(p[i]) for p in parts]) for i in (3, 4)]
-        return TableRows(ids, values, state, *meta)
+    def export(self) -> TableRows:
+        """All rows, sorted by the hash of their ids."""
+        slots, hashes = self.slots()
+        return self.rows_at(slots[np.argsort(hashes)])
 
     def load(
         self,
@@ -396,7 +379,12 @@ class RowStore:
         Raises:
             ConfigError: The store does not track its rows.
         """
-        self._require_tracking("rows to remove")
+        if not self.tracks:
+            raise ConfigError(
+                f"table {self.name!r} does not know rows to remove",
+                expected="a table that tracks how often and when its rows are seen",
+                received="tracks=False", hint="make it with tracks=True: 8 bytes a row",
+            )  # fmt: skip
         slots = self._index.live()
         counts, clocks = self._meta[slots, 0], self._meta[slots, 1].astype(np.int64)
         leaves = np.zeros(len(slots), bool)
@@ -406,9 +394,8 @@ class RowStore:
             leaves |= counts < below
         self._index.remove(self._index.ids(slots[leaves]))
         moved = self._index.compact()
-        for start in range(
-            0, len(moved), BLOCK_ROWS
-        ):  # ascending: none is written before it is read
+        for start in range(0, len(moved), BLOCK_ROWS):
+            # ascending: none is written before it is read
             part, end = moved[start : start + BLOCK_ROWS], start + BLOCK_ROWS
             self._values[start:end][: len(part)] = self._values[part]
             self._state[start:end][: len(part)] = self._state[part]
@@ -462,30 +449,6 @@ class RowStore:
                 hint="merged(ids, gradients) sums the gradients of each id",
             )
 
-    def _require_tracking(self, what: str) -> None:
-        if not self.tracks:
-            raise ConfigError(
-                f"table {self.name!r} does not know {what}",
-                expected="a table that tracks how often and when its rows are seen",
-                received="tracks=False", hint="make it with tracks=True: 8 bytes a row",
-            )  # fmt: skip
-
-    def _finite_rows(
-        self, ids: Ids, gradients: FloatArray, seen: npt.NDArray[np.int64]
-    ) -> tuple[Ids, FloatArray, npt.NDArray[np.int64]]:
-        """Those with finite gradients; raises with ``on_nan='raise'``."""
-        sound = np.isfinite(gradients).all(axis=1)
-        if self.on_nan == "raise":
-            raise ModelError(
-                f"table {self.name!r}: the gradient of a row is not finite",
-                expected="finite gradients",
-                received=f"NaN or infinity for id {int(ids[~sound][0])}, "
-                f"and for {int((~sound).sum()) - 1} other rows",
-                hint="a smaller learning rate, or on_nan='skip'",
-            )
-        self.refused += int((~sound).sum())
-        return ids[sound], gradients[sound], seen[sound]
-
     def _entering(self, ids: Ids, absent: Slots, seen: npt.NDArray[np.int64]) -> Slots:
         """Which of the absent ids get a row now; the others are counted."""
         if self.entry is None:
@@ -532,12 +495,6 @@ class RowStore:
             counts, clocks = self._meta[slots, 0], self._meta[slots, 1]
             leaving = slots[self.eviction.leaving(counts, clocks, self.clock)]
             self._index.remove(self._index.ids(leaving))
-
-    def _no_rows(self) -> TableRows:
-        none = np.zeros(0, np.uint32)
-        state = np.zeros((0, self._state.shape[1]), np.float32)
-        values = np.zeros((0, self.dim), np.float32)
-        return TableRows(np.zeros(0, np.int64), values, state, none, none)
 
 
 def merged(

@@ -188,9 +188,17 @@ class ThreadCommunicator(Communicator):
         self._round = 0
         self._made: dict[tuple[int, ...], int] = {}
 
+    def _shared(
+        self, label: tuple[Any, ...], item: object, read: Callable[[list[Any]], list[Array]]
+    ) -> list[Array]:
+        """See ``_meet``; no rank goes on, and overwrites its own, while others still read."""
+        result = self._meet(label, item, read)
+        self._meet(("read",), None, lambda _: [])
+        return result
+
     def _meet(
-        self, label: tuple[Any, ...], item: object, read: Callable[[list[Any]], None]
-    ) -> None:
+        self, label: tuple[Any, ...], item: object, read: Callable[[list[Any]], list[Array]]
+    ) -> list[Array]:
         """Contributes ``item`` to this rank's next round, waits for all ranks, and reads theirs."""
         number, self._round = self._round, self._round + 1
         table = self._table
@@ -206,9 +214,10 @@ class ThreadCommunicator(Communicator):
                     f"the ranks disagree about the operation on rank {self.rank}",
                     expected=f"{label} on all ranks", received=f"{other} on rank {rank}",
                 )  # fmt: skip
-        read([entry for _, entry in contributed])
+        result = read([entry for _, entry in contributed])
         with table.changed:
             table.rounds.pop(number - 1, None)  # every rank of this round has read the one before
+        return result
 
     def _wait(self, absent: Callable[[], set[int]]) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -241,16 +250,13 @@ class ThreadCommunicator(Communicator):
         return sorted(self._absent)
 
     def _all_reduce(self, source: Array, target: Array, op: str, weight: float) -> None:
-        result = np.empty_like(target)
-
-        def read(entries: list[tuple[Array, float]]) -> None:
-            factors = reduction_factors(op, [w for _, w in entries])
+        def read(entries: list[tuple[Array, float]]) -> list[Array]:
+            factors, result = reduction_factors(op, [w for _, w in entries]), np.empty_like(target)
             reduce_in_order([a for a, _ in entries], factors, reduction_ufunc(op), result)
+            return [result]
 
         label = ("all_reduce", op, source.dtype.name, source.size)
-        self._meet(label, (source, weight), read)
-        self._meet(("read",), None, lambda _: None)  # no rank overwrites what others still read
-        np.copyto(target, result)
+        np.copyto(target, self._shared(label, (source, weight), read)[0])
 
     def _reduce_scatter(self, source: Array, target: Array, op: str, weight: float) -> None:
         whole = np.empty_like(source)
@@ -259,35 +265,18 @@ class ThreadCommunicator(Communicator):
         np.copyto(target, whole[edges[self.rank] : edges[self.rank + 1]])
 
     def _all_gather(self, source: Array) -> list[Array]:
-        result: list[Array] = []
-
-        def read(entries: list[Array]) -> None:
-            result.extend(np.array(a) for a in entries)
-
-        self._meet(("all_gather",), source, read)
-        self._meet(("read",), None, lambda _: None)
-        return result
+        return self._shared(("all_gather",), source, lambda entries: [np.array(a) for a in entries])
 
     def _all_to_all(self, parts: list[Array]) -> list[Array]:
-        result: list[Array] = []
-
-        def read(entries: list[list[Array]]) -> None:
-            result.extend(np.array(theirs[self.rank]) for theirs in entries)
-
-        self._meet(("all_to_all", parts[0].dtype.name), parts, read)
-        self._meet(("read",), None, lambda _: None)
-        return result
+        label = ("all_to_all", parts[0].dtype.name)
+        return self._shared(label, parts, lambda entries: [np.array(e[self.rank]) for e in entries])
 
     def _broadcast(self, target: Array, root: int) -> None:
-        def read(entries: list[Array]) -> None:
-            if self.rank != root:
-                np.copyto(target, entries[root])
-
-        self._meet(("broadcast", root, target.dtype.name, target.size), target, read)
-        self._meet(("read",), None, lambda _: None)
+        label = ("broadcast", root, target.dtype.name, target.size)
+        np.copyto(target, self._shared(label, target, lambda entries: [entries[root].copy()])[0])
 
     def _barrier(self) -> None:
-        self._meet(("barrier",), None, lambda _: None)
+        self._meet(("barrier",), None, lambda _: [])
 
     def _group(self, ranks: list[int]) -> Communicator:
         key = tuple(ranks)

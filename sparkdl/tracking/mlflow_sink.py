@@ -25,8 +25,8 @@ from sparkdl.errors import ConfigError, TransportError
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress import events
 from sparkdl.tracking import sinks
+from sparkdl.tracking.event_files import numbers_of
 from sparkdl.tracking.sinks import Thinning
-from sparkdl.tracking.tensorboard import numbers_of
 
 _STATUS = {"waiting": "FINISHED", "complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
@@ -85,8 +85,6 @@ class SearchRuns:
                 best = {f"best_{n}": v for n, v in self._trials[event.best].params.items()}
                 self._run.log_metrics(numbers_of("best_", {self._metric: event.value}), 0)
                 self._run.log_params({"best_trial": event.best, **best}.items())
-            case _:
-                pass
 
     def _begin(self, event: events.TrialBegan) -> None:
         known = self._trials.get(event.trial)
@@ -237,8 +235,6 @@ class MLflow:
             case events.TrainingFailed():
                 self._run.tag("error", event.error)
                 self._end("FAILED")
-            case _:
-                pass
 
     def _open(self, name: str) -> str:
         """Takes the active run, or makes one; returns the id of its experiment."""

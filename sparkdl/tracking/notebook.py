@@ -16,7 +16,7 @@ from typing import Any
 from sparkdl.errors import ConfigError
 from sparkdl.progress import events
 from sparkdl.progress.bar import is_cell, speed
-from sparkdl.tracking.tensorboard import numbers_of
+from sparkdl.tracking.event_files import numbers_of
 
 _BLUE, _ORANGE, _GREY = "#0072b2", "#d55e00", "#a3acb6"
 _ABREAST = 3
@@ -128,8 +128,6 @@ class NotebookCurves(_Picture):
             case events.TrainingFailed():
                 self._text = event.error
                 self._draw(always=True)
-            case _:
-                pass
 
     def _title(self, event: events.EpochProgressed | events.EpochEnded) -> str:
         parts = [f"epoch {event.epoch + 1} of {self._epochs}"]
@@ -219,8 +217,6 @@ class NotebookTrials(_Picture):
             case events.SearchEnded():
                 self._training = set()
                 self._tell(event.error or "done", always=True)
-            case _:
-                pass
 
     def _tell(self, end: str, *, always: bool = False) -> None:
         parts = [f"{len(self._curves)} trials"]

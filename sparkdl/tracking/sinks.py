@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Protocol, runtime_checkable
 
 from sparkdl.errors import ConfigError
@@ -81,11 +82,7 @@ _standing: list[SinkMaker] = []
 _standing_lock = threading.Lock()
 
 
-class _OfThread(threading.local):
-    without = False
-
-
-_of_thread = _OfThread()
+_without_standing = ContextVar("_without_standing", default=False)
 
 
 def add_standing(make: SinkMaker) -> None:
@@ -104,12 +101,11 @@ def remove_standing(make: SinkMaker) -> None:
 def without_standing() -> Iterator[None]:
     """Fits that begin here, in this thread, are not told to the sinks that stand for every fit: the
     search whose trials they are tells these itself."""
-    before = _of_thread.without
-    _of_thread.without = True
+    before = _without_standing.set(True)
     try:
         yield
     finally:
-        _of_thread.without = before
+        _without_standing.reset(before)
 
 
 def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[GuardedSink]:
@@ -129,7 +125,7 @@ def sinks_of(given: Iterable[GivenSink], model: Callable[[], object]) -> list[Gu
                 hint="sinks=[sparkdl.tracking.TensorBoard('logs'), print]",
             )
     with _standing_lock:
-        makers = [] if _of_thread.without else list(_standing)
+        makers = [] if _without_standing.get() else list(_standing)
     found = [GuardedSink(sink) for sink in (*(make() for make in makers), *asked)]
     for guarded in found:
         guarded.take_model(model)

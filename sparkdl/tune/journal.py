@@ -156,7 +156,6 @@ class Journal:
 
 
 def _record(told: Mapping[str, object]) -> TrialRecord:
-    """A trial as it was written."""
     record = TrialRecord(**told)  # type: ignore[arg-type]
     spaces = {n: Space(**s) for n, s in record.spaces.items()}  # type: ignore[arg-type]
     spaces = {n: replace(s, choices=tuple(s.choices)) for n, s in spaces.items()}
@@ -195,6 +194,5 @@ def _is_count(value: object) -> bool:
 
 
 def _require(right: bool, name: str, value: object) -> None:
-    """Raises ValueError where ``right`` is False."""
     if not right:
         raise ValueError(f"{name}: {str(value)[:200]}")

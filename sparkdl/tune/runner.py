@@ -110,7 +110,7 @@ def run_search(
     seed: int,
     max_concurrent: int,
     timeout_s: float | None,
-    on_score: Callable[[int, float], None],
+    on_score: Callable[[int, float], None] = lambda trial, score: None,
     sampler: Sampler | None = None,
     tell: Callable[[Event], None] = lambda event: None,
     keep_best: int | None = None,
@@ -340,7 +340,10 @@ class _Search:
         record = self._journal.trials[segment.trial]
         if score == WORST:
             record.state = "failed"
-            record.error = _in_short(ended.error) if ended.error else f"{self._goal.metric} is NaN"
+            record.error = f"{self._goal.metric} is NaN"
+            if ended.error:
+                told = str(ended.error).partition("\n")[0]
+                record.error = f"{type(ended.error).__name__}: {told}"
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:
             standing = self._standings.pop(segment.trial)
@@ -360,7 +363,3 @@ class _Search:
             shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))
             if not self._succeeded and (shared or len(self._failures) >= PATIENCE):
                 raise self._failures[0]
-
-
-def _in_short(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -12,7 +12,7 @@ from harness import global_batches, split, spread_over_ranks
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.layers import CosFace, Margin, ShardedClassifier, to_plain_model
 from sparkdl.tables.classes import Softmax
-from sparkdl.tables.initial_rows import RowStart
+from sparkdl.tables.rules import RowStart
 
 CLASSES, DIM, BATCH = 53, 6, 8
 BACKEND = keras.backend.backend()

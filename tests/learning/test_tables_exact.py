@@ -20,7 +20,7 @@ from sparkdl.layers import CountFilter, ServedEmbedding, serve_embeddings, to_pl
 from sparkdl.learner import make_learner
 from sparkdl.learner.state.model_weights import model_layout
 from sparkdl.tables.checkpoints import TableCheckpoints
-from sparkdl.tables.initial_rows import RowStart
+from sparkdl.tables.rules import RowStart
 from sparkdl.testing.inproc import connect_threads
 from sparkdl.worker import train
 

@@ -129,8 +129,6 @@ class _Replayed(RawIOBase):
 
 
 class _Inflated(RawIOBase):
-    """The content of a zlib stream."""
-
     def __init__(self, stream: BufferedReader[Any]) -> None:
         self._stream, self._inflater = stream, zlib.decompressobj()
 

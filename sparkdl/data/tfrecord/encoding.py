@@ -18,10 +18,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.plain_arrow import is_any_list
+from sparkdl.data.plain_arrow import bytes_of, is_any_list
 from sparkdl.data.tfrecord import loops
 from sparkdl.data.tfrecord.decoding import ListKind, RecordType, depth_of, kind_of
-from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES
+from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, varint
 from sparkdl.data.tfrecord.loops import PADDING, Bytes, Positions
 from sparkdl.errors import DataError
 
@@ -104,8 +104,6 @@ class _Texts(_Part):
 
 
 class _Varints(_Part):
-    """A varint for each message."""
-
     def __init__(self, values: npt.NDArray[Any]) -> None:
         self.values = values.astype(np.uint64)
         self.sizes = loops.varint_sizes(self.values)
@@ -115,8 +113,6 @@ class _Varints(_Part):
 
 
 class _Chain(_Part):
-    """Parts one after the other."""
-
     def __init__(self, *parts: _Part) -> None:
         self.parts = parts
         self.sizes = np.sum([part.sizes for part in parts], axis=0).astype(np.int64)
@@ -172,7 +168,7 @@ def _record(batch: pa.RecordBatch, sequence: bool) -> _Part:
             rows = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
             column = column.drop_null()
         value = _feature_list(column, field.name) if nested else _feature(column, field.name)
-        key = _Fixed(b"\x0a" + _varint(len(name)) + name, len(rows))
+        key = _Fixed(b"\x0a" + varint(len(name)) + name, len(rows))
         entry = _message(0x0A, _Chain(key, _message(0x12, value)))
         part = entry if len(rows) == number else _Present(entry, rows, number)
         (lists if nested else context).append(part)
@@ -245,17 +241,8 @@ def _unnested(column: pa.Array) -> tuple[Positions, pa.Array]:
 def _spans_of(column: pa.Array) -> tuple[Bytes, Positions, Positions]:
     if column.null_count:
         raise _null_inside("")
-    large = pa.types.is_large_binary(column.type) or pa.types.is_large_string(column.type)
-    buffers = column.buffers()
-    if buffers[2] is None or not len(column):
-        return (
-            np.empty(0, np.uint8),
-            np.zeros(len(column), np.int64),
-            np.zeros(len(column), np.int64),
-        )
-    offsets = np.frombuffer(buffers[1], np.int64 if large else np.int32)
-    ends = offsets[column.offset : column.offset + len(column) + 1].astype(np.int64)
-    return np.frombuffer(buffers[2], np.uint8), ends[:-1], ends[1:] - ends[:-1]
+    data, offsets = bytes_of(column)
+    return data, offsets[:-1], np.diff(offsets)
 
 
 def _null_inside(name: str) -> DataError:
@@ -264,11 +251,3 @@ def _null_inside(name: str) -> DataError:
         expected="values; only a whole column's value may be null, which leaves its feature out",
         received="a null", hint="drop or fill it before writing",
     )  # fmt: skip
-
-
-def _varint(value: int) -> bytes:
-    text = bytearray()
-    while value >= 0x80:
-        text.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*text, value])

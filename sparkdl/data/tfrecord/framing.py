@@ -105,6 +105,15 @@ def _packed_crc(data: bytes) -> bytes:
     return struct.pack("<I", masked(crc32c(data)))
 
 
+def varint(value: int) -> bytes:
+    """A number of at least 0 in groups of seven bits, the lowest first."""
+    text = bytearray()
+    while value >= 0x80:
+        text.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*text, value])
+
+
 def masked(crc: int) -> int:
     """The CRC as it stands in a file."""
     return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

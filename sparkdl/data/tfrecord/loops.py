@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, slicing_tables
+from sparkdl.data.tfrecord.framing import MAX_RECORD_BYTES, crc32c_by_table, slicing_tables
 
 logger = logging.getLogger(__name__)
 
@@ -394,7 +394,7 @@ def crcs_in_lockstep(
         crcs[rows] = _shifted(crcs[rows], size) ^ _crcs_of_rows(data)
     crcs ^= np.uint32(0xFFFFFFFF)
     for row in np.flatnonzero(lengths < 4):
-        crcs[row] = _short_crc(buffer[starts[row] : starts[row] + lengths[row]])
+        crcs[row] = crc32c_by_table(buffer[starts[row] : starts[row] + lengths[row]].tobytes())
     return crcs
 
 
@@ -427,10 +427,3 @@ def _shifted(crcs: npt.NDArray[np.uint32], size: int) -> npt.NDArray[np.uint32]:
     for i in range(3):
         found ^= tables[i][crcs >> (8 * i) & 0xFF]
     return found
-
-
-def _short_crc(data: Bytes) -> int:
-    table, crc = slicing_tables()[0], 0xFFFFFFFF
-    for byte in data.tolist():
-        crc = int(table[(crc ^ byte) & 0xFF]) ^ crc >> 8
-    return crc ^ 0xFFFFFFFF

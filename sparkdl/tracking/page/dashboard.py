@@ -90,7 +90,6 @@ class FirstPageRequest:
 
 
 def _token_in(line: str) -> str | None:
-    """The token in the first line of a request."""
     try:
         query = urlsplit(line.split(" ")[1]).query
         return parse_qs(query).get("token", [None])[0]

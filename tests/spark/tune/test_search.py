@@ -23,7 +23,7 @@ from sparkdl.progress.events import Event, SearchBegan, SearchEnded, TrialEpochE
 from sparkdl.tracking.notebook import NotebookTrials
 from sparkdl.tracking.sinks import add_standing, remove_standing
 from sparkdl.tune import spark_search as search_module
-from sparkdl.tune.trial_recipes import StageStudy
+from sparkdl.tune.spark_search import StageStudy
 
 
 def build(trial: tune.Trial) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from sparkdl.compat.elephas.templates import Template
+from sparkdl.compat.elephas.hyperparam import Template
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.tune import Trial
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ConfigError
-from sparkdl.linear.spread_weights import Ftrl, FtrlTable
+from sparkdl.linear.rank_task import Ftrl, FtrlTable
 from sparkdl.tables.rules import FtrlRows
 
 

@@ -12,8 +12,8 @@ from rank_threads import on_ranks
 
 from sparkdl.collective.current import SoloCommunicator
 from sparkdl.errors import ModelError
+from sparkdl.linear.rank_task import Ftrl, LinearPart, LinearSettings, LinearTraining
 from sparkdl.linear.sparse_rows import SparseRows, SparseVectors
-from sparkdl.linear.spread_weights import Ftrl, LinearPart, LinearSettings, LinearTraining
 
 STEPS, BATCH = 5, 12
 RULE = Ftrl(lambda1=0.4, lambda2=0.1, alpha=0.3, beta=1.0)

@@ -59,9 +59,9 @@ def pull(stores: list[RowStore], ids: np.ndarray) -> np.ndarray:
     return rows
 
 
-def write(stores: list[RowStore], folder: Path | str, since: int | None = None) -> str:
+def write(stores: list[RowStore], folder: Path | str) -> str:
     for rank, store in enumerate(stores):
-        write_part(store, str(folder), rank, len(stores), since)
+        write_part(store, str(folder), rank, len(stores))
     write_manifest(str(folder), len(stores))
     return str(folder)
 
@@ -180,19 +180,6 @@ def test_an_empty_table_is_a_table(tmp_path: Path) -> None:
     folder = write([make("sgd"), make("sgd")], tmp_path)
     assert len(load(folder, [make("sgd")])[0]) == 0
     assert (TableReader(folder).pull(IDS) == 0).all()
-
-
-def test_rows_that_changed_are_put_over_those_before(tmp_path: Path) -> None:
-    stores = [make(tracks=True) for _ in range(2)]
-    push(stores, IDS)
-    base = write(stores, tmp_path / "base")
-    push(stores, IDS[-50:], step=1)
-    delta = write(stores, tmp_path / "delta", since=1)
-    assert len(TableFiles(delta)) == 50
-    after = load(delta, load(base, [make(tracks=True) for _ in range(3)]))
-    assert (pull(after, IDS) == pull(stores, IDS)).all()
-    with pytest.raises(ConfigError, match="after step 1"):
-        load(delta, [make(tracks=True)])
 
 
 def test_rows_are_looked_up_without_loading_the_table(tmp_path: Path) -> None:

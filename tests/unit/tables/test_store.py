@@ -10,8 +10,8 @@ import pytest
 from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
 from sparkdl.tables.admission import CountFilter, Eviction, Probability
 from sparkdl.tables.hashing import mix64
-from sparkdl.tables.initial_rows import RowStart
-from sparkdl.tables.rules import make_row_rule
+from sparkdl.tables.index import in_order
+from sparkdl.tables.rules import RowStart, make_row_rule
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, Statistics, merged
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
@@ -124,14 +124,10 @@ def test_gradients_of_another_shape_are_refused() -> None:
         RowStore(2).push(np.array([4]), np.ones((1, 3), np.float32), 0.1)
 
 
-def test_gradients_that_are_not_finite_raise_or_are_left_out_and_counted() -> None:
+def test_gradients_that_are_not_finite_raise() -> None:
     ids, gradients = np.array([1, 2]), np.array([[1, np.inf], [1, 1]], np.float32)
     with pytest.raises(ModelError, match="id 1"):
         RowStore(2, name="ads").push(ids, gradients, 0.1)
-    store = RowStore(2, "sgd", "zeros", on_nan="skip")
-    store.push(ids, gradients, 1)
-    assert store.known(ids).tolist() == [False, True]
-    assert store.refused == 1
 
 
 def test_an_id_whose_row_is_loaded_waits_no_more() -> None:
@@ -211,26 +207,23 @@ def test_shrinking_removes_rows_and_gives_memory_back() -> None:
     assert store.shrink(unseen=0) == 4_999
 
 
-def test_only_what_changed_since_a_step_is_exported() -> None:
-    store, ids = RowStore(2, tracks=True), np.arange(6)
-    store.push(ids, ones(ids), 0.1)
-    store.push(ids[:2], ones(ids[:2]), 0.1)
-    assert sorted(store.export(since=1).ids.tolist()) == [0, 1]
-    assert sorted(store.export().ids.tolist()) == [0, 1, 2, 3, 4, 5]
-    assert len(store.export(since=2).ids) == 0
+def test_rows_leave_only_a_table_that_tracks_them() -> None:
     with pytest.raises(ConfigError, match="tracks"):
-        RowStore(2).export(since=0)
+        RowStore(2).shrink(below=1)
 
 
 def test_blocks_are_full_and_sorted_by_the_hash_of_ids() -> None:
     ids = np.arange(-200_000, 200_000)
     store = RowStore(1, "sgd", "zeros")
     store.load(ids, ids[:, None].astype(np.float32))
-    blocks = list(store.blocks())
+    blocks = [store.rows_at(slots) for slots in in_order(*store.slots(), BLOCK_ROWS)]
     assert {len(block.ids) for block in blocks[:-1]} == {BLOCK_ROWS}
     found = np.concatenate([block.ids for block in blocks])
     assert (found == ids[np.argsort(mix64(ids))]).all()
     assert all((block.values[:, 0] == block.ids).all() for block in blocks)
+    whole = store.export()
+    assert (whole.ids == found).all()
+    assert (whole.values[:, 0] == found).all()
 
 
 def test_a_table_goes_on_from_its_settings_and_its_rows() -> None:

@@ -11,8 +11,7 @@ from keras import metrics as m
 
 from sparkdl.errors import ConfigError
 from sparkdl.learner.state.metric_state import larger_is_better
-from sparkdl.tune.spark_search import _maximizes
-from sparkdl.tune.trial_recipes import BuildRecipe
+from sparkdl.tune.spark_search import BuildRecipe, _maximizes
 
 
 def compiled(metrics: Any, outputs: tuple[str, ...] = ("account",)) -> keras.Model:

@@ -16,7 +16,6 @@ import pytest
 from sparkdl import Limits
 from sparkdl.config import FitConfig
 from sparkdl.diagnosis import cluster_checks, host_checks, host_facts
-from sparkdl.diagnosis.cluster_checks import Versions
 from sparkdl.diagnosis.executors import Executor, Executors, parse_answers
 from sparkdl.diagnosis.network import Answer, Link, targets
 from sparkdl.diagnosis.report import Check, DoctorReport
@@ -274,17 +273,17 @@ def test_dynamic_allocation_depends_on_the_mode_and_the_master() -> None:
 @pytest.mark.parametrize(
     ("versions", "statuses"),
     [
-        (Versions("17.0.15", "4.3.0", "4.3.0"), ["ok", "ok"]),
-        (Versions("21-ea", "4.3.1", "4.3.0"), ["ok", "ok"]),
-        (Versions("11.0.2", "4.3.0", "4.2.0"), ["error", "warning"]),
-        (Versions("1.8.0_392", "3.5.0", "3.5.0"), ["ok", "ok"]),
-        (Versions("11.0.2", "3.5.9", "3.5.9"), ["ok", "ok"]),
-        (Versions("17.0.15", "4.0.0.dev1", "3.5.9"), ["ok", "warning"]),
-        (Versions(None, "3.4.4", "3.4.4"), ["error"]),
+        (("17.0.15", "4.3.0", "4.3.0"), ["ok", "ok"]),
+        (("21-ea", "4.3.1", "4.3.0"), ["ok", "ok"]),
+        (("11.0.2", "4.3.0", "4.2.0"), ["error", "warning"]),
+        (("1.8.0_392", "3.5.0", "3.5.0"), ["ok", "ok"]),
+        (("11.0.2", "3.5.9", "3.5.9"), ["ok", "ok"]),
+        (("17.0.15", "4.0.0.dev1", "3.5.9"), ["ok", "warning"]),
+        ((None, "3.4.4", "3.4.4"), ["error"]),
     ],
 )
-def test_versions(versions: Versions, statuses: list[str]) -> None:
-    assert [c.status for c in cluster_checks.check_versions(versions)] == statuses
+def test_versions(versions: tuple[str | None, str, str], statuses: list[str]) -> None:
+    assert [c.status for c in cluster_checks.check_versions(*versions)] == statuses
 
 
 # -- the common probe --------------------------------------------------------------------------
