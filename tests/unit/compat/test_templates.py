@@ -12,6 +12,7 @@ from sparkdl.compat.elephas.hyperparam import Template
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.tune import Trial
 
+pytestmark = pytest.mark.keras
 # names that Hyperas' users import; the function below is never run as it stands
 choice = uniform = quniform = loguniform = randint = normal = None
 SIZES = [8, 16]
