@@ -165,6 +165,7 @@ class FitMonitor:
         self._steering = steering
         self._sinks: tuple[events.Sink, ...] = (*sinks, steering)
         self._metric_values = metric_values
+        self._validated = self._fills_gaps = False
         self._epochs, self._first_epoch = epochs, first_epoch
         self.epochs_done = first_epoch
         """Epochs that have ended, counted from 0."""
@@ -284,8 +285,9 @@ class FitMonitor:
             for number in range(self.epochs_done, epochs)
         }
         validates, self._validates = self._validates, None  # they may lack those rows' metrics
+        self._fills_gaps = self._validated or validates in ("must", "split")
         self.update(replace(progress, epochs=ended))
-        self._validates = validates
+        self._fills_gaps, self._validates = False, validates
 
     def end_finished(self, progress: RunProgress) -> None:
         """Ends the epochs that the workers had finished when the user ended the fit.
@@ -361,11 +363,10 @@ class FitMonitor:
         self._ending = True
         if self._validates and epoch.metrics.size and not self.stopped_inside:
             self._look_for_validation(epoch)
-        metrics = dict(self._metric_values(epoch.metrics))
-        if epoch.metrics.size and not epoch.metrics.any():  # every row was refused: 0 would be best
-            metrics = {name: _no_value(value) for name, value in metrics.items()}
-        if epoch.val_metrics.size:
-            held_out = self._metric_values(epoch.val_metrics)
+        metrics = self._values(epoch.metrics)
+        if epoch.val_metrics.size or self._fills_gaps:
+            self._validated |= epoch.val_metrics.size > 0
+            held_out = self._values(epoch.val_metrics)
             metrics |= {f"val_{name}": value for name, value in held_out.items()}
         if self.loads and not self.stopped_inside:
             with self._steering.loading():
@@ -390,6 +391,12 @@ class FitMonitor:
         else:
             self._begin_epoch()
         self._ending = False
+
+    def _values(self, state: MetricState) -> dict[str, events.MetricValue]:
+        """Of the metrics; no numbers where no row was counted (all were refused, or a lost stage
+        did not report): 0 would be the best loss of all."""
+        values = dict(self._metric_values(state))
+        return values if state.any() else {name: _no_value(v) for name, v in values.items()}
 
     def _look_for_validation(self, epoch: EpochProgress) -> None:
         """Callbacks such as early stopping would wait in vain for metrics that never come."""

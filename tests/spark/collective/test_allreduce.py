@@ -23,7 +23,13 @@ from scripted import run_script
 from spark_models import make_mlp
 
 from sparkdl import Limits, SparkModel
-from sparkdl.errors import ConfigError, ResourceError, UnknownNameError, WorkerError
+from sparkdl.errors import (
+    ConfigError,
+    ResourceError,
+    UnknownNameError,
+    WaitTimeoutError,
+    WorkerError,
+)
 
 
 def _has_horovod() -> bool:
@@ -316,7 +322,7 @@ def test_a_worker_that_hangs_is_named(digits_df: Any) -> None:
     )  # fmt: skip
     started = time.monotonic()
     try:
-        with pytest.raises(WorkerError, match=r"missing rank [01]"):
+        with pytest.raises((WorkerError, WaitTimeoutError), match=r"missing rank [01]"):
             spark_model.fit(digits_df, epochs=500, verbose=0, callbacks=[AtEpoch(2, stop)])
     finally:
         for process in stopped:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -75,9 +76,31 @@ def test_an_epoch_that_a_lost_stage_has_not_reported_whole_ends_and_the_next_one
     assert monitor.epochs_done == 2
     restarted = replace(report(), epochs={2: epoch(1000, loss=0.5)})
     assert monitor.update(restarted) == Command(release=2)
-    assert [(e.epoch, e.metrics) for e in sink.of(EpochEnded)] == [
-        (0, {"loss": 2.0}), (1, {"loss": 0.0}), (2, {"loss": 0.5}),
-    ]  # fmt: skip
+    losses = [e.metrics["loss"] for e in sink.of(EpochEnded)]
+    np.testing.assert_equal(losses, [2.0, np.nan, 0.5])  # 0 would be the best of all
+
+
+@pytest.mark.parametrize(
+    ("validates", "known", "names"),
+    [("must", False, True), ("may", False, False), ("may", True, True), (None, False, False)],
+)
+def test_an_epoch_whose_validation_was_lost_has_its_place(
+    validates: Literal["must", "may"] | None, known: bool, names: bool
+) -> None:
+    """Lists of a History of which one were shorter would belong to other epochs."""
+    sink = Recorder()
+    monitor = FitMonitor(sink, [], mean, epochs=3, first_epoch=0, validates=validates)
+    monitor.begin()
+    whole = replace(epoch(1000), val_metrics=np.array([30.0, 10.0]))
+    if known:
+        monitor.update(report(whole))
+    before = [whole] * known
+    monitor.end_epochs(report(*before, epoch(500, missing=1)), 1 + known)
+    found = sink.of(EpochEnded)[-1].metrics
+    assert found["loss"] == 1.0
+    assert ("val_loss" in found) == names
+    if names:
+        np.testing.assert_equal(found["val_loss"], np.nan)
 
 
 def test_metrics_are_not_computed_for_nobody() -> None:
