@@ -236,13 +236,11 @@ class Told:
     Args:
         steps: Times of the start and of the end of each exchange.
         moved: Bytes (sent, received) until the end of each exchange; with a server only.
-        transport: Name of the transport in use.
         cpu_s: The process' processor time until the end of each exchange.
     """
 
     steps: list[float]
     moved: list[list[int]]
-    transport: str
     cpu_s: list[float]
 
 
@@ -320,8 +318,7 @@ def be_worker() -> None:
         flat = np.empty(learner.layout.size, np.float32)
         learner.read_weights(flat)
         np.save(f"{directory}/{rank}.npy", flat)
-        told = [timed.steps, timed.moved, getattr(timed, "transport", "builtin")]
-        print(json.dumps([*told, timed.cpu_s]), flush=True)
+        print(json.dumps([timed.steps, timed.moved, timed.cpu_s]), flush=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Horovod as a communicator: its TensorFlow operations move the arrays; how the ranks agree on it.
+"""Horovod as a communicator: how ranks agree on it; its TensorFlow operations move the arrays.
 
 Horovod itself has no token, no limit on a wait, and does not say which rank is missing. So a
 Horovod communicator contains a built-in one. Before each operation the ranks tell each other
@@ -186,9 +186,9 @@ class HorovodCommunicator(Communicator):
                 server = importlib.import_module("horovod.runner.http.http_server")
                 hosts = importlib.import_module("horovod.runner.common.util.hosts")
                 self._server = server.RendezvousServer(verbose=0)
-                started = start_on(self._server, server, own)
+                listening = start_on(self._server, server, own)
                 self._server.init([hosts.SlotInfo(*slot) for slot in slots])
-                port = started
+                port = listening
             except Exception as error:  # the other ranks wait for the port
                 reason = f"{type(error).__name__}: {error}"
         port = int(self._builtin.broadcast(np.array([port], np.int64))[0])

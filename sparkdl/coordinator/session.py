@@ -149,7 +149,7 @@ class Session(Closing):
         return [texts[rank] for rank in sorted(texts)]
 
     all_gather = meet
-    """As a :class:`sparkdl.training.syncing.RankIdentity`: quicker than a barrier's exchange."""
+    """The name that :class:`sparkdl.training.syncing.RankIdentity` has for it."""
 
     def finish(self) -> None:
         """Says that this rank's work is done, whatever happens to its process from now on."""

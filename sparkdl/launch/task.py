@@ -213,10 +213,8 @@ class Gathering(Protocol):
         """
 
     def settle(self) -> None:
-        """Returns when no rank is inside the exchange any more: from then on one may fail.
-
-        At once, unless an implementation has more to wait for.
-        """
+        """Returns when this rank may fail: at once where a failure ends every wait in the exchange
+        by itself, else when no rank is inside it any more."""
         return
 
 

@@ -204,9 +204,7 @@ class ServedEmbedding(TableLayer):
 
     def _check(self, ids: Any) -> None:
         kind = keras.backend.standardize_dtype(ids.dtype)
-        wide = (
-            keras.backend.backend() == "jax" and kind in ("int64", "uint64") and not takes_64_bits()
-        )
+        wide = kind in ("int64", "uint64") and not takes_64_bits()
         if "int" not in kind or wide:
             raise ModelError(
                 f"layer {self.name!r} cannot look up these ids",

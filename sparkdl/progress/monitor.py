@@ -393,8 +393,8 @@ class FitMonitor:
         self._ending = False
 
     def _values(self, state: MetricState) -> dict[str, events.MetricValue]:
-        """Of the metrics; no numbers where no row was counted (all were refused, or a lost stage
-        did not report): 0 would be the best loss of all."""
+        """Name -> value of a metric; NaN where no row was counted, as all were refused or a lost
+        stage did not report: 0 would be the best loss of all."""
         values = dict(self._metric_values(state))
         return values if state.any() else {name: _no_value(v) for name, v in values.items()}
 

@@ -44,7 +44,7 @@ from sparkdl.wire.greeting import BusyError
 ByteArray = npt.NDArray[np.uint8]
 
 MAGIC = b"SPDL"
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<4sBBHiqQQQIIIdQQ4xIQ")
 HEADER_BYTES = HEADER.size
 MAX_META_BYTES = 4 << 20

@@ -143,7 +143,7 @@ def share_mapping(
 ) -> mmap.mmap:
     """The host's mapping of ``size`` bytes; index 0 makes it and hands it to the others.
 
-    It has no name (a memfd), so nothing is left behind when all ranks are killed.
+    It has no name (a memfd where there is one): nothing is left behind when all ranks are killed.
 
     Raises:
         TransportError: A peer ended meanwhile.

@@ -282,9 +282,6 @@ def find_shown_values(
 
     Args:
         model: Its metrics are built.
-        x: By input.
-        y: By output.
-        sample_weight: By output, or None.
     """
     if model in _found or not has_own(model, "compute_metrics"):
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -310,9 +310,9 @@ class ShardedClient(Client):
     def _on_all(self, do: Callable[[ShardClient], object]) -> None:
         """Does something with all shards at the same time; raises the first error."""
         jobs = [self._threads.submit(do, shard) for shard in self._shards]
-        wait(jobs)
-        for job in jobs:
-            job.result()
+        for error in [job.exception() for job in jobs]:  # no job that close cancelled is waited for
+            if error is not None:
+                raise error
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -236,6 +236,6 @@ class RowLink(Closing):
             do(0)
             return
         jobs = [self._threads.submit(do, shard) for shard in range(self.num_shards)]
-        wait(jobs)
-        for job in jobs:
-            job.result()
+        for error in [job.exception() for job in jobs]:  # no job that close cancelled is waited for
+            if error is not None:
+                raise error
