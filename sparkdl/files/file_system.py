@@ -48,6 +48,7 @@ class FileSystem(Protocol):
     def write(self, path: str, content: bytes) -> None:
         """Writes a file whole or not at all, and the folders above it."""
 
+    @abstractmethod
     def read(self, path: str, at_most: int | None) -> bytes:
         """A whole file, or its first ``at_most`` bytes.
 
@@ -55,15 +56,18 @@ class FileSystem(Protocol):
             DamagedFileError: The file system finds that it is not what was written.
         """
 
+    @abstractmethod
     def find(self, path: str) -> Kind | None:
         """The kind of the entry that is there; None for nothing."""
 
+    @abstractmethod
     def files_in(self, folder: str) -> list[FileEntry]:
         """The files right in a folder, sorted by their names; not pipes, devices and sockets."""
 
     def check_writable(self, path: str) -> None:
         """Tries to write next to ``path``."""
 
+    @abstractmethod
     def delete(self, path: str) -> None:
         """Deletes a file."""
 

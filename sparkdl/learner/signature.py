@@ -264,19 +264,17 @@ def takes_strings(model: keras.Model) -> bool:
 def _keys(struct: object, tensors: Any, names: Any = None) -> list[str]:
     if isinstance(struct, dict):
         return sorted(struct)
-    if names and len(names) == len(tensors):
-        return [str(n) for n in names]
-    return [str(t.name) for t in tensors]
+    is_named = names and len(names) == len(tensors)
+    return distinct(names if is_named else [t.name for t in tensors])
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of which Keras gives one to all outputs of an operation: ``lstm``, ``lstm_1``."""
+    before = [(name, list(names[:place]).count(name)) for place, name in enumerate(names)]
+    return [f"{name}_{number}" if number else str(name) for name, number in before]
 
 
 def _specs(tensors: Any, names: list[str]) -> dict[str, TensorSpec]:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ModelError(
-            "inputs or outputs of the model have one name", expected="a name for each",
-            received=f"{twice}, more than once",
-            hint="keras.layers.Identity(name='another')(tensor) gives the second one another name",
-        )  # fmt: skip
     return {
         name: TensorSpec(name, tuple(t.shape[1:]), "string" if _is_text(t) else str(t.dtype))
         for name, t in zip(names, tensors, strict=True)

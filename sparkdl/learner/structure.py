@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from sparkdl.learner.signature import LABEL, list_names, takes_list
+from sparkdl.learner.signature import LABEL, distinct, list_names, takes_list
 from sparkdl.training.learning import Arrays, BatchStack
 
 
@@ -83,8 +83,6 @@ def map_arrays(function: Callable[[Any], Any], structure: object) -> Any:
 
 
 def _names(model: keras.Model, side: str) -> list[str]:
-    names = getattr(model, f"{side}_names", None)
-    if names:
-        return [str(n) for n in names]
     tensors = getattr(model, f"_{side}s", None) or []
-    return [str(getattr(t, "name", i)) for i, t in enumerate(tensors)]
+    names = getattr(model, f"{side}_names", None)
+    return distinct(names or [getattr(t, "name", str(i)) for i, t in enumerate(tensors)])

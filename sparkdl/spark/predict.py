@@ -65,8 +65,8 @@ def predict(
         model: A built ``keras.Model``, or the path or URI of a ``.keras`` file, an HDF5 file
             (``.h5``) or the folder of a SavedModel, which is a program: load only those that you
             trust.
-        data: A DataFrame of Spark, also a streaming one, of pandas or polars, or an Arrow table;
-            the path of Parquet or TFRecord files; an RDD of inputs; or arrays or lists of them.
+        data: A DataFrame of Spark (streams, too), ``pyspark.pandas``, pandas or polars, or an Arrow
+            table; the path of Parquet or TFRecord files; an RDD, arrays or lists of inputs.
         batch_size: Rows per forward pass.
         features: See :meth:`sparkdl.SparkModel.fit`.
         output_column: Name of the column of a model with one output; several outputs become

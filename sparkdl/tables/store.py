@@ -80,7 +80,7 @@ class RowStore:
         entry: Which ids get a row. None: all.
         eviction: Which rows leave. None: none.
         tracks: Whether counts and clocks of rows are kept (8 bytes a row), which :meth:`shrink`
-            needs; with an eviction they are.
+            and ``to_dataframe(since=...)`` need; with an eviction they are.
         on_nan: What happens to a gradient that is not finite: ``'raise'``, or ``'ignore'``, nobody
             looks.
     """

@@ -342,7 +342,7 @@ class _Search:
             record.state = "failed"
             record.error = f"{self._goal.metric} is NaN"
             if ended.error:
-                told = str(ended.error).partition("\n")[0]
+                told = str(ended.error).partition("\n")[0].rstrip()
                 record.error = f"{type(ended.error).__name__}: {told}"
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:

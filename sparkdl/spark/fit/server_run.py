@@ -42,7 +42,7 @@ class ServerRun(CoordinatedRun):
 
     Args:
         server: The process beside the driver.
-        waits: Whether they wait at an epoch's end although the rule does not ask for it.
+        waits: Whether workers wait at an epoch's end although the rule does not ask for it.
         shards: The servers that hold the weights; None: ``server`` does.
         tables: The tables of the model, on the shards; None: it has none.
     """

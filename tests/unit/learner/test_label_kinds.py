@@ -6,10 +6,11 @@ import inspect
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 
-from sparkdl.errors import ModelError
 from sparkdl.learner.signature import model_signature
+from sparkdl.learner.structure import name_outputs
 
 KINDS = {
     "sparse": {"SparseCategoricalCrossentropy", "CategoricalGeneralizedCrossEntropy"},
@@ -54,10 +55,13 @@ def test_a_loss_of_a_later_keras() -> None:
     assert kind_of(Unheard()) == "own"
 
 
-def test_an_output_that_is_listed_twice_needs_a_second_name() -> None:
+def test_outputs_of_one_name_get_one_each() -> None:
+    """Keras calls all outputs of an operation alike, and one that is listed twice."""
     given = keras.Input((4,))
     out = keras.layers.Dense(3, name="out")(given)
-    with pytest.raises(ModelError, match=r"one name(?s:.*)\['out'\](?s:.*)Identity"):
-        model_signature(keras.Model(given, [out, out]))
-    named = keras.layers.Identity(name="again")(out)
-    assert list(model_signature(keras.Model(given, [out, named])).outputs) == ["out", "again"]
+    assert list(model_signature(keras.Model(given, [out, out])).outputs) == ["out", "out_1"]
+    rows = keras.Input((5, 2))
+    states = keras.Model(rows, keras.layers.LSTM(3, return_state=True, name="lstm")(rows))
+    assert list(model_signature(states).outputs) == ["lstm", "lstm_1", "lstm_2"]
+    named = name_outputs(states, states(np.zeros((1, 5, 2))))
+    assert [array.shape for array in named.values()] == [(1, 3)] * 3
