@@ -81,9 +81,13 @@ def test_rows_to_validate_on_are_collected_once_from_each_cache_of_spark(
 ) -> None:
     """A file has other rows by then; what no frame has any more is given back by a later fit."""
     collected: list[int] = []
-    known, path, spark = shared_rows._encoder, f"{tmp_path}/rows.parquet", digits_df.sparkSession
+    known, path, spark = (
+        shared_rows.map_in_arrow,
+        f"{tmp_path}/rows.parquet",
+        digits_df.sparkSession,
+    )
     monkeypatch.setattr(
-        shared_rows, "_encoder", lambda limit: (collected.append(limit), known(limit))[1]
+        shared_rows, "map_in_arrow", lambda *given: (collected.append(1), known(*given))[1]
     )
     seen = digits_df.withColumn("third", F.col("label") % 3).cache()
 
