@@ -248,7 +248,8 @@ def test_an_epoch_that_one_rank_did_not_report_ends_with_the_others(
     many, few = (next(n.id for n in numbers if n.place == place) for place in (0, 1))
     rows = [(x[i].tolist(), int(y[i]), many if i < 400 else few) for i in range(600)]
     frame = spark.createDataFrame(rows, "features array<float>, label int, place long")
-    frame = frame.repartition(2, "place")  # the first rank has the most rows: it keeps the state
+    # The first rank has the most rows: it keeps the state. A shuffle has another order each time.
+    frame = frame.repartition(2, "place").cache()
     weights = []
     for lost in (True, False):
         flag = tmp_path / "ended"
@@ -279,6 +280,7 @@ def test_an_epoch_that_one_rank_did_not_report_ends_with_the_others(
         weights.append(model.get_weights())
     for mine, other in zip(*weights, strict=True):  # the rows of an epoch come in the same order
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+    frame.unpersist()
 
 
 @pytest.mark.slow  # Spark replaces executors; waiting for that takes its time
