@@ -31,7 +31,7 @@ from sparkdl.learner.custom_objects import (
     own_compile_settings,
     untold,
 )
-from sparkdl.learner.signature import has_own, traced
+from sparkdl.learner.signature import distinct, has_own, traced
 from sparkdl.learner.state.metric_state import flatten_arrays
 from sparkdl.learner.structure import arrange, arrange_inputs
 
@@ -268,7 +268,7 @@ def _made_up(
     given = arrange_inputs(model, inputs)
     found = traced(model, given)  # not by a compute_output_shape that only the user's layers call
     outputs = keras.tree.flatten(model.compute_output_spec(given) if found is None else found)
-    names = list(getattr(model, "output_names", None) or labels)
+    names = distinct(getattr(model, "output_names", None) or list(labels))
     struct = getattr(model, "_outputs_struct", None)
     shapes = dict(zip(names, (tuple(o.shape[1:]) for o in outputs), strict=False))
     batches = []

@@ -9,6 +9,7 @@ import keras
 
 from sparkdl.errors import ModelError
 from sparkdl.files.run_state import RunState
+from sparkdl.learner.signature import distinct
 from sparkdl.learner.state.carried_state import load_carried_state
 from sparkdl.learner.state.model_weights import model_layout, write_model
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
@@ -92,7 +93,7 @@ def build_ensemble(model: keras.Model, states: Sequence[RunState]) -> tuple[Any,
         lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
         model.inputs[0] if struct is None else struct,
     )
-    names = iter(list(getattr(model, "output_names", ())))
+    names = iter(distinct(getattr(model, "output_names", ())))
     outputs = keras.tree.map_structure(
         lambda *tensors: (
             keras.layers.Average(name=next(names, None))(tensors)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,8 +23,7 @@ def without_index(data: Any) -> Any:
     """A DataFrame of ``pyspark.pandas`` as one of Spark, of its columns alone; others as given."""
     if not type(data).__module__.startswith("pyspark.pandas.") or not hasattr(data, "to_spark"):
         return data
-    with warnings.catch_warnings(action="ignore"):  # which says that the index is left out
-        return data.to_spark()
+    return data.spark.frame()
 
 
 def is_rdd(data: object) -> bool:
