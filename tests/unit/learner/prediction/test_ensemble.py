@@ -60,6 +60,19 @@ def test_the_mean_predicts_the_mean_of_its_members(kind: str, tmp_path: object) 
     assert np.isfinite(mean.evaluate(data, labels, verbose=0, return_dict=True)["loss"])
 
 
+def test_outputs_of_one_name_have_a_mean_each() -> None:
+    rows = keras.Input((4, 2))
+    model = keras.Model(rows, keras.layers.LSTM(3, return_state=True)(rows))
+    model.compile("sgd", "mse")
+    rng = np.random.default_rng(0)
+    weights = [rng.uniform(0.1, 1, model_layout(model).size).astype("float32") for _ in range(2)]
+    mean, members = build_ensemble(model, [RunState(1, flat) for flat in weights])
+    x = rng.normal(size=(5, 4, 2)).astype("float32")
+    several = zip(*(member.predict(x, verbose=0) for member in members), strict=True)
+    for one, parts in zip(mean.predict(x, verbose=0), several, strict=True):
+        np.testing.assert_allclose(one, np.mean(parts, axis=0), rtol=1e-5)
+
+
 def test_a_subclassed_model_is_refused() -> None:
     class Own(keras.Model):
         def call(self, x: object) -> object:
