@@ -200,7 +200,6 @@ class LocalRows:
         return self._stores[table]
 
     def _optimizer(self) -> Any:
-        """The optimizer that the model is compiled with, or None."""
         model = None if self._model is None else self._model()
         return getattr(model, "optimizer", None)
 
@@ -326,7 +325,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         own = None if optimizer is None else keras.optimizers.get(optimizer)
         self._own = None if own is None else keras.saving.serialize_keras_object(own)
         self.seed = random.randint(1, 2**31 - 1) if seed is None else int(seed)
-        self._service: RowService | None = None
+        self.service: RowService | None = None
         self.trying = False
         self.scaled = False
         # Python inside a graph of TensorFlow's cannot be compiled by XLA.
@@ -365,18 +364,14 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         self.scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
         within = getattr(optimizer, "inner_optimizer", optimizer)
         rule = row_rule_of(within if own is None else own, self.table, self.all_rows)
-        return rule, None if own is None else fixed_rate(own, self.table)
+        return rule, None if own is None else _fixed_rate(own, self.table)
 
     def serve_from(self, service: RowService) -> None:
-        self._service = service
+        self.service = service
 
     def give_rows(self, store: RowStore, rank: int, num_ranks: int) -> None:
-        if isinstance(self._service, (StoredRows, LocalRows)):
-            self._service.give(self.table, store, rank, num_ranks)
-
-    @property
-    def service(self) -> RowService | None:
-        return self._service
+        if isinstance(self.service, (StoredRows, LocalRows)):
+            self.service.give(self.table, store, rank, num_ranks)
 
     def require_trainable_in(self, model: keras.Model) -> None:
         """Raises ModelError if the model is compiled with what the layer cannot be trained by."""
@@ -408,12 +403,12 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         Raises:
             ModelError: The rows lie on other workers.
         """
-        if isinstance(self._service, LocalRows):
-            self._service.serve(self, None)
-            return self._service.store(self.table).pull(ids)
-        if isinstance(self._service, StoredRows):
-            return self._service.tables[self.table].pull(ids, "initial")
-        if self._service is None:
+        if isinstance(self.service, LocalRows):
+            self.service.serve(self, None)
+            return self.service.store(self.table).pull(ids)
+        if isinstance(self.service, StoredRows):
+            return self.service.tables[self.table].pull(ids, "initial")
+        if self.service is None:
             return self.start_rows(ids)
         raise ModelError(
             f"the rows of layer {self.name!r} lie on several workers",
@@ -426,15 +421,15 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
 
     def find_service(self) -> None:
         """Takes the table of a layer of the same name, or a new one, if no other place was told."""
-        if self._service is None:
+        if self.service is None:
             model = self._get_call_context().entry_layer
             siblings = [] if model is None else ModelTables(model).layers
             name = self.table_name
             found = [s.service for s in siblings if s.service is not None and s.table_name == name]
-            self._service = found[0] if found else LocalRows()
-        if isinstance(self._service, LocalRows):
+            self.service = found[0] if found else LocalRows()
+        if isinstance(self.service, LocalRows):
             model = self._get_call_context().entry_layer
-            self._service.serve(self, model)
+            self.service.serve(self, model)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments of all layers with a table, and the place of rows that a fit has
@@ -444,7 +439,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
             "table": self.table,
             "optimizer": None if self._own is None else dict(self._own),
             "seed": self.seed,
-            "stored": self._service.reference if isinstance(self._service, StoredRows) else None,
+            "stored": self.service.reference if isinstance(self.service, StoredRows) else None,
         }
 
     @classmethod
@@ -462,8 +457,8 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
     def save_own_variables(self, store: Any) -> None:
         """The layer's variable, and the rows of a table that lies in this process."""
         super().save_own_variables(store)
-        if isinstance(self._service, LocalRows):
-            for key, array in self._service.arrays(self.table_name).items():
+        if isinstance(self.service, LocalRows):
+            for key, array in self.service.arrays(self.table_name).items():
                 store[key] = array
 
     def load_own_variables(self, store: Any) -> None:
@@ -473,7 +468,7 @@ class TableLayer(keras.layers.Layer):  # type: ignore[misc]
         if arrays:
             service = LocalRows()
             service.load(self.table_name, arrays)
-            self._service = service
+            self.service = service
 
 
 def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
@@ -520,12 +515,7 @@ def refuse_scaled_loss(optimizer: object, table: str) -> None:
         )
 
 
-def fixed_rate(optimizer: Any, table: str) -> float:
-    """The learning rate of a table's own optimizer.
-
-    Raises:
-        ModelError: It is a schedule.
-    """
+def _fixed_rate(optimizer: Any, table: str) -> float:
     rate = optimizer.get_config()["learning_rate"]
     if not isinstance(rate, (int, float)):
         raise ModelError(

@@ -145,7 +145,6 @@ class _Graph:
         return inside + whole + sum(self.sizes[b - 1] for _, b, again in spans if again)
 
     def span(self, first: int, last: int, recomputed: bool) -> Span:
-        """The part of the operations from one number to before another."""
         nodes = self.nodes[first:last]
         needed = {id(t): t for node in nodes for t in node.input_tensors}
         made = [tensor for node in nodes for tensor in node.outputs]

@@ -11,8 +11,9 @@ import numpy.typing as npt
 from keras import ops
 
 from sparkdl.errors import DataError, ModelError
-from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
+from sparkdl.layers.backends import Ids, Places, lookup
 from sparkdl.layers.local_rows import LocalRows, TableLayer
+from sparkdl.learner.framework import jax_takes_64_bits
 from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
 from sparkdl.tables.hashing import signed
@@ -152,15 +153,15 @@ class ServedEmbedding(TableLayer):
                 expected=f"ids (n,) (integers), rows (n, {self.dim}) of finite numbers",
                 received=f"{given.dtype} {given.shape}, {values.dtype} {values.shape}",
             )
-        if self._service is None:
-            self._service = LocalRows()
-        if not isinstance(self._service, LocalRows):
+        if self.service is None:
+            self.service = LocalRows()
+        if not isinstance(self.service, LocalRows):
             raise ModelError(
                 f"the rows of layer {self.name!r} lie in files that a fit has written",
                 expected=f"spark_model.tables[{self.table!r}].load(ids, rows)",
                 received="layer.load(ids, rows)",
             )
-        self._service.put(self, signed(given), values)
+        self.service.put(self, signed(given), values)
 
     def start_rows(self, ids: IdArray) -> FloatArray:
         return self._start.rows(ids)
@@ -204,7 +205,8 @@ class ServedEmbedding(TableLayer):
 
     def _check(self, ids: Any) -> None:
         kind = keras.backend.standardize_dtype(ids.dtype)
-        wide = kind in ("int64", "uint64") and not takes_64_bits()
+        narrow = keras.backend.backend() == "jax" and not jax_takes_64_bits()
+        wide = narrow and kind in ("int64", "uint64")
         if "int" not in kind or wide:
             raise ModelError(
                 f"layer {self.name!r} cannot look up these ids",

@@ -213,8 +213,8 @@ class ShardedClassifier(TableLayer):
         return found, logits if self.margin is None else logits / np.float32(self.margin.scale)
 
     def _chunks(self) -> Any:
-        if isinstance(self._service, StoredRows):
-            return self._service.tables[self.table].chunks(self.chunk)
+        if isinstance(self.service, StoredRows):
+            return self.service.tables[self.table].chunks(self.chunk)
         edges = range(0, self.num_classes, self.chunk)
         every = (np.arange(a, min(a + self.chunk, self.num_classes)) for a in edges)
         return (Chunk(classes, self.centers(classes)) for classes in every)

@@ -5,8 +5,8 @@
   ones.
 - ``state``: a model's variables as buffers. ``archives``: a model as bytes.
 - ``prediction``: models that only run forward. ``checks``: what a fit asks of a model.
-- ``callback_sink``: Keras callbacks on the driver. ``callback_writes``: what they write to the
-  model. ``distributed``: for users' own training functions on several ranks.
+- ``callback_sink``: Keras callbacks on the driver, and what they write to the model.
+  ``distributed``: for users' own training functions on several ranks.
 - ``signature``, ``structure``: a model's inputs and outputs, and how named arrays go into them.
   ``preprocessing``: what a model with a preprocessor makes of rows, such as texts.
   ``custom_objects``: the user's own classes in it. ``description``: a model in words.

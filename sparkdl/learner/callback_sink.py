@@ -1,17 +1,22 @@
-"""Keras callbacks as a sink of a fit's events; on the driver."""
+"""Keras callbacks as a sink of a fit's events, on the driver; and what they write to its model:
+found by comparing, and repeated on a worker."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
+import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.learner.callback_writes import WriteWatch, write_changes
+from sparkdl.learner.state.model_weights import exchanged_variables, model_layout
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
+from sparkdl.learner.state.seed_streams import seed_states
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.progress.events import (
     EpochBegan,
@@ -53,25 +58,20 @@ class CallbackSink:
         self, model: keras.Model, callbacks: Any, *, epochs: int, verbose: int, waits: bool = True
     ) -> None:
         self._model = model
-        self.has_callbacks = bool(callbacks)
+        self.has_callbacks = self.wants_progress = bool(callbacks)
         given = list(callbacks or [])
         self._callbacks = keras.callbacks.CallbackList(
             given, add_history=True, add_progbar=False, model=model,
             verbose=verbose, epochs=epochs, steps=None,
         )  # fmt: skip
         self._watch = WriteWatch(model) if any(map(may_act, given)) else None
-        self._watches_batches = any(map(acts_on_batches, given))
-        self._watches_validation = any(map(acts_on_validation, given))
+        self._watches_batches = any(acts_on(BATCH_EVENTS, callback) for callback in given)
+        self._watches_validation = any(acts_on(VALIDATION_EVENTS, each) for each in given)
         self._waits = waits
         self._written = VariableChanges()  # since the last take
         self._last_written = VariableChanges()  # since the weights were loaded last
         self._batches = 0  # of the present epoch that callbacks have seen
         self._logs: dict[str, Any] = {}
-
-    @property
-    def wants_progress(self) -> bool:
-        """Whether there are callbacks to have batch events."""
-        return self.has_callbacks
 
     def handle(self, event: Event) -> None:
         """Calls the methods of the callbacks that the event stands for.
@@ -171,7 +171,9 @@ class CallbackSink:
 
     def write_again(self) -> None:
         """Sets what callbacks wrote since the weights were loaded, which were loaded again."""
-        write_changes(self._model, self._last_written)
+        for pairs in changed_pairs(self._model, self._last_written):
+            for variable, value in pairs:
+                variable.assign(value)
         if self._watch is not None:
             self._watch.look()
 
@@ -251,8 +253,8 @@ _READ_LOGS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.TerminateOnNaN,
 )
-_VALIDATION_EVENTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end")
-_BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+VALIDATION_EVENTS = ("on_test_begin", "on_test_batch_begin", "on_test_batch_end")
+BATCH_EVENTS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 
 def may_act(callback: keras.callbacks.Callback) -> bool:
@@ -276,21 +278,12 @@ def restores_best(callback: keras.callbacks.Callback) -> bool:
     return is_early and bool(callback.restore_best_weights)
 
 
-def acts_on_batches(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback has code of its own for batches, and may write to the model there."""
-    return may_act(callback) and _has_own(callback, _BATCH_EVENTS)
-
-
-def acts_on_validation(callback: keras.callbacks.Callback) -> bool:
-    """Whether a callback has code of its own for validation, and may write to the model there."""
-    return may_act(callback) and _has_own(callback, _VALIDATION_EVENTS)
-
-
-def _has_own(callback: keras.callbacks.Callback, methods: Iterable[str]) -> bool:
+def acts_on(events: Iterable[str], callback: keras.callbacks.Callback) -> bool:
+    """Whether a callback has code of its own for events, and may write to the model there."""
     plain = keras.callbacks.Callback
-    return any(
+    return may_act(callback) and any(
         getattr(type(callback), name, None) is not getattr(plain, name) or name in vars(callback)
-        for name in methods
+        for name in events
     )
 
 
@@ -345,3 +338,145 @@ def warn_of_waiting_in_vain(callbacks: Iterable[Any], *, validates: bool) -> Non
                 "validation_data or validation_split: it will do nothing; "
                 f"monitor={monitor.removeprefix('val_')!r} is the metric of the training rows"
             )
+
+
+_Marks = tuple[list[bytes], list[bytes]]
+_Pairs = list[tuple[Any, npt.NDArray[Any]]]
+
+
+class WriteWatch:
+    """Finds which variables of a compiled model, and of its optimizer, have got other values.
+
+    The optimizer's learning rate is left out, which travels by itself, and the states of seed
+    generators, of which each worker has its own.
+
+    Args:
+        model: Compiled and built.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._parts: dict[str, Any] = {}
+        self._marks: _Marks = ([], [])
+
+    def begin(self) -> None:
+        """Remembers the parts of the model, which are to stay, and looks."""
+        self._parts = _parts_of(self._model)
+        self.look()
+
+    def look(self) -> None:
+        """From now on writes count."""
+        self._marks = self._marked()
+
+    def found(self) -> VariableChanges:
+        """The values that were written since the last look; looks again. Nothing before the begin.
+
+        Raises:
+            ModelError: A part of the model was replaced, added, removed or frozen.
+        """
+        self.check_parts()
+        if not self._parts:
+            return VariableChanges()
+        before, self._marks = self._marks, self._marked()
+        optimizer = self._model.optimizer
+        rate = getattr(innermost_optimizer(self._model), "_learning_rate", None)
+        kept = {id(rate), *(id(v) for v in seed_states(self._model))}
+
+        def changed(variables: list[Any], old: list[bytes], new: list[bytes]) -> dict[int, Any]:
+            return {
+                i: np.array(variable.numpy())
+                for i, variable in enumerate(variables)
+                if old[i : i + 1] != new[i : i + 1] and id(variable) not in kept
+            }
+
+        model = changed(self._model.variables, before[0], self._marks[0])
+        slots = model_layout(self._model).slots
+        pairs = zip(exchanged_variables(self._model), slots, strict=True)
+        places = {id(variable): slot.offset for variable, slot in pairs}
+        numbers = {i: id(self._model.variables[i]) for i in model}
+        offsets = {i: places[number] for i, number in numbers.items() if number in places}
+        return VariableChanges(
+            model, changed(optimizer.variables, before[1], self._marks[1]), offsets
+        )
+
+    def check_parts(self) -> None:
+        """Raises ModelError if a part of the model is not what it was at the begin."""
+        now = _parts_of(self._model) if self._parts else {}
+        for what, part in now.items():
+            if part != self._parts[what]:
+                raise ModelError(
+                    f"a callback changed {what} of model {self._model.name!r} while workers train",
+                    expected="callbacks that write values: variables of the model and of its "
+                    "optimizer, the learning rate, model.stop_training",
+                    received=f"a change of {what}, which the workers' copies of the model do not "
+                    "take",
+                    hint="end fit, change the model, compile it and call fit again: a second fit "
+                    "goes on from the first",
+                )
+
+    def _marked(self) -> _Marks:
+        optimizer = self._model.optimizer
+        return _digests(self._model.variables), _digests(optimizer.variables)
+
+
+def changed_pairs(model: keras.Model, changes: VariableChanges) -> tuple[_Pairs, _Pairs]:
+    """Each variable of a model, and of its optimizer, that has a new value, with the value.
+
+    Raises:
+        ModelError: The model has other variables than the driver's.
+    """
+    return (
+        _paired(model.variables, changes.model),
+        _paired(model.optimizer.variables, changes.optimizer),
+    )
+
+
+def _paired(variables: list[Any], values: Mapping[int, Any]) -> _Pairs:
+    for number, value in values.items():
+        shape = tuple(variables[number].shape) if number < len(variables) else None
+        if shape != value.shape:
+            raise ModelError(
+                "a callback wrote a variable that the worker's model does not have",
+                expected=f"variable {number} of shape {value.shape}",
+                received=f"{len(variables)} variables, this one of shape {shape}",
+                hint="does the model build other layers on the executors?",
+            )
+    return [(variables[number], value) for number, value in values.items()]
+
+
+def _digests(variables: list[Any]) -> list[bytes]:
+    """Digests of values: they tell values apart without a second model in memory."""
+    found = []
+    for variable in variables:
+        value = np.ascontiguousarray(variable.numpy())
+        found.append(hashlib.blake2b(value.reshape(-1).view(np.uint8).data).digest())
+    return found
+
+
+def _parts_of(model: keras.Model) -> dict[str, Any]:
+    """The parts that must stay as they are while workers train; the keys name them in a message."""
+    layers = [
+        layer
+        for layer in model._flatten_layers(include_self=True, recursive=True)
+        if not isinstance(layer, keras.metrics.Metric)
+    ]
+    return {
+        "the optimizer": id(model.optimizer),
+        "settings of the optimizer": _settings_of(innermost_optimizer(model)),
+        "the loss": id(model._compile_loss),
+        "the layers": [id(layer) for layer in layers],
+        "the variables": [id(v) for v in model.variables],
+        "which variables are trainable": [id(v) for v in model.trainable_variables],
+    }
+
+
+def _settings_of(optimizer: keras.Optimizer) -> list[dict[str, Any]]:
+    """The settings of an optimizer that are no variables: ``clipnorm``, ``use_ema`` and so on."""
+    return [
+        {
+            name: value
+            for name, value in vars(one).items()
+            if not name.startswith("_") and isinstance(value, (int, float, str, type(None)))
+        }
+        for one in (optimizer, *optimizers_within(optimizer))
+    ]

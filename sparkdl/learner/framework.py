@@ -1,4 +1,5 @@
-"""Which Keras backend runs in this process, the start of its framework, and a quick import of it.
+"""Which Keras backend runs in this process, the start of its framework, and a quick import of it;
+and attributes, of Keras' objects too, that are others for a while.
 
 Each function imports what it needs when it is called, as a framework keeps the devices that it
 saw when it was imported.
@@ -25,6 +26,39 @@ def running_backend() -> str | None:
     import keras
 
     return str(keras.backend.backend())
+
+
+def jax_takes_64_bits() -> bool:
+    """Whether Keras runs on JAX, which was told to take numbers of 64 bits as they are."""
+    if running_backend() != "jax":
+        return False
+    import jax
+
+    return bool(jax.config.jax_enable_x64)
+
+
+@contextlib.contextmanager
+def replaced(thing: object, name: str, value: object, wanted: object = True) -> Iterator[None]:
+    """Within, an attribute has another value, if that is ``wanted``."""
+    before = getattr(thing, name)
+    if wanted:
+        setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        setattr(thing, name, before)
+
+
+@contextlib.contextmanager
+def overlaid(thing: object, **functions: object) -> Iterator[None]:
+    """Within, an object of Keras' has other functions in place of those of its class."""
+    for name, function in functions.items():  # not setattr: Keras' own would track them
+        object.__setattr__(thing, name, function)
+    try:
+        yield
+    finally:
+        for name in functions:
+            object.__delattr__(thing, name)
 
 
 def start_backend(backend: str | None, cores: int) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.framework import overlaid
 from sparkdl.learner.preprocessing import ROW, Preprocessing, preprocessor_of, space_of
 
 if TYPE_CHECKING:
@@ -165,14 +166,9 @@ def model_signature(model: keras.Model) -> Signature:
             inputs = _specs(list(struct.values()), list(struct))
         else:
             inputs = _specs(model.inputs, _keys(struct, model.inputs))
-        outputs = _specs(
-            model.outputs,
-            _keys(
-                getattr(model, "_outputs_struct", None),
-                model.outputs,
-                getattr(getattr(model, "_functional", model), "output_names", None),
-            ),
-        )
+        names = getattr(getattr(model, "_functional", model), "output_names", None)
+        struct = getattr(model, "_outputs_struct", None)
+        outputs = _specs(model.outputs, _keys(struct, model.outputs, names))
     else:
         inputs, outputs, whole = _subclassed(model)
     _refuse_texts(model, inputs)
@@ -180,11 +176,11 @@ def model_signature(model: keras.Model) -> Signature:
     named = bool(functional) and len(inputs) > 1
     loss = getattr(model, "loss", None)
     losses = loss_by_output(loss, list(outputs))
-    names = {name: loss_name(item)[0] for name, item in losses.items()}
-    ranges = {output: _RANGES[name] for output, name in names.items() if name in _RANGES}
+    called = {name: loss_name(item)[0] for name, item in losses.items()}
+    ranges = {output: _RANGES[name] for output, name in called.items() if name in _RANGES}
     ignored = {name: c for name, item in losses.items() if (c := ignored_class(item)) is not None}
     optional = _without_loss(model, losses)
-    numbers = {output: name for output, name in names.items() if name in _OF_NUMBERS}
+    numbers = {output: name for output, name in called.items() if name in _OF_NUMBERS}
     signature = Signature(
         inputs, outputs, kinds, named, loss is not None, ranges, ignored, optional, numbers,
         has_own(model, *_STEPS),
@@ -203,7 +199,6 @@ def model_signature(model: keras.Model) -> Signature:
 
 
 def _refuse_texts(model: keras.Model, inputs: Mapping[str, TensorSpec]) -> None:
-    """Refuses a model with inputs of text where the backend has no tensors of text."""
     import keras
 
     backend = keras.backend.backend()
@@ -376,8 +371,7 @@ def _readers_of_texts(
 
     with contextlib.ExitStack() as stack:
         for layer, kind in layers.items():
-            vars(layer)["call"] = partial(noted, kind, layer.call)
-            stack.callback(vars(layer).pop, "call")
+            stack.enter_context(overlaid(layer, call=partial(noted, kind, layer.call)))
         if layers:
             traced(call, symbols)
     found: list[set[str]] = [set() for _ in symbols]

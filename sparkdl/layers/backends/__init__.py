@@ -97,12 +97,3 @@ def recompute(
 
 def _of_backend() -> Any:
     return importlib.import_module(f"sparkdl.layers.backends.{keras.backend.backend()}")
-
-
-def takes_64_bits() -> bool:
-    """Whether the backend takes 64-bit integers as they are; JAX does not, unless it is told to."""
-    if keras.backend.backend() != "jax":
-        return True
-    import jax
-
-    return bool(jax.config.jax_enable_x64)

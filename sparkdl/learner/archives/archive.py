@@ -16,7 +16,7 @@ import os
 import re
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -25,6 +25,7 @@ from sparkdl.errors import ConfigError, ModelError
 from sparkdl.files.model_file import HDF5, read_config
 from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_config
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
 from sparkdl.learner.signature import compiles_itself, has_own
 from sparkdl.process import payload
@@ -229,12 +230,16 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
                 model.compile(**keras.saving.deserialize_keras_object(compiled, **given))
         return model
 
-    # Keras keeps the variables that wait for their first value per thread. Those of this model
-    # must never get one, so it is made in a thread of its own. The policy is a thread's, too.
     from sparkdl.learner.archives.unsaved_settings import GlobalSettings
 
-    settings = GlobalSettings.now()
-    with ThreadPoolExecutor(1, "sparkdl-rebuilt") as thread:
+    settings = GlobalSettings.now()  # the policy is a thread's
+    return in_own_thread(make)
+
+
+def in_own_thread(make: Callable[[], Any]) -> Any:
+    """Makes a model without values in a thread of its own: Keras keeps the variables that wait for
+    their first value per thread, and those of this model must never get one."""
+    with ThreadPoolExecutor(1, "sparkdl-outline") as thread:
         return thread.submit(make).result()
 
 
@@ -251,11 +256,8 @@ def _present_settings(model: keras.Model, settings: dict[str, Any]) -> Iterator[
     if given.get("optimizer") is None:
         yield
         return
-    compiled.config = settings | {"optimizer": model.optimizer}
-    try:
+    with replaced(compiled, "config", settings | {"optimizer": model.optimizer}):
         yield
-    finally:
-        compiled.config = given
 
 
 def archive_of_bytes(
@@ -418,22 +420,18 @@ def lenient_constructors(objects: dict[str, Any]) -> Iterator[None]:
             return keras.saving.deserialize_keras_object(value, custom_objects=objects)
         return value
 
-    patched: list[tuple[Any, str]] = []
     classes = (c for c in objects.values() if isinstance(c, type) and issubclass(c, kinds))
     distiller = getattr(getattr(keras, "distillation", None), "Distiller", None)  # of Keras 3.12
     cls: Any
-    for cls in filter(None, {id(cls): cls for cls in (*classes, distiller)}.values()):
-        if compiles_itself(cls):
-            cls.compile_from_config = compile_by_settings
-            patched.append((cls, "compile_from_config"))
-        if cls is not distiller and cls.from_config.__module__.startswith("keras."):
-            cls.from_config = reviving(cls.from_config.__func__)
-            patched.append((cls, "from_config"))
-    try:
+    with contextlib.ExitStack() as stack:
+        for cls in filter(None, {id(cls): cls for cls in (*classes, distiller)}.values()):
+            if compiles_itself(cls):
+                cls.compile_from_config = compile_by_settings
+                stack.callback(delattr, cls, "compile_from_config")
+            if cls is not distiller and cls.from_config.__module__.startswith("keras."):
+                cls.from_config = reviving(cls.from_config.__func__)
+                stack.callback(delattr, cls, "from_config")
         yield
-    finally:
-        for cls, name in patched:
-            delattr(cls, name)
 
 
 def restore_state(model: keras.Model, archive: ModelArchive) -> None:

@@ -25,9 +25,8 @@ def plain_config(content: bytes) -> bytes:
     """
     config = json.loads(content)
     _drop_learning_rate(config)
-    _number_shared(config, {})
-    names: dict[str, str] = {}
-    _find_names(config, names)
+    _number_shared(config)
+    names = _names_by_keras(config)
     for kept in names_of_data(config):
         names.pop(kept, None)
     return json.dumps(_rename(config, names, False), sort_keys=True).encode()
@@ -45,17 +44,22 @@ def _drop_learning_rate(config: dict[str, Any]) -> None:
         pass
 
 
-def _number_shared(value: object, numbers: dict[Any, int]) -> None:
-    """Numbers objects that several layers share in their order: Keras writes their addresses."""
-    if isinstance(value, list):
-        for item in value:
-            _number_shared(item, numbers)
+def dicts_in(value: object) -> Iterator[dict[str, Any]]:
+    """All dicts in a saved configuration, each before those within it."""
     if isinstance(value, dict):
-        if "shared_object_id" in value:
-            shared = value["shared_object_id"]
-            value["shared_object_id"] = numbers.setdefault(shared, len(numbers))
-        for item in value.values():
-            _number_shared(item, numbers)
+        yield value
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from dicts_in(item)
+
+
+def _number_shared(config: dict[str, Any]) -> None:
+    """Numbers objects that several layers share in their order: Keras writes their addresses."""
+    numbers: dict[Any, int] = {}
+    for part in dicts_in(config):
+        if "shared_object_id" in part:
+            shared = part["shared_object_id"]
+            part["shared_object_id"] = numbers.setdefault(shared, len(numbers))
 
 
 def names_of_data(config: dict[str, Any]) -> set[str]:
@@ -78,20 +82,16 @@ def _names_at(ends: object) -> Iterator[str]:
             yield from _names_at(end)
 
 
-def _find_names(value: object, names: dict[str, str]) -> None:
-    """Collects the names that Keras made from a class: ``dense``, ``dense_1`` for ``Dense``."""
-    if isinstance(value, list):
-        for item in value:
-            _find_names(item, names)
-    if not isinstance(value, dict):
-        return
-    cls, settings = value.get("class_name"), value.get("config")
-    if isinstance(cls, str) and isinstance(settings, dict):
-        name, stem = settings.get("name", value.get("name")), _snake_case(cls)
-        if isinstance(name, str) and re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name):
-            names.setdefault(name, f"{stem} number {len(names)}")
-    for item in value.values():
-        _find_names(item, names)
+def _names_by_keras(config: dict[str, Any]) -> dict[str, str]:
+    """The names that Keras made from a class (``dense``, ``dense_1`` for ``Dense``) -> new ones."""
+    names: dict[str, str] = {}
+    for part in dicts_in(config):
+        cls, settings = part.get("class_name"), part.get("config")
+        if isinstance(cls, str) and isinstance(settings, dict):
+            name, stem = settings.get("name", part.get("name")), _snake_case(cls)
+            if isinstance(name, str) and re.fullmatch(rf"{re.escape(stem)}(_\d+)?", name):
+                names.setdefault(name, f"{stem} number {len(names)}")
+    return names
 
 
 def _rename(value: object, names: dict[str, str], is_reference: bool) -> Any:

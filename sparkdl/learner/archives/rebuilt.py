@@ -28,6 +28,7 @@ from keras.src.saving import serialization_lib
 from keras.src.saving.saving_lib import H5IOStore
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.archives.plain_config import dicts_in
 from sparkdl.learner.archives.unsaved_settings import (
     Attributes,
     BesideFile,
@@ -37,7 +38,6 @@ from sparkdl.learner.archives.unsaved_settings import (
     compared_parts,
     give_attributes,
     parts_of,
-    replaced,
 )
 from sparkdl.learner.archives.value_forms import (
     is_plain,
@@ -47,6 +47,7 @@ from sparkdl.learner.archives.value_forms import (
     told_arguments,
 )
 from sparkdl.learner.custom_objects import comes_with_keras, find_custom_objects
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.state.carried_state import (
     SMALL,
@@ -211,7 +212,6 @@ def _equal(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _require_same_variables(model: keras.Model, copy: keras.Model) -> None:
-    """Refuses a model whose loaded copy has other variables."""
     mine, its = (_shapes(m.variables) for m in (model, copy))
     if mine != its:
         paths = [v.path for v in model.variables]
@@ -487,16 +487,10 @@ class SharedLayers:
         )  # fmt: skip
 
 
-def _graphs(value: object) -> Iterator[dict[str, Any]]:
+def _graphs(config: dict[str, Any]) -> list[dict[str, Any]]:
     """The configurations of functional models in a saved one."""
-    if isinstance(value, list):
-        for item in value:
-            yield from _graphs(item)
-    elif isinstance(value, dict):
-        if {"layers", "input_layers", "output_layers"} <= value.keys():
-            yield value
-        for item in value.values():
-            yield from _graphs(item)
+    keys = {"layers", "input_layers", "output_layers"}
+    return [part for part in dicts_in(config) if keys <= part.keys()]
 
 
 def _renumber(value: object, calls: dict[str, int]) -> None:

@@ -34,6 +34,7 @@ from sparkdl.learner.archives.value_forms import (
     with_numbers,
 )
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
+from sparkdl.learner.framework import jax_takes_64_bits, replaced
 from sparkdl.learner.preprocessing import preprocessor_of
 from sparkdl.learner.state.carried_state import matched, variables_by_name
 from sparkdl.learner.state.model_weights import (
@@ -69,7 +70,7 @@ class GlobalSettings:
         return cls(
             keras.config.floatx(), keras.config.epsilon(), keras.config.image_data_format(),
             keras.dtype_policies.serialize(keras.config.dtype_policy()), _flash_attention(),
-            _wide_numbers(),
+            jax_takes_64_bits(),
         )  # fmt: skip
 
     @contextlib.contextmanager
@@ -94,7 +95,7 @@ class GlobalSettings:
             keras.src.backend.common.global_state.set_global_attribute(
                 "flash_attention", self.flash_attention
             )
-        if self.wide_numbers is not _wide_numbers():
+        if self.wide_numbers is not jax_takes_64_bits():
             import jax
 
             jax.config.update("jax_enable_x64", self.wide_numbers)
@@ -143,7 +144,7 @@ class UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
         parts = parts_of(model)
-        stepped, decays = _stepped(variables, optimizer)
+        stepped, decays = _stepped(model)
         return cls(
             GlobalSettings.now(),
             [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
@@ -300,17 +301,6 @@ class UnsavedSettings:
             inner._exclude_from_weight_decay_cache = {}
 
 
-@contextlib.contextmanager
-def replaced(module: object, name: str, function: object, wanted: object = True) -> Iterator[None]:
-    before = getattr(module, name)
-    if wanted:
-        setattr(module, name, function)
-    try:
-        yield
-    finally:
-        setattr(module, name, before)
-
-
 def _settings_of_rows(before: object) -> dict[str, Any]:
     """The plain arguments of a preprocessor's constructor, as it has them now."""
     told = () if before is None else inspect.signature(type(before).__init__).parameters
@@ -356,19 +346,16 @@ def _remat(layer: keras.Layer) -> tuple[Any, ...] | None:
     return None if mode is None else tuple(plain_copy(part) for part in mode)
 
 
-def _stepped(
-    variables: list[Any], optimizer: keras.Optimizer | None
-) -> tuple[list[int] | None, list[bool]]:
-    """The numbers of the variables that an optimizer knows, and whether it decays each."""
+def _stepped(model: keras.Model) -> tuple[list[int] | None, list[bool]]:
+    """The numbers of the variables that the optimizer knows, and whether it decays each."""
+    optimizer = getattr(model, "optimizer", None)
     if optimizer is None or not optimizer.built:
         return None, []
-    numbers = {id(variable): number for number, variable in enumerate(variables)}
+    numbers = {id(variable): number for number, variable in enumerate(model.variables)}
     known = optimizer._trainable_variables
     if any(id(variable) not in numbers for variable in known):
         return None, []
-    inner = optimizer
-    while hasattr(inner, "inner_optimizer"):
-        inner = inner.inner_optimizer
+    inner = innermost_optimizer(model)
     return [numbers[id(v)] for v in known], [bool(inner._use_weight_decay(v)) for v in known]
 
 
@@ -394,14 +381,6 @@ def _flash_attention() -> bool | None:
     state = keras.src.backend.common.global_state
     found: bool | None = state.get_global_attribute("flash_attention")
     return found
-
-
-def _wide_numbers() -> bool:
-    if keras.backend.backend() != "jax":
-        return False
-    import jax
-
-    return bool(jax.config.jax_enable_x64)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from keras.src.models.functional import Functional
 
 from sparkdl.learner.archives.plain_config import TOLD
 from sparkdl.learner.custom_objects import comes_with_keras, untold
+from sparkdl.learner.framework import overlaid
 from sparkdl.learner.state.model_weights import attributes_of_keras
 
 UNKNOWN = ("unknown",)
@@ -167,14 +168,11 @@ def told_arguments(model: keras.Model, objects: dict[str, Any], wanted: bool) ->
         wanted: False for a file that Keras itself is to load, which it would not.
     """
     parts = model._flatten_layers(include_self=True, recursive=True) if wanted else ()
-    layers = [part for part in parts if _tells_nothing(part)]
-    for layer in layers:
-        vars(layer)["get_config"] = partial(_told, layer, objects)
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in [part for part in parts if _tells_nothing(part)]:
+            told = partial(_told, layer, objects)
+            stack.enter_context(overlaid(layer, get_config=told))
         yield
-    finally:
-        for layer in layers:
-            del vars(layer)["get_config"]
 
 
 def _tells_nothing(layer: keras.Layer) -> bool:

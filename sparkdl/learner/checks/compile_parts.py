@@ -43,31 +43,6 @@ _KINDS = {
 }
 
 
-def require_remakable(model: keras.Model) -> None:
-    """Refuses objects of the user's own among the compile settings that would not arrive whole.
-
-    Keras sends such an object as its class and what ``get_config`` returns. Layers tell the
-    arguments of their constructor without a ``get_config``; losses, metrics and optimizers do not.
-
-    Raises:
-        ModelError: A class does not tell an argument of its constructor; or Keras keeps variables
-            in Flax's NNX.
-    """
-    if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
-        raise ModelError(
-            "models that keep their variables in Flax's NNX cannot be trained by workers",
-            expected="keras.config.is_nnx_enabled() False", received="True",
-            hint="start Python without KERAS_NNX_ENABLED",
-        )  # fmt: skip
-    parts = compiled_objects(model)
-    if not parts:
-        return
-    objects = find_custom_objects(model)
-    with making_models, named_functions(model) as functions, lenient_constructors(objects):
-        for part in parts:
-            _require_remakable(model, part, {**objects, **functions})
-
-
 def _require_remakable(model: keras.Model, part: object, objects: dict[str, Any]) -> None:
     given = {"custom_objects": objects, "safe_mode": False}
     try:
@@ -117,7 +92,16 @@ def _refusal(model: keras.Model, part: object, arguments: list[str], received: s
 
 
 def require_loadable(model: keras.Model) -> None:
-    """Raises ModelError if what the model is compiled with would be lost with the workers' copy."""
+    """Refuses a model whose workers' copy would lack something that it is compiled with.
+
+    Keras sends an object of the user's own as its class and what ``get_config`` returns. Layers
+    tell the arguments of their constructor without a ``get_config``; losses, metrics and optimizers
+    do not.
+
+    Raises:
+        ModelError: An argument of a ``compile`` of its own would be lost; a class does not tell an
+            argument of its constructor; or Keras keeps variables in Flax's NNX.
+    """
     _, lost = own_compile_settings(model)
     if lost and not has_own(model, "compile_from_config"):
         raise ModelError(
@@ -129,7 +113,19 @@ def require_loadable(model: keras.Model) -> None:
             "by keras.saving.serialize_keras_object), compile_from_config(self, config) calls "
             "self.compile with them",
         )
-    require_remakable(model)
+    if getattr(keras.config, "is_nnx_enabled", bool)():  # since Keras 3.11
+        raise ModelError(
+            "models that keep their variables in Flax's NNX cannot be trained by workers",
+            expected="keras.config.is_nnx_enabled() False", received="True",
+            hint="start Python without KERAS_NNX_ENABLED",
+        )  # fmt: skip
+    parts = compiled_objects(model)
+    if not parts:
+        return
+    objects = find_custom_objects(model)
+    with making_models, named_functions(model) as functions, lenient_constructors(objects):
+        for part in parts:
+            _require_remakable(model, part, {**objects, **functions})
 
 
 def require_evaluable(model: keras.Model) -> None:

@@ -52,17 +52,15 @@ def make_reducer(
             received=repr(sparse_as_dense),
         )  # fmt: skip
     backend = keras.backend.backend()
-    reducers: dict[str, Callable[..., GradientReducer]] = {
-        "tensorflow": _TensorFlowReducer,
-        "jax": _JaxReducer,
-        "torch": _TorchReducer,
-    }
-    if backend not in reducers:
-        raise UnknownNameError("Keras backend", backend, reducers)
+    kinds: dict[str, type[GradientReducer]]
+    kinds = {"tensorflow": _TensorFlowReducer, "jax": _JaxReducer, "torch": _TorchReducer}
+    if backend not in kinds:
+        raise UnknownNameError("Keras backend", backend, kinds)
+    kind = kinds[backend]
     if backend == "tensorflow" and communicator.name == "horovod":
         require_not_bfloat16(SUM_DTYPES[compression])
-        return _HorovodReducer(communicator, op, compression, sparse_as_dense)
-    return reducers[backend](communicator, op, compression, sparse_as_dense)
+        kind = _HorovodReducer
+    return kind(communicator, op, compression, sparse_as_dense)
 
 
 def as_dense(gradient: Any) -> Any:

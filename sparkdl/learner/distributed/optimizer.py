@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from sparkdl.collective.communicator import Communicator
 from sparkdl.collective.current import current
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.distributed.gradients import GradientReducer, as_dense, make_reducer
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.state.synchronized_norms import refuse_among_ranks
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int
@@ -108,23 +109,13 @@ class _Distribution:
         self.sums: list[Any] = []
         self.count: Any = None
 
-    @contextlib.contextmanager
-    def joined(self) -> Iterator[None]:
+    def joined(self) -> AbstractContextManager[None]:
         """Within, ``apply`` takes gradients that are joined already."""
-        before, self.inside = self.inside, True
-        try:
-            yield
-        finally:
-            self.inside = before
+        return replaced(self, "inside", True)
 
-    @contextlib.contextmanager
-    def hidden(self) -> Iterator[None]:
+    def hidden(self) -> AbstractContextManager[None]:
         """Within, ``variables`` are those of the plain optimizer."""
-        before, self.hiding = self.hiding, True
-        try:
-            yield
-        finally:
-            self.hiding = before
+        return replaced(self, "hiding", True)
 
     def owns(self, variable: keras.Variable) -> bool:
         return any(variable is own for own in (*self.sums, self.count))
@@ -147,7 +138,6 @@ class _Distributed:
         return self._distribution
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Builds the optimizer, and the sums of several backward passes."""
         outer = sys._getframe(1).f_locals.get("self")
         if isinstance(outer, keras.optimizers.LossScaleOptimizer) and outer is not self:
             raise ModelError(
@@ -178,19 +168,16 @@ class _Distributed:
         return [v for v in found if not state.owns(v)]
 
     def save_own_variables(self, store: object) -> None:
-        """As the plain optimizer does."""
         with self._made.hidden():
             super().save_own_variables(store)  # type: ignore[misc]
 
     def load_own_variables(self, store: object) -> None:
-        """As the plain optimizer does."""
         with self._made.hidden():
             super().load_own_variables(store)  # type: ignore[misc]
 
     def apply(
         self, grads: Sequence[Any], trainable_variables: Sequence[keras.Variable] | None = None
     ) -> None:
-        """Joins the gradients, and applies them."""
         state = self._made
         if state.inside or not len(grads):
             super().apply(grads, trainable_variables)  # type: ignore[misc]

@@ -30,10 +30,7 @@ def vote(models: list[keras.Model], voting: str) -> keras.Model:
         require_cloneable(model)
         model.name = f"{model.name}_member_{number}"  # layers of a model have names of their own
     first = models[0]
-    inputs = keras.tree.map_structure(
-        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
-        first.inputs[0] if len(first.inputs) == 1 else first._inputs_struct,
-    )
+    inputs = _inputs_like(first.inputs[0] if len(first.inputs) == 1 else first._inputs_struct)
     outputs = [model(inputs) for model in models]
     if voting == "hard":
         outputs = [
@@ -46,11 +43,20 @@ def vote(models: list[keras.Model], voting: str) -> keras.Model:
         lambda *tensors: keras.ops.mean(keras.ops.stack(tensors), axis=0), *outputs
     )
     ensemble = keras.Model(inputs, mean, name="ensemble")
-    settings = dict(first._compile_config.config)
-    optimizer = innermost_optimizer(first)
-    settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
-    ensemble.compile(**settings)
+    _compile_as(first, ensemble)
     return ensemble
+
+
+def _inputs_like(tensors: object) -> Any:
+    return keras.tree.map_structure(
+        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name), tensors
+    )
+
+
+def _compile_as(model: keras.Model, ensemble: keras.Model) -> None:
+    optimizer = innermost_optimizer(model)
+    fresh = type(optimizer).from_config(optimizer.get_config())
+    ensemble.compile(**{**model._compile_config.config, "optimizer": fresh})
 
 
 def require_cloneable(model: keras.Model) -> None:
@@ -89,10 +95,7 @@ def build_ensemble(model: keras.Model, states: Sequence[RunState]) -> tuple[Any,
         write_model(member, layout, state.weights)
         members.append(member)
     struct = getattr(model, "_inputs_struct", None)
-    inputs = keras.tree.map_structure(
-        lambda t: keras.Input(batch_shape=t.shape, dtype=t.dtype, name=t.name),
-        model.inputs[0] if struct is None else struct,
-    )
+    inputs = _inputs_like(model.inputs[0] if struct is None else struct)
     names = iter(distinct(getattr(model, "output_names", ())))
     outputs = keras.tree.map_structure(
         lambda *tensors: (
@@ -103,8 +106,5 @@ def build_ensemble(model: keras.Model, states: Sequence[RunState]) -> tuple[Any,
         *(member(inputs) for member in members),
     )
     mean = keras.Model(inputs, outputs, name=f"{model.name}_ensemble")
-    settings = dict(model._compile_config.config)
-    optimizer = innermost_optimizer(model)
-    settings["optimizer"] = type(optimizer).from_config(optimizer.get_config())
-    mean.compile(**settings)
+    _compile_as(model, mean)
     return mean, members

@@ -57,21 +57,16 @@ def export_model(model: keras.Model, path: str, file_format: str) -> None:
                 expected="a model that keras.Model.export can write",
                 received=f"{type(error).__name__}: {str(error)[:600]}",
             ) from error
-        if os.path.isdir(local):
-            for place, _, names in os.walk(local):
-                for name in names:
-                    inside = os.path.relpath(os.path.join(place, name), local).replace(os.sep, "/")
-                    with open(os.path.join(place, name), "rb") as file:
-                        storage.write_bytes(f"{target}/{inside}", file.read())
-        else:
-            for name in os.listdir(folder.path):
-                if not name.startswith("exported"):
+        stem = target.removesuffix(FORMATS[file_format])
+        for place, _, names in os.walk(folder.path):
+            for name in names:
+                inside = os.path.relpath(os.path.join(place, name), folder.path)
+                if not inside.startswith("exported"):
                     continue  # the folder's own
-                ending = name.removeprefix("exported")
-                beside = target.removesuffix(FORMATS[file_format]) + ending
-                with open(os.path.join(folder.path, name), "rb") as file:
-                    data = file.read()
-                storage.write_bytes(target if ending == FORMATS[file_format] else beside, data)
+                ending = inside.removeprefix("exported").replace(os.sep, "/")
+                written = target if ending == FORMATS[file_format] else stem + ending
+                with open(os.path.join(place, name), "rb") as file:
+                    storage.write_bytes(written, file.read())
 
 
 def _call_once(model: keras.Model) -> None:

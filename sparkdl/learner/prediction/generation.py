@@ -50,14 +50,10 @@ class RowSampler:
     def __init__(self, sampler: Any, rows: int) -> None:
         self._sampler = sampler
         self.seeds = keras.Variable(np.zeros((rows, 2), "int32"), trainable=False, dtype="int32")
+        self.variables = [self.seeds]  # what KerasHub hands to the compiled call
         sampler.get_next_token = self._next_token
         self._seeds: Any = None
         self._position: Any = None
-
-    @property
-    def variables(self) -> list[Any]:
-        """What KerasHub hands to the compiled call."""
-        return [self.seeds]
 
     def __call__(self, next: Callable[..., Any], **arguments: Any) -> Any:
         """The prompts with what is written on from them; see ``keras_hub.samplers.Sampler``."""
@@ -132,6 +128,8 @@ class TextGenerator:
         generation: How to write.
     """
 
+    passes = 1
+
     def __init__(self, task: Any, generation: Generation) -> None:
         self._task, self._generation = task, generation
         self._preprocessor = task.preprocessor
@@ -141,10 +139,6 @@ class TextGenerator:
         task.preprocessor, task.generate_function = None, None
         task.sampler = self._drawn or sampler
         task.jit_compile, task.run_eagerly = generation.jit_compile, generation.run_eagerly
-
-    @property
-    def passes(self) -> int:
-        return 1
 
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         """One text for each prompt, of any number of rows; None where a prompt leaves no room.

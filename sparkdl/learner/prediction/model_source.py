@@ -1,31 +1,42 @@
-"""The models that users predict with: Keras models, compiled or not, or paths of saved ones."""
+"""The models that users predict with: Keras models, compiled or not, or paths of saved ones.
+
+Of an :class:`ArchiveSource` only the architecture is known: its weights stay in the file until they
+are needed.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib
-import io
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from sparkdl.errors import ConfigError, ModelError, UnknownNameError
 from sparkdl.files import storage
-from sparkdl.files.model_file import HDF5, read_keras_file
-from sparkdl.learner.archives.archive import ModelArchive, encode_model, model_from_bytes
-from sparkdl.learner.prediction.class_scores import class_scores
+from sparkdl.files.model_file import HDF5, read_config, read_keras_file
+from sparkdl.learner.archives.archive import (
+    ModelArchive,
+    decode_model,
+    encode_model,
+    in_own_thread,
+    lenient_constructors,
+    model_from_bytes,
+)
+from sparkdl.learner.framework import replaced
+from sparkdl.learner.prediction.class_scores import ClassScores, class_scores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive
 from sparkdl.learner.preprocessing import give_space, space_in, space_of
 from sparkdl.learner.signature import (
     Signature,
     TensorSpec,
     gives_otherwise,
+    has_own,
     model_signature,
     unbuilt,
 )
@@ -123,14 +134,10 @@ class KerasSource:
         self._model, self._custom_objects, self._loss = model, custom_objects, loss
         from sparkdl.learner.prediction.predictor import prediction_signature
 
-        self._signature = prediction_signature(model)
-
-    @property
-    def signature(self) -> Signature:
-        return self._signature
+        self.signature = prediction_signature(model)
 
     def encode(self, outputs: Sequence[str], layers: Sequence[str] = ()) -> PredictorArchive:
-        whole, model = self._signature, self._model
+        whole, model = self.signature, self._model
         chosen = list(outputs)
         forward = forward_model(model, whole, chosen, layers)
         if forward is model:
@@ -158,11 +165,110 @@ class KerasSource:
     def predict(self, x: object, batch_size: int) -> Any:
         space = space_of(self._model)
         given = x if space is None else space(x)
-        if any(spec.dtype == "string" for spec in self._signature.inputs.values()):
+        if any(spec.dtype == "string" for spec in self.signature.inputs.values()):
             import keras  # whose predict takes tensors of text, and no arrays
 
             given = keras.tree.map_structure(keras.ops.convert_to_tensor, given)
         return self._model.predict(given, batch_size=batch_size, verbose=0)
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The facts about its model in a ``.keras`` file, beside the weights.
+
+    Args:
+        signature: The model's inputs and outputs.
+        scores: Output name -> which classes its numbers are about, where that is known.
+        loss: What the model was compiled with; None if it was not compiled.
+        compiled: Whether the file has compile settings, and so may have optimizer state.
+        one_tensor: The model gives one tensor, not a list or a dict.
+        positions: See :class:`PredictorArchive`.
+    """
+
+    signature: Signature
+    scores: Mapping[str, ClassScores]
+    loss: Any
+    compiled: bool
+    one_tensor: bool
+    positions: Mapping[str, str]
+
+
+class ArchiveSource:
+    """An archived model; see :class:`ModelSource`.
+
+    A model without compile settings travels to those who predict as the file that it is: Keras
+    neither loads nor saves it here.
+
+    Args:
+        objects: Name -> class or function that it uses.
+        digest: Digest of the archive's content.
+    """
+
+    def __init__(
+        self, archive: ModelArchive, objects: Mapping[str, Any], outline: Outline, digest: str
+    ) -> None:
+        self._archive, self._objects = archive, dict(objects)
+        self._outline, self._digest = outline, digest
+        self.signature = outline.signature
+
+    def encode(self, outputs: Sequence[str], layers: Sequence[str] = ()) -> PredictorArchive:
+        outline, archive = self._outline, self._archive
+        every = list(outputs) == list(outline.signature.outputs)
+        if outline.compiled or layers or not every or not outline.one_tensor:
+            source = KerasSource(self._load(), self._objects, outline.loss)
+            return source.encode(outputs, layers)
+        digest = hashlib.sha256(f"{archive.key} {self._digest}".encode()).hexdigest()
+        return PredictorArchive(
+            archive, "keras", digest, outline.signature, outline.scores, outline.positions
+        )
+
+    def predict(self, x: object, batch_size: int) -> Any:
+        return self._load().predict(x, batch_size=batch_size, verbose=0)
+
+    def _load(self) -> Any:
+        return decode_model(self._archive, compiled=False, own_code=True)
+
+
+def outline_of(content: bytes, objects: Mapping[str, Any], *, safe_mode: bool) -> Outline | None:
+    """The outline of a ``.keras`` file; its weights are neither read nor given a place in memory.
+
+    Args:
+        objects: Name -> class or function that the model uses.
+        safe_mode: False also takes what runs code from the file.
+
+    Returns:
+        None if Keras cannot make such a model, or not without its variables' values: loading it
+        whole tells which.
+    """
+    outline: Outline | None = None
+    with contextlib.suppress(Exception):  # told by whoever then loads the model whole
+        outline = in_own_thread(lambda: _outline(content, dict(objects), safe_mode))
+    return outline
+
+
+def _outline(content: bytes, objects: dict[str, Any], safe_mode: bool) -> Outline | None:
+    import keras
+
+    config = json.loads(read_config(content))
+    settings, config["compile_config"] = config.get("compile_config"), None
+    given = {"custom_objects": objects, "safe_mode": safe_mode}
+    loss = None
+    with lenient_constructors(objects):
+        with keras.StatelessScope(initialize_variables=False):
+            model = keras.saving.deserialize_keras_object(config, **given)
+        if has_own(model, "compile", "compile_from_config") or gives_otherwise(model):
+            return None
+        if settings:
+            loss = keras.saving.deserialize_keras_object(settings, **given).get("loss")
+            model.compile(optimizer=None, loss=loss)
+        with keras.StatelessScope(initialize_variables=False):
+            signature = model_signature(model)
+            scores = class_scores(model, signature.outputs)
+            positions = kept_positions(model, signature.inputs, signature.outputs)
+    structure = getattr(model, "_outputs_struct", None)
+    one_tensor = structure is not None and not isinstance(structure, (dict, list, tuple))
+    one_tensor = one_tensor or (type(model) is keras.Sequential and len(signature.outputs) == 1)
+    return Outline(signature, scores, loss, bool(settings), one_tensor, positions)
 
 
 @contextlib.contextmanager
@@ -171,12 +277,8 @@ def _uncompiled(model: Any) -> Iterator[None]:
     if not model.compiled:
         yield
         return
-    optimizer, compiled = model.optimizer, model.compiled
-    model.optimizer, model.compiled = None, False
-    try:
+    with replaced(model, "optimizer", None), replaced(model, "compiled", False):
         yield
-    finally:
-        model.optimizer, model.compiled = optimizer, compiled
 
 
 _LENGTH = 64
@@ -242,7 +344,6 @@ def kept_positions(
 
 
 def _require_built(model: keras.Model) -> None:
-    """Raises ModelError unless ``model`` is a ``keras.Model`` with built variables."""
     import keras
 
     if not isinstance(model, keras.Model):
@@ -271,8 +372,7 @@ def _saved_loss(content: bytes) -> Any:
     """The loss in the compile settings of a ``.keras`` file; None if it has none of Keras' own."""
     import keras
 
-    with zipfile.ZipFile(io.BytesIO(content)) as parts:
-        settings = json.loads(parts.read("config.json")).get("compile_config") or {}
+    settings = json.loads(read_config(content)).get("compile_config") or {}
     try:
         return keras.saving.deserialize_keras_object(settings.get("loss"))
     except Exception:  # a loss of the user's own, which says nothing about classes

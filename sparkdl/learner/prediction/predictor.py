@@ -18,7 +18,6 @@ import numpy as np
 
 from sparkdl.data.columns import aligned_empty, as_aligned
 from sparkdl.errors import ModelError, UnknownNameError
-from sparkdl.learner import BACKENDS
 from sparkdl.learner.signature import (
     Signature,
     TensorSpec,
@@ -38,12 +37,8 @@ class KerasPredictor(ABC):
     """
 
     def __init__(self, model: keras.Model) -> None:
-        self.model = model
+        self.model, self.passes = model, 1
         self._preprocessing = model_signature(model).preprocessing
-
-    @property
-    def passes(self) -> int:
-        return 1
 
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         if self._preprocessing is not None:
@@ -76,14 +71,12 @@ def make_predictor(model: keras.Model) -> KerasPredictor:
     Raises:
         UnknownNameError: Keras runs on a backend without a predictor here.
     """
+    kinds: dict[str, type[KerasPredictor]]
+    kinds = {"tensorflow": TensorFlowPredictor, "jax": JaxPredictor, "torch": TorchPredictor}
     backend = keras.backend.backend()
-    if backend == "tensorflow":
-        return TensorFlowPredictor(model)
-    if backend == "jax":
-        return JaxPredictor(model)
-    if backend == "torch":
-        return TorchPredictor(model)
-    raise UnknownNameError("Keras backend", backend, BACKENDS)
+    if backend not in kinds:
+        raise UnknownNameError("Keras backend", backend, kinds)
+    return kinds[backend](model)
 
 
 def prediction_signature(model: keras.Model) -> Signature:
@@ -205,15 +198,10 @@ class TensorFlowPredictor(KerasPredictor):
             jit_compile=bool(model.jit_compile) and has_gpu,
         )  # fmt: skip
         self._passes_left = 0 if has_gpu or model.run_eagerly else _PASSES_ALONE
-        self._passes = 1
         self._on_cpu = not has_gpu
         self._shapes: Any = None
         self._outputs: Any = None
         self._looped: Any = None
-
-    @property
-    def passes(self) -> int:
-        return self._passes
 
     def _tensor(self, array: np.ndarray[Any, Any]) -> Any:
         """The memory of an array as a tensor; ``convert_to_tensor`` alone would copy it twice."""
@@ -246,7 +234,7 @@ class TensorFlowPredictor(KerasPredictor):
         if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
             self._outputs = self._specs(outputs)
             self._looped = self._compiled_apart(self._loop)
-            self._passes = _PASSES
+            self.passes = _PASSES
 
     def _specs(self, tensors: object) -> Any:
         tf = self._tf

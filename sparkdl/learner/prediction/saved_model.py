@@ -46,11 +46,7 @@ class SavedModelSource:
             digest.update(f"{name} {len(content)} ".encode())
             digest.update(content)
         self._digest = digest.hexdigest()
-        self._signature = self._predictor.signature()
-
-    @property
-    def signature(self) -> Signature:
-        return self._signature
+        self.signature = self._predictor.signature()
 
     def encode(self, outputs: Sequence[str], layers: Sequence[str] = ()) -> PredictorArchive:
         if layers:
@@ -60,14 +56,14 @@ class SavedModelSource:
                 received="a SavedModel, which is a compiled program",
             )
         for name in outputs:
-            if name not in self._signature.outputs:
-                raise UnknownNameError("output of the model", name, self._signature.outputs)
+            if name not in self.signature.outputs:
+                raise UnknownNameError("output of the model", name, self.signature.outputs)
         archive = ModelArchive(self._content, b"", "tensorflow", self._digest)
-        return PredictorArchive(archive, "saved_model", self._digest, self._signature)
+        return PredictorArchive(archive, "saved_model", self._digest, self.signature)
 
     def predict(self, x: object, batch_size: int) -> Any:
         if not isinstance(x, dict):
-            x = dict(zip(self._signature.inputs, x if isinstance(x, list) else [x], strict=True))
+            x = dict(zip(self.signature.inputs, x if isinstance(x, list) else [x], strict=True))
         arrays = {name: np.asarray(array) for name, array in x.items()}
         rows = len(next(iter(arrays.values())))
         parts = []
@@ -87,6 +83,8 @@ class SavedModelPredictor:
     Raises:
         ModelError: It cannot be loaded, or has no signature to call.
     """
+
+    passes = 1
 
     def __init__(self, content: Bytes) -> None:
         import tensorflow as tf
@@ -119,10 +117,6 @@ class SavedModelPredictor:
         inputs = {n: _spec(n, t) for n, t in self._inputs.items()}
         outputs = {n: _spec(n, t) for n, t in sorted(self._function.structured_outputs.items())}
         return Signature(inputs, outputs, dict.fromkeys(outputs, "dense"), True)
-
-    @property
-    def passes(self) -> int:
-        return 1
 
     def predict(self, x: Arrays, batch_size: int) -> Arrays:
         rows = len(next(iter(x.values())))

@@ -26,8 +26,8 @@ from keras.src.saving import saving_lib
 from sparkdl.data.columns import ALIGNMENT
 from sparkdl.files.temporary import executor_folder
 from sparkdl.learner.archives.archive import making_models
-from sparkdl.learner.archives.unsaved_settings import replaced
-from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
+from sparkdl.learner.framework import replaced
+from sparkdl.learner.state.model_weights import exchanged_variables
 from sparkdl.process.closing import Closing
 
 LEAST_BYTES = 32 << 20
@@ -124,7 +124,7 @@ def _given_values() -> Iterator[None]:
 
 def frozen_weights(model: keras.Model) -> list[Any]:
     """The weights that a fit only reads; none on JAX, whose steps return all in new memory."""
-    changed = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
+    changed = {id(v) for v in exchanged_variables(model)}
     on_jax = keras.backend.backend() == "jax"
     return [] if on_jax else [v for v in model.weights if id(v) not in changed]
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sparkdl.errors import ModelError
 from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
-from sparkdl.learner.state.model_weights import averaged_variables, trained_variables
+from sparkdl.learner.state.model_weights import exchanged_variables
 
 SMALL = 4096
 """Elements of a variable that always travels; a larger frozen one does so when it has changed."""
@@ -41,11 +41,11 @@ class CarriedState:
 
     def __init__(self, model: keras.Model, read: Read | None = None) -> None:
         self._read = read or values_of
-        held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
-        self._variables = variables_of_model(model)
+        held = {id(v) for v in exchanged_variables(model)}
+        self.variables = variables_of_model(model)
         self._always: list[str] = []
         self._watched: dict[str, int] = {}
-        for name, variable in self._variables.items():
+        for name, variable in self.variables.items():
             if id(variable) in held:
                 if is_wide(variable):
                     self._always.append(name)
@@ -68,20 +68,12 @@ class CarriedState:
         """
         found = dict(self._values(self._always))
         found |= {n: v for n, v in self._values(self._watched) if _digest(v) != self._watched[n]}
-        forms = {name: plain(form(self._variables[name], v)) for name, v in found.items()}
+        forms = {name: plain(form(self.variables[name], v)) for name, v in found.items()}
         return pack_arrays(forms) if forms else b""
-
-    def pairs(self, content: bytes) -> list[tuple[Any, Array]]:
-        """Each variable in ``content`` with its value.
-
-        Raises:
-            ModelError: The bytes are of another model.
-        """
-        return paired(self._variables, content)
 
     def _values(self, names: Iterable[str]) -> Iterable[tuple[str, Array]]:
         wanted = list(names)
-        return zip(wanted, self._read([self._variables[n] for n in wanted]), strict=True)
+        return zip(wanted, self._read([self.variables[n] for n in wanted]), strict=True)
 
 
 class ValuesBefore:
@@ -149,7 +141,7 @@ def is_zero(value: Array) -> bool:
 
 def names_in_buffer(model: keras.Model) -> set[str]:
     """The names of the variables that a flat float32 buffer holds as they are."""
-    held = {id(v) for v in (*trained_variables(model), *averaged_variables(model))}
+    held = {id(v) for v in exchanged_variables(model)}
     variables = variables_of_model(model).items()
     return {name for name, v in variables if id(v) in held and not is_wide(v)}
 

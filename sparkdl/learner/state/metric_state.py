@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.custom_objects import comes_with_keras, compile_settings
+from sparkdl.learner.framework import overlaid
 from sparkdl.learner.signature import has_own, model_signature
 from sparkdl.learner.structure import arrange_batch, map_arrays
 from sparkdl.training.learning import Arrays, BatchStack
@@ -32,8 +33,12 @@ _LIBRARIES = ("keras", "tensorflow", "jax", "jaxlib", "torch", "numpy", "sparkdl
 
 
 def _unknown_name(model: keras.Model) -> ModelError | None:
-    for kind, module, name in _names(model):
-        if name.lower() in _BY_SHAPE[kind] or _knows(module, name):
+    settings, losses, metrics = compile_settings(model), keras.src.losses, keras.src.metrics
+    modules = {"loss": losses, "metrics": metrics, "weighted_metrics": metrics}
+    names = [(a, name) for a in modules for name in keras.tree.flatten(settings.get(a))]
+    for argument, name in names:
+        module, kind = modules[argument], "loss" if argument == "loss" else "metric"
+        if not isinstance(name, str) or name.lower() in _BY_SHAPE[kind] or _knows(module, name):
             continue
         known = {n for n in (*module.ALL_OBJECTS_DICT, *_BY_SHAPE[kind]) if n.islower()}
         close = [repr(n) for n in difflib.get_close_matches(name.lower(), known)]
@@ -44,18 +49,6 @@ def _unknown_name(model: keras.Model) -> ModelError | None:
             hint=f"did you mean {' or '.join(close)}?" if close else "",
         )
     return None
-
-
-def _names(model: keras.Model) -> Iterator[tuple[str, Any, str]]:
-    settings = compile_settings(model)
-    losses, metrics = keras.src.losses, keras.src.metrics
-    for argument, kind, module in (
-        ("loss", "loss", losses), ("metrics", "metric", metrics),
-        ("weighted_metrics", "metric", metrics),
-    ):  # fmt: skip
-        for thing in keras.tree.flatten(settings.get(argument)):
-            if isinstance(thing, str):
-                yield kind, module, thing
 
 
 def _knows(module: Any, name: str) -> bool:
@@ -130,30 +123,25 @@ def build_metrics(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Array
         raise mistake from error
     if has_own(model, "compute_metrics"):
         with contextlib.suppress(Exception):  # a step raises it where the user can see it
-            find_shown_values(model, *_made_zeros(x, y, sample_weight))
+            _find_shown_values(model, x, y, sample_weight)
 
 
 def _build_on_zeros(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> None:
-    inputs, labels, weights = arrange_batch(model, *_made_zeros(x, y, sample_weight))
+    inputs, labels, weights = _zeros(model, x, y, sample_weight)
     outputs = model(inputs, training=False)
     model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
     model.compute_loss(inputs, labels, outputs, sample_weight=weights, training=False)
     model.reset_metrics()
 
 
-def _made_zeros(
-    x: Arrays, y: Arrays, sample_weight: Arrays | None
-) -> tuple[Arrays, Arrays, Arrays | None]:
-    return _zeros(x), _zeros(y), None if sample_weight is None else _zeros(sample_weight)
+def _zeros(model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None) -> Any:
+    """The batch in the model's structure, with zeros for all values."""
 
+    def zeros(array: Any) -> npt.NDArray[Any]:
+        sizes = [size or 1 for size in array.shape]
+        return np.zeros(sizes, keras.backend.standardize_dtype(array.dtype))
 
-def _zeros(arrays: Arrays) -> Arrays:
-    return {
-        name: np.zeros(
-            [size or 1 for size in array.shape], keras.backend.standardize_dtype(array.dtype)
-        )
-        for name, array in arrays.items()
-    }
+    return map_arrays(zeros, arrange_batch(model, x, y, sample_weight))
 
 
 def _build_again(model: keras.Model) -> None:
@@ -194,13 +182,10 @@ def _metrics_by_name(model: keras.Model) -> dict[str, Any]:
             struct = getattr(model, "_outputs_struct", None)
             outputs = outputs if struct is None else struct
             compiled.build(outputs, outputs)
-        for metric in compiled.metrics:
-            metric.result = lambda metric=metric: metric  # Keras gives results their names
-        try:
+        with contextlib.ExitStack() as stack:
+            for metric in compiled.metrics:  # Keras gives results their names
+                stack.enter_context(overlaid(metric, result=lambda metric=metric: metric))
             named |= compiled.result()
-        finally:
-            for metric in compiled.metrics:
-                del metric.result
     return named
 
 
@@ -216,22 +201,21 @@ def metric_results(model: keras.Model, state: MetricState) -> dict[str, Any]:
     The metric variables of ``model`` must exist (:func:`build_metrics`); they are zeroed
     afterwards. A state of no worker at all is empty and counts as zeros.
     """
-    with shown_values_attached(model):
-        return _results(model, state)
-
-
-def _results(model: keras.Model, state: MetricState) -> dict[str, Any]:
-    offset = 0
-    wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
-    state = np.pad(state, (0, max(0, wanted - state.size)))
-    for variable in model.metrics_variables:
-        size = int(np.prod(variable.shape))
-        part = state[offset : offset + size].reshape(variable.shape)
-        variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
-        offset += size
-    told = model.get_metrics_result()
-    results = _plain({n: v for n, v in told.items() if n not in _hidden.get(model, ())})
-    model.reset_metrics()
+    before, offset = len(model._metrics), 0
+    attach_shown_values(model)
+    try:
+        wanted = sum(int(np.prod(v.shape)) for v in model.metrics_variables)
+        state = np.pad(state, (0, max(0, wanted - state.size)))
+        for variable in model.metrics_variables:
+            size = int(np.prod(variable.shape))
+            part = state[offset : offset + size].reshape(variable.shape)
+            variable.assign(part.astype(keras.backend.standardize_dtype(variable.dtype)))
+            offset += size
+        told = model.get_metrics_result()
+        results = _plain({n: v for n, v in told.items() if n not in _hidden.get(model, ())})
+        model.reset_metrics()
+    finally:
+        model._metrics[before:] = []
     first = {"loss": results["loss"]} if "loss" in results else {}  # Keras 3.10 sorts by name
     return {**first, **results}
 
@@ -275,17 +259,12 @@ _hidden: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 """The metrics that a ``compute_metrics`` of the user's own leaves out; never the loss."""
 
 
-def find_shown_values(
+def _find_shown_values(
     model: keras.Model, x: Arrays, y: Arrays, sample_weight: Arrays | None
 ) -> None:
-    """Finds the values from a batch; nothing for a model without a ``compute_metrics`` of its own.
-
-    Args:
-        model: Its metrics are built.
-    """
-    if model in _found or not has_own(model, "compute_metrics"):
+    if model in _found:
         return
-    inputs, labels, weights = arrange_batch(model, x, y, sample_weight)
+    inputs, labels, weights = _zeros(model, x, y, sample_weight)
     outputs = model(inputs, training=False)
     try:
         logs = model.compute_metrics(inputs, labels, outputs, sample_weight=weights)
@@ -300,28 +279,12 @@ def find_shown_values(
     _hidden[model] = set(known) - {"loss", *(logs or known)}
 
 
-def shown_values(model: keras.Model) -> list[ShownValue]:
-    """The metrics of the values that were found."""
-    return _found.get(model, [])
-
-
 def attach_shown_values(model: keras.Model) -> None:
-    """Makes them metrics of the model."""
+    """Makes the values that were found metrics of the model."""
     present = model._metrics
-    for value in shown_values(model):
+    for value in _found.get(model, ()):
         if not any(metric is value for metric in present):
             list.append(present, value)  # Keras' own list refuses it, for a model that is built
-
-
-@contextlib.contextmanager
-def shown_values_attached(model: keras.Model) -> Iterator[None]:
-    """Within, they are metrics of the model."""
-    before = list(model._metrics)
-    attach_shown_values(model)
-    try:
-        yield
-    finally:
-        model._metrics[len(before) :] = []
 
 
 class ModelMetrics:
@@ -402,33 +365,17 @@ def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:
         model: Compiled.
     """
     step: Callable[[Any], Any] = getattr(model, name)
-    if has_own(model, "compute_metrics"):
-        step = _shown_step(model, step)
-    tracker = _tracker(model)
-    if tracker is None or not has_own(model, name):
+    tracker = _tracker(model, name)
+    if tracker is None and not has_own(model, "compute_metrics"):
         return step
 
     def logged(data: object) -> Any:
-        before = keras.ops.copy(tracker.count)
+        before = None if tracker is None else keras.ops.copy(tracker.count)
         logs = step(data)
-        loss = _loss_of(logs)
-        if loss is not None:
-            untracked = keras.ops.cast(keras.ops.equal(tracker.count, before), "float32")
-            tracker.update_state(loss, sample_weight=_rows(data) * untracked)
+        _keep(model, logs, data, tracker, before)
         return logs
 
     return logged
-
-
-def _shown_step(model: keras.Model, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A step that keeps what it shows beside metrics."""
-
-    def shown(data: object) -> Any:
-        logs = step(data)
-        _show(model, logs, data)
-        return logs
-
-    return shown
 
 
 def stateless_logged_step(
@@ -441,58 +388,43 @@ def stateless_logged_step(
         metrics_at: Where the metric variables are in the state.
     """
     step: Callable[[Any, Any], tuple[Any, Any]] = getattr(model, name)
-    if has_own(model, "compute_metrics"):
-        step = _stateless_shown_step(model, step, metrics_at)
-    tracker = _tracker(model)
-    if tracker is None or not has_own(model, name):
+    tracker = _tracker(model, name)
+    if tracker is None and not has_own(model, "compute_metrics"):
         return step
 
     def logged(state: Any, data: object) -> tuple[Any, Any]:
-        places = {id(v): i for i, v in enumerate(model.metrics_variables)}
-        total_at, count_at = places[id(tracker.total)], places[id(tracker.count)]
-        before = state[metrics_at][count_at]
+        variables, count = model.metrics_variables, getattr(tracker, "count", None)
+        values = zip(variables, state[metrics_at], strict=True)
+        before = next((value for variable, value in values if variable is count), None)
         logs, after = step(state, data)
-        loss = _loss_of(logs)
-        if loss is None:
-            return logs, after
-        metrics = list(after[metrics_at])
-        weight = _rows(data) * (metrics[count_at] == before)
-        metrics[total_at] = metrics[total_at] + weight * keras.ops.mean(loss)
-        metrics[count_at] = metrics[count_at] + weight
+        pairs = list(zip(variables, after[metrics_at], strict=True))
+        with keras.StatelessScope(state_mapping=pairs) as scope:
+            _keep(model, logs, data, tracker, before)
+        metrics = [scope.get_current_value(variable) for variable in variables]
         return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
 
     return logged
 
 
-def _stateless_shown_step(
-    model: keras.Model, step: Callable[[Any, Any], tuple[Any, Any]], metrics_at: int
-) -> Callable[[Any, Any], tuple[Any, Any]]:
-    def shown(state: object, data: object) -> tuple[Any, Any]:
-        logs, after = step(state, data)
-        pairs = list(zip(model.metrics_variables, after[metrics_at], strict=True))
-        with keras.StatelessScope(state_mapping=pairs) as scope:
-            _show(model, logs, data)
-        metrics = [scope.get_current_value(variable) for variable, _ in pairs]
-        return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
+def _keep(model: keras.Model, logs: object, data: object, tracker: Any, before: Any) -> None:
+    """Keeps what a step shows beside metrics, and its loss unless it has updated the tracker.
 
-    return shown
-
-
-def _show(model: keras.Model, logs: object, data: object) -> None:
-    for value in shown_values(model):
-        if isinstance(logs, dict) and value.name in logs:
-            value.update_state(logs[value.name], _rows(data))
-
-
-def _tracker(model: keras.Model) -> Any:
-    tracker = model._loss_tracker
-    return tracker if any(metric is tracker for metric in model.metrics) else None
-
-
-def _loss_of(logs: object) -> Any:
-    return logs.get("loss") if isinstance(logs, dict) else None
-
-
-def _rows(data: object) -> Any:
+    Args:
+        tracker: The loss tracker, of a step of the user's own.
+        before: The rows that it had counted before the step.
+    """
+    if not isinstance(logs, dict):
+        return
     first = keras.tree.flatten(data)[0]
-    return keras.ops.cast(keras.ops.shape(first)[0], "float32")
+    rows = keras.ops.cast(keras.ops.shape(first)[0], "float32")
+    for value in _found.get(model, ()):
+        if value.name in logs:
+            value.update_state(logs[value.name], rows)
+    if tracker is not None and logs.get("loss") is not None:
+        untracked = keras.ops.cast(keras.ops.equal(tracker.count, before), "float32")
+        tracker.update_state(logs["loss"], sample_weight=rows * untracked)
+
+
+def _tracker(model: keras.Model, name: str) -> Any:
+    tracker = model._loss_tracker if has_own(model, name) else None
+    return tracker if any(metric is tracker for metric in model.metrics) else None

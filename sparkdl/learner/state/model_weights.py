@@ -77,6 +77,11 @@ def trained_variables(model: keras.Model) -> list[Any]:
     return [v for v in model.trainable_variables if not is_overwritten(v)]
 
 
+def exchanged_variables(model: keras.Model) -> list[Any]:
+    """The variables of the flat buffer, in its order."""
+    return [*trained_variables(model), *averaged_variables(model)]
+
+
 def is_overwritten(variable: keras.Variable) -> bool:
     """Whether a step puts the variable's gradient in its place."""
     return bool(getattr(variable, "overwrite_with_gradient", False))  # as Keras asks
@@ -97,14 +102,13 @@ def model_layout(model: keras.Model) -> Layout:
 
 def read_model(model: keras.Model, layout: Layout) -> FloatArray:
     """A model's variables as one flat buffer."""
-    variables = [*trained_variables(model), *averaged_variables(model)]
-    return layout.flatten([np.asarray(v.numpy(), np.float32) for v in variables])
+    values = (np.asarray(v.numpy(), np.float32) for v in exchanged_variables(model))
+    return layout.flatten(list(values))
 
 
 def write_model(model: keras.Model, layout: Layout, flat: FloatArray) -> None:
     """Sets a model's variables from one flat buffer."""
-    variables = [*trained_variables(model), *averaged_variables(model)]
-    for variable, value in zip(variables, layout.views(flat), strict=True):
+    for variable, value in zip(exchanged_variables(model), layout.views(flat), strict=True):
         if keras.backend.standardize_dtype(variable.dtype) == "float64":
             present = np.asarray(keras.ops.convert_to_numpy(variable.value))
             value = np.where(present.astype(np.float32) == value, present, value)

@@ -22,12 +22,6 @@ from sparkdl.learner.state.model_weights import trained_variables
 from sparkdl.optimizers.flat import FlatOptimizer
 from sparkdl.weights import FloatArray
 
-ArrayList = list[npt.NDArray[Any]]
-
-
-def _packed(arrays: Iterable[npt.NDArray[Any]]) -> bytes:
-    return pack_arrays({f"arr_{number}": plain(a) for number, a in enumerate(arrays)})
-
 
 def load_optimizer_state(model: keras.Model, state: bytes, *, keep_rate: bool = False) -> None:
     """Sets a model's optimizer variables from what a learner's ``optimizer_state`` returned.
@@ -123,38 +117,10 @@ def learning_rate_set(model: keras.Model, rate: float | None) -> Iterator[None]:
 
 def innermost_optimizer(model: keras.Model) -> Any:
     """The optimizer that takes the steps, inside a LossScaleOptimizer or another wrapper."""
-    return _within(model.optimizer)
-
-
-def _within(optimizer: keras.Optimizer) -> Any:
+    optimizer = model.optimizer
     while hasattr(optimizer, "inner_optimizer"):
         optimizer = optimizer.inner_optimizer
     return optimizer
-
-
-def after_scaled_step(
-    optimizer: keras.Optimizer, arrays: ArrayList, finite: bool
-) -> tuple[float, list[tuple[Any, npt.NDArray[Any]]]]:
-    """The variables of a ``LossScaleOptimizer`` that a step changes beside weights and slots.
-
-    Args:
-        optimizer: Built.
-        arrays: The values of ``optimizer.variables``.
-        finite: Whether the gradient was finite. If not, there was no step.
-
-    Returns:
-        The scale that the step had, and pairs of a variable and its new value.
-    """
-    values = {id(v): array for v, array in zip(optimizer.variables, arrays, strict=True)}
-    counter, scale = optimizer.step_counter, optimizer.dynamic_scale
-    steps, scaled = int(values[id(counter)]) + 1, values[id(scale)]
-    if not finite:
-        return float(scaled), [(counter, np.array(0)), (scale, scaled * np.float32(0.5))]
-    taken = batch_counter(_within(optimizer))
-    pairs = [(taken, values[id(taken)] + 1)]
-    if steps == optimizer.dynamic_growth_steps:
-        return float(scaled), [*pairs, (counter, np.array(0)), (scale, scaled * np.float32(2))]
-    return float(scaled), [*pairs, (counter, np.array(steps))]
 
 
 def batch_counter(optimizer: keras.Optimizer) -> Any:
@@ -176,67 +142,6 @@ def take_averages(model: keras.Model) -> None:
         if id(variable.value) in averages:
             # One array for two variables: JAX frees it with the first when the model predicts.
             variable.assign(keras.ops.copy(variable.value))
-
-
-def read_slots(
-    optimizer: keras.Optimizer, trained: list[Any], arrays: ArrayList, names: list[str]
-) -> dict[str, FloatArray] | None:
-    """Slots of an optimizer as flat vectors.
-
-    Args:
-        optimizer: Built.
-        trained: The model's trained variables.
-        arrays: The values of ``optimizer.variables``.
-        names: Names of the slots, e.g. ``'_momentums'``.
-
-    Returns:
-        Name -> the values in the order of ``trained``; None if the optimizer lacks one of them.
-    """
-    found = {}
-    for name in names:
-        places = _places(optimizer, trained, name)
-        if places is None:
-            return None
-        found[name] = np.concatenate([arrays[i].ravel() for i in places]).astype(np.float32)
-    return found
-
-
-def with_slots(
-    optimizer: keras.Optimizer,
-    trained: list[Any],
-    arrays: ArrayList,
-    slots: dict[str, FloatArray],
-    step: int,
-) -> ArrayList:
-    """``arrays`` with new values for the given slots; the counterpart of :func:`read_slots`.
-
-    Args:
-        optimizer: Built.
-        trained: The model's trained variables.
-        arrays: The values of ``optimizer.variables``; not changed.
-        slots: Name -> the values in the order of ``trained``.
-        step: Steps taken, for the optimizer's ``iterations``.
-    """
-    result = list(arrays)
-    for name, flat in slots.items():
-        places = _places(optimizer, trained, name) or []
-        ends = np.cumsum([arrays[i].size for i in places])[:-1]
-        for i, part in zip(places, np.split(flat, ends.tolist()), strict=True):
-            result[i] = part.reshape(arrays[i].shape)
-    steps = batch_counter(_within(optimizer))
-    counter = next(i for i, v in enumerate(optimizer.variables) if v is steps)
-    result[counter] = np.array(step, arrays[counter].dtype)
-    return result
-
-
-def _places(optimizer: keras.Optimizer, trained: list[Any], name: str) -> list[int] | None:
-    """The place in ``optimizer.variables`` of the slot's variable, for each trained variable."""
-    numbers = {id(variable): i for i, variable in enumerate(optimizer.variables)}
-    inner = _within(optimizer)
-    slots = getattr(inner, name, None) or []
-    if len(slots) != len(trained) or any(id(v) not in numbers for v in slots):
-        return None
-    return [numbers[id(slots[inner._get_variable_index(v)])] for v in trained]
 
 
 class ModelOptimizer:
@@ -301,24 +206,57 @@ class ModelOptimizer:
             return None if scale is None else float(keras.ops.convert_to_numpy(scale))
 
     def end_scaled_step(self, finite: bool) -> float:
-        scale, pairs = after_scaled_step(self._model.optimizer, self._arrays(), finite)
+        optimizer, taken = self._model.optimizer, batch_counter(innermost_optimizer(self._model))
+        counter, scale = optimizer.step_counter, optimizer.dynamic_scale
+        values = {id(v): a for v, a in zip(optimizer.variables, self._arrays(), strict=True)}
+        steps, scaled = int(values[id(counter)]) + 1, values[id(scale)]
+        pairs = [(taken, values[id(taken)] + 1)] if finite else []
+        if not finite:
+            pairs += [(counter, np.array(0)), (scale, scaled * np.float32(0.5))]
+        elif steps == optimizer.dynamic_growth_steps:
+            pairs += [(counter, np.array(0)), (scale, scaled * np.float32(2))]
+        else:
+            pairs.append((counter, np.array(steps)))
         self.assign(pairs)
-        return scale
+        return float(scaled)
 
     def state(self) -> bytes:
-        return _packed(self._arrays())
+        arrays = enumerate(self._arrays())
+        return pack_arrays({f"arr_{number}": plain(array) for number, array in arrays})
 
     def load_state(self, state: bytes) -> None:
         with self._present():
             load_optimizer_state(self._model, state)
 
     def slots(self, names: list[str]) -> dict[str, FloatArray] | None:
-        return read_slots(self._model.optimizer, self._trained, self._arrays(), names)
+        arrays, found = self._arrays(), {}
+        for name in names:
+            places = self._places(name)
+            if places is None:
+                return None
+            found[name] = np.concatenate([arrays[i].ravel() for i in places]).astype(np.float32)
+        return found
 
     def load_slots(self, slots: dict[str, FloatArray], step: int) -> None:
-        optimizer = self._model.optimizer
-        changed = with_slots(optimizer, self._trained, self._arrays(), slots, step)
-        self.load_state(_packed(changed))
+        arrays, variables = self._arrays(), self._model.optimizer.variables
+        for name, flat in slots.items():
+            places = self._places(name) or []
+            ends = np.cumsum([arrays[i].size for i in places])[:-1]
+            for i, part in zip(places, np.split(flat, ends.tolist()), strict=True):
+                arrays[i] = part.reshape(arrays[i].shape)
+        steps = batch_counter(innermost_optimizer(self._model))
+        counter = next(i for i, v in enumerate(variables) if v is steps)
+        arrays[counter] = np.array(step, arrays[counter].dtype)
+        self.assign(zip(variables, arrays, strict=True))
+
+    def _places(self, name: str) -> list[int] | None:
+        """The place of a slot's variable among the optimizer's, for each trained variable."""
+        numbers = {id(variable): i for i, variable in enumerate(self._model.optimizer.variables)}
+        inner = innermost_optimizer(self._model)
+        slots = getattr(inner, name, None) or []
+        if len(slots) != len(self._trained) or any(id(v) not in numbers for v in slots):
+            return None
+        return [numbers[id(slots[inner._get_variable_index(v)])] for v in self._trained]
 
     def assign(self, pairs: Iterable[tuple[Any, Any]]) -> None:
         """Gives variables of the optimizer new values."""
@@ -326,7 +264,7 @@ class ModelOptimizer:
             for variable, value in pairs:
                 variable.assign(value)
 
-    def _arrays(self) -> ArrayList:
+    def _arrays(self) -> list[npt.NDArray[Any]]:
         with self._present():
             return [np.asarray(v.numpy()) for v in self._model.optimizer.variables]
 
@@ -349,6 +287,7 @@ class DriverSlots:
         self, model: keras.Model, flat: FlatOptimizer, slots: Mapping[str, tuple[str, float]]
     ) -> None:
         self._model, self._flat, self._names = model, flat, slots
+        self._optimizer = ModelOptimizer(model, trained_variables(model))
 
     @classmethod
     def of(
@@ -370,8 +309,8 @@ class DriverSlots:
         """
         own, inner = self._model.optimizer, innermost_optimizer(self._model)
         rate = inner._learning_rate
-        schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-        step = keras.optimizers.SGD(rate if schedule else float(rate.numpy()), name=inner.name)
+        rate = rate if self._optimizer.has_schedule else float(rate.numpy())
+        step = keras.optimizers.SGD(rate, name=inner.name)
         plain = step
         if own is not inner:
             plain = keras.optimizers.LossScaleOptimizer(
@@ -391,13 +330,9 @@ class DriverSlots:
 
     def to_bytes(self) -> bytes:
         """The state of the rule that the slots are; empty before the first step."""
-        optimizer, inner = self._model.optimizer, innermost_optimizer(self._model)
-        steps = int(batch_counter(inner).numpy()) if optimizer.built else 0
-        slots = None
-        if steps:
-            arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
-            names = [slot for slot, _ in self._names.values()]
-            slots = read_slots(optimizer, trained_variables(self._model), arrays, names)
+        steps = self._optimizer.step if self._model.optimizer.built else 0
+        names = [slot for slot, _ in self._names.values()]
+        slots = self._optimizer.slots(names) if steps else None
         if slots is None:
             return b""
         state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
@@ -411,7 +346,7 @@ class DriverSlots:
         """
         with self.left_out():
             load_optimizer_state(self._model, optimizer)
-            steps = int(batch_counter(innermost_optimizer(self._model)).numpy())
+            steps = self._optimizer.step
         self.take(rule, steps)
 
     def take(self, state: bytes, steps: int) -> None:
@@ -424,15 +359,13 @@ class DriverSlots:
         optimizer, trained = self._model.optimizer, trained_variables(self._model)
         if not optimizer.built:
             optimizer.build(trained)
-        arrays = [np.asarray(v.numpy()) for v in optimizer.variables]
         if state:
             found = unpack_arrays(state, "the state that a rule kept")
         else:
             nothing = np.zeros(sum(int(np.prod(v.shape)) for v in trained), np.float32)
             found = dict.fromkeys(self._names, nothing) | self._flat.init(nothing)
         slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
-        changed = with_slots(optimizer, trained, arrays, slots, steps)
-        load_optimizer_state(self._model, _packed(changed))
+        self._optimizer.load_slots(slots, steps)
 
 
 def _copy_scale(source: Any, target: Any) -> None:

@@ -40,6 +40,12 @@ def stream_key(rank: int) -> int:
     return key
 
 
+def seed_states(model: keras.Model) -> list[Any]:
+    """The states of all seed generators in a model, each once."""
+    layers = model._flatten_layers()
+    return list({id(g.state): g.state for one in layers for g in one._seed_generators}.values())
+
+
 class SeedStreams:
     """The seeds of one model on one rank.
 
@@ -55,10 +61,8 @@ class SeedStreams:
         read: Callable[[Sequence[Any]], list[Array]],
         write: Callable[[Pairs], None],
     ) -> None:
-        layers = model._flatten_layers(include_self=True, recursive=True)
-        found = {id(g.state): g.state for layer in layers for g in layer._seed_generators}
         known = {id(variable) for variable in model.variables}
-        self._seeds = [state for state in found.values() if id(state) in known]
+        self._seeds = [state for state in seed_states(model) if id(state) in known]
         self._read, self._write = read, write
         self._key, self._ranks = 0, 1
         self._marked: list[Array] = []
@@ -132,15 +136,11 @@ class SeedStreams:
         self._write([(s, _counted(v, steps * _MOST_DRAWS)) for s, v in self._values()])
 
     def kept(self) -> Pairs:
-        """The seeds, for :meth:`give_back` after an evaluation of a part of the rows.
+        """The seeds, to be set again after an evaluation of a part of the rows.
 
         Nothing with one worker, whose evaluation draws as Keras' does.
         """
         return self._values() if self._ranks > 1 else []
-
-    def give_back(self, kept: Pairs) -> None:
-        """Sets what :meth:`kept` returned."""
-        self._write(kept)
 
     def _values(self) -> Pairs:
         return list(zip(self._seeds, map(np.array, self._read(self._seeds)), strict=True))

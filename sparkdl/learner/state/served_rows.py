@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.structure import arrange_inputs
 from sparkdl.tables.service import IdArray, LooksUpRows, RowService, ServesRows, TableSpec
 from sparkdl.tables.store import RowStore
@@ -64,14 +65,10 @@ class ModelTables:
     @contextlib.contextmanager
     def trying(self) -> Iterator[None]:
         """Within, gradients are computed whose steps are not taken."""
-        layers = self.layers
-        for layer in layers:
-            layer.trying = True
-        try:
+        with contextlib.ExitStack() as stack:
+            for layer in self.layers:
+                stack.enter_context(replaced(layer, "trying", True))
             yield
-        finally:
-            for layer in layers:
-                layer.trying = False
 
     def serve_from(self, service: RowService) -> None:
         for layer in self.layers:

@@ -13,11 +13,11 @@ import sysconfig
 from collections.abc import Callable
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
-from unittest import mock
 
 import keras
 
 from sparkdl.errors import ConfigError
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.signature import model_signature, traced
 from sparkdl.learner.structure import arrange_inputs
 
@@ -91,7 +91,7 @@ def calls_moments(model: keras.Model) -> bool:
     specs = model_signature(model).inputs.values()
     given = {s.name: keras.KerasTensor((None, *(s.shape or ())), s.dtype) for s in specs}
     told = {"training": True} if model._call_has_training_arg else {}
-    with mock.patch.object(keras.src.backend.nn, "moments", moments):
+    with replaced(keras.src.backend.nn, "moments", moments):
         traced(lambda x: model(x, **told), arrange_inputs(model, given))
     return any(found)
 

@@ -11,23 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.framework import overlaid
 from sparkdl.learner.state.model_weights import is_overwritten
 from sparkdl.learner.state.optimizer_state import innermost_optimizer, optimizers_within
 from sparkdl.training.learning import Reducer
 
 Array = npt.NDArray[Any]
-
-
-@contextlib.contextmanager
-def overlaid(thing: object, **functions: object) -> Iterator[None]:
-    """Within, an object of Keras' has other functions in place of those of its class."""
-    for name, function in functions.items():  # not setattr: Keras' own would track them
-        object.__setattr__(thing, name, function)
-    try:
-        yield
-    finally:
-        for name in functions:
-            object.__delattr__(thing, name)
 
 
 @contextlib.contextmanager

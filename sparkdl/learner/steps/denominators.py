@@ -27,6 +27,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -36,6 +37,7 @@ from keras.src.losses import loss as keras_losses
 from keras.src.trainers import compile_utils
 
 from sparkdl.errors import ModelError
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.steps.captured_gradients import captured_gradients
 from sparkdl.weights import FloatArray
@@ -84,11 +86,6 @@ class Terms:
         self.within_compiled = False
         self._repeated: int | None = None
 
-    @classmethod
-    def with_factors(cls, values: Any, *, sums: bool = True) -> Terms:
-        """Terms whose factors are the values of a vector; None: all are 1."""
-        return cls(None if values is None else lambda index, _: values[index], sums=sums)
-
     def weigh(self, loss: Any, denominator: Any, *, keeps_value: bool = False) -> Any:
         """A term with its factor.
 
@@ -112,14 +109,9 @@ class Terms:
             return factor * loss + keras.ops.stop_gradient((1 - factor) * loss)
         return factor * loss
 
-    @contextlib.contextmanager
-    def repeating(self, first: int) -> Iterator[None]:
+    def repeating(self, first: int) -> AbstractContextManager[None]:
         """Within, the terms from number ``first`` on are computed once more."""
-        before, self._repeated = self._repeated, first
-        try:
-            yield
-        finally:
-            self._repeated = before
+        return replaced(self, "_repeated", first)
 
     def stacked(self) -> Any:
         """The denominators as one vector, with 0 for a sum over rows."""
@@ -158,13 +150,8 @@ def followed(terms: Terms, model: keras.Model) -> Iterator[None]:
     Raises:
         ModelError: This version of Keras computes losses in another way.
     """
-    before = _active.terms
-    with _patched(), _sums_of_activities(model, terms):
-        _active.terms = terms
-        try:
-            yield
-        finally:
-            _active.terms = before
+    with _patched(), _sums_of_activities(model, terms), replaced(_active, "terms", terms):
+        yield
 
 
 @contextlib.contextmanager
@@ -206,11 +193,8 @@ def _call(self: object, *arguments: object, **named: object) -> Any:
     terms = _active.terms
     if terms is None:
         return _keras_call(self, *arguments, **named)
-    before, terms.within_compiled = terms.within_compiled, True
-    try:
+    with replaced(terms, "within_compiled", True):
         return _keras_call(self, *arguments, **named)
-    finally:
-        terms.within_compiled = before
 
 
 def _reduce(
@@ -265,23 +249,17 @@ def _sums_of_activities(model: keras.Model, terms: Terms) -> Iterator[None]:
         yield
         return
     kinds = (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2)
-    layers = [
-        layer
-        for layer in (model, *model._flatten_layers(include_self=False))
-        if isinstance(layer.activity_regularizer, kinds)
-    ]
-    regularizers = [layer.activity_regularizer for layer in layers]
 
     def told(regularizer: keras.Regularizer) -> Callable[[Any], Any]:
         return lambda output: terms.weigh(regularizer(output), None)
 
-    for layer, regularizer in zip(layers, regularizers, strict=True):
-        object.__setattr__(layer, "activity_regularizer", told(regularizer))
-    try:
+    with contextlib.ExitStack() as stack:
+        for layer in (model, *model._flatten_layers(include_self=False)):
+            regularizer = layer.activity_regularizer
+            if isinstance(regularizer, kinds):
+                object.__setattr__(layer, "activity_regularizer", told(regularizer))
+                stack.callback(object.__setattr__, layer, "activity_regularizer", regularizer)
         yield
-    finally:
-        for layer, regularizer in zip(layers, regularizers, strict=True):
-            object.__setattr__(layer, "activity_regularizer", regularizer)
 
 
 def _version() -> tuple[int, int]:

@@ -21,14 +21,14 @@ from jax import lax
 
 from sparkdl.learner.state.metric_state import ModelMetrics, stateless_logged_step
 from sparkdl.learner.state.optimizer_state import ModelOptimizer
-from sparkdl.learner.steps.captured_gradients import (
-    captured_gradients,
-    match_gradients,
-    overwriting,
+from sparkdl.learner.steps.denominators import forward_terms
+from sparkdl.learner.steps.keras_learner import (
+    Found,
+    KerasLearner,
+    captured_step,
+    require_one_batch,
+    weighing,
 )
-from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
-from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.structure import arranged, pack_batch
 from sparkdl.training.learning import BatchStack
@@ -325,18 +325,16 @@ class JaxLearner(KerasLearner):
         batch: Any, factors: object,
     ) -> Any:  # fmt: skip
         state = (trainable, non_trainable, optimizer, metrics)
-        terms = Terms.with_factors(factors, sums=self.sums)
-        share = share_in(factors, self.overwritten)
-        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
-            after = with_types_of(self._model_step(state, pack_batch(*batch))[1], state)
-        gradients = match_gradients(self.model, captured, self.trained)
-        found = Found(tuple(g is not None for g in gradients), tuple(terms.counted))
+        (_, after), gradients, overwritten, found = captured_step(
+            self, lambda: self._model_step(state, pack_batch(*batch)), *weighing(self, factors)
+        )
+        after = with_types_of(after, state)
         parts = [
             jnp.zeros(v.shape, jnp.float32) if g is None else g
             for g, v in zip(gradients, self.trained, strict=True)
         ]
         flat = self._trace_concat(parts, _chosen(after[1], self._averaged_at))
-        return (flat, after[1], after[3], [v for _, v in overwriting(captured)]), found
+        return (flat, after[1], after[3], [v for _, v in overwritten]), found
 
     def apply_gradients(self, flat: FloatArray) -> None:
         self.layout.check(flat)

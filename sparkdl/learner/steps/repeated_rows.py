@@ -20,6 +20,7 @@ from keras.src import backend
 
 from sparkdl.errors import ModelError
 from sparkdl.learner.checks.compile_parts import adds_loss
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.signature import has_own
 from sparkdl.training.learning import Arrays, BatchStack
 from sparkdl.weights import FloatArray
@@ -149,11 +150,10 @@ def _without_chance() -> Iterator[None]:
                 _drawn[name] = getattr(backend.random, name)
                 setattr(backend.random, name, _fixed_here(fixed, _drawn[name]))
         _inside += 1
-    _CHANCE.fixed = True
     try:
-        yield
+        with replaced(_CHANCE, "fixed", True):
+            yield
     finally:
-        _CHANCE.fixed = False
         with _LOCK:
             _inside -= 1
             if not _inside:

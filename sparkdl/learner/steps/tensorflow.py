@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,18 +19,20 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from sparkdl.failures import carried
+from sparkdl.learner.framework import replaced
 from sparkdl.learner.signature import takes_strings
 from sparkdl.learner.state.metric_state import logged_step
 from sparkdl.learner.state.optimizer_state import innermost_optimizer
-from sparkdl.learner.steps.captured_gradients import (
-    captured_gradients,
-    gradients_to_apply,
-    match_gradients,
-    overwriting,
+from sparkdl.learner.steps.captured_gradients import gradients_to_apply
+from sparkdl.learner.steps.denominators import forward_terms
+from sparkdl.learner.steps.keras_learner import (
+    Found,
+    KerasLearner,
+    ReducedStep,
+    captured_step,
+    require_one_batch,
+    weighing,
 )
-from sparkdl.learner.steps.denominators import Terms, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
-from sparkdl.learner.steps.reduced_step import Found, ReducedStep
 from sparkdl.learner.steps.repeated_rows import few_rows
 from sparkdl.learner.steps.tensorflow_calls import ShapedCalls, compiled_apart, in_main_thread
 from sparkdl.learner.steps.tensorflow_exchange import (
@@ -94,8 +96,7 @@ class TensorFlowLearner(KerasLearner):
 
     def read_weights(self, out: FloatArray) -> None:
         if self._reducer is not None:  # within a compiled call, which may hold all threads
-            variables = (*self.trained, *self.averaged)
-            copy_slots([v.numpy() for v in variables], self.layout.slots, out)
+            copy_slots([v.numpy() for v in self.exchanged], self.layout.slots, out)
             return
         flat = self._concat() if self._flat is None else self._flat
         np.copyto(out, np.asarray(flat))  # without the copy that flat.numpy() would make first
@@ -106,7 +107,7 @@ class TensorFlowLearner(KerasLearner):
         if self.layout.size_bytes < LARGE_BYTES:
             self._assign(tf.convert_to_tensor(flat))
         else:
-            assign_each((*self.trained, *self.averaged), self.layout.views(flat))
+            assign_each(self.exchanged, self.layout.views(flat))
 
     def reload(self) -> None:
         super().reload()
@@ -119,16 +120,14 @@ class TensorFlowLearner(KerasLearner):
     @cached_property
     def _assign(self) -> Any:
         def assign(flat: tf.Tensor) -> None:
-            assign_each((*self.trained, *self.averaged), split(flat, self.layout))
+            assign_each(self.exchanged, split(flat, self.layout))
 
         # Compiled for the one signature it has: to look that up would take as long as the call.
         flat = tf.TensorSpec([self.layout.size], tf.float32)
         return tf.function(assign, autograph=False).get_concrete_function(flat)
 
     def _trace_concat(self) -> tf.Tensor:
-        parts = [
-            tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in (*self.trained, *self.averaged)
-        ]
+        parts = [tf.reshape(tf.cast(v.value, tf.float32), [-1]) for v in self.exchanged]
         return tf.concat(parts, 0)
 
     def train(self, stack: BatchStack) -> None:
@@ -165,19 +164,12 @@ class TensorFlowLearner(KerasLearner):
         return ShapedCalls(function, unknown, reduce_retracing=not several, **options)
 
     def _compile_steps(self, step: Callable[[Any], Any], with_weights: bool) -> Steps:
-        def run_eagerly(stack: BatchStack, *given: Any) -> Any:
-            *data, num_batches = given
-            for index in range(int(num_batches)):
-                step(pack_batch(*map_arrays(itemgetter(index), tuple(data))))
-            return (self._trace_concat() if with_weights else tf.constant(0)), None
-
-        if self._eager:
-            return run_eagerly
-
         def run(x: object, y: object, sample_weight: object, num_batches: tf.Tensor) -> Any:
             _trace_batches(step, (x, y, sample_weight), tf.constant(0), num_batches)
             return (self._trace_concat() if with_weights else tf.constant(0)), None
 
+        if self._eager:  # a loop of TensorFlow's is one of Python then
+            return lambda stack, *given: run(*given)
         return self._shaped(run, 1, jit_compile=self._jit)
 
     def train_exchanging(self, stack: BatchStack, window: int, exchanger: Exchanger) -> None:
@@ -185,13 +177,10 @@ class TensorFlowLearner(KerasLearner):
             super().train_exchanging(stack, window, exchanger)
             return
         self.metrics.build(stack)
-        self._exchanger = exchanger
-        try:
-            counts = tf.constant(stack.num_batches), tf.constant(window)
+        counts = tf.constant(stack.num_batches), tf.constant(window)
+        self._flat = None
+        with replaced(self, "_exchanger", exchanger):  # alone, see train_reducing
             self._exchanging_steps(stack, *self._tensors(stack), *counts)
-        finally:
-            self._exchanger = None  # the learner outlives the run; what the run mapped shall not
-            self._flat = None
 
     @cached_property
     def _exchanging_steps(self) -> ShapedCalls:
@@ -215,11 +204,11 @@ class TensorFlowLearner(KerasLearner):
         return self._shaped(run, 1)
 
     def _trace_exchange(self) -> None:
-        variables = (*self.trained, *self.averaged)
-        values = [dense_of(v.value, s) for v, s in zip(variables, self.layout.slots, strict=True)]
+        slots = zip(self.exchanged, self.layout.slots, strict=True)
+        values = [dense_of(variable.value, slot) for variable, slot in slots]
         flat = tf.numpy_function(carried(self._exchange), values, tf.float32)
         flat.set_shape([self.layout.size])
-        for variable, part in zip(variables, split(flat, self.layout), strict=True):
+        for variable, part in zip(self.exchanged, split(flat, self.layout), strict=True):
             variable.assign(own(part))
 
     def _exchange(self, *values: FloatArray) -> FloatArray:
@@ -276,15 +265,14 @@ class TensorFlowLearner(KerasLearner):
         self, batch: object, factors: tf.Tensor | None = None
     ) -> tuple[list[Any], Found]:
         """The gradients of one batch (None where there is none), and the statistics after it."""
-        terms = Terms.with_factors(factors, sums=self.sums)
-        share = share_in(factors, self.overwritten)
-        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
+
+        def step() -> None:
             self._moments.trace(self._train_step, batch)
-        for variable, value in overwriting(captured):
+
+        _, gradients, overwritten, found = captured_step(self, step, *weighing(self, factors))
+        for variable, value in overwritten:
             variable.assign(value)
-        gradients = match_gradients(self.model, captured, self.trained)
-        has = tuple(g is not None for g in gradients)
-        found = Found(has, tuple(terms.counted), sliced_places(gradients))
+        found = replace(found, sliced=sliced_places(gradients))
         return [*gradients, *(v.value for v in self.averaged)], found
 
     def _trace_exchanged(
@@ -306,12 +294,9 @@ class TensorFlowLearner(KerasLearner):
             if not reducer.takes_slices:
                 return super().write_gradient(batch, reducer, factors)
             self.metrics.build(batch)
-            self._reducer = reducer
-            try:
-                given = (*self._tensors(batch, 0), _tensor_or_none(factors))
+            given = (*self._tensors(batch, 0), _tensor_or_none(factors))
+            with replaced(self, "_reducer", reducer):
                 (flat, *rows), found = self._apart_gradients(batch, *given)
-            finally:
-                self._reducer = None
         self.note(found)
         if self.sliced:
             reducer.send_as_slices(self.sliced)
@@ -360,7 +345,8 @@ class TensorFlowLearner(KerasLearner):
 
     def _apply_parts(self, parts: list[Any], known: tuple[bool, ...]) -> None:
         """Traces a step with gradients and statistics; ``known`` are those that exist."""
-        kept = self._optimizer_may_keep_gradients
+        # Keras' own optimizers keep what they compute of a gradient, never the gradient itself.
+        kept = not type(innermost_optimizer(self.model)).__module__.startswith("keras.")
         own_parts = [
             tf.nest.map_structure(own, part, expand_composites=True) if kept else part
             for part in parts[: len(self.trained)]
@@ -402,20 +388,16 @@ class TensorFlowLearner(KerasLearner):
         tf.cond(joined.weight > 0, apply, leave)
         tf.cond(joined.broken > 0, restore, lambda: tf.constant(0))
 
-    @property
-    def _optimizer_may_keep_gradients(self) -> bool:
-        """Keras' own optimizers keep what they compute of a gradient, never the gradient itself."""
-        return not type(innermost_optimizer(self.model)).__module__.startswith("keras.")
-
     def train_reducing(self, stack: BatchStack, reducer: Reducer) -> None:
         if not self._steps_in_graph(reducer):
             super().train_reducing(stack, reducer)
             return
         self.metrics.build(stack)
-        self._reducer, reducer.rows = reducer, stack.num_rows // stack.num_batches
+        reducer.rows = stack.num_rows // stack.num_batches
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
         told = ReducedStep(self, reducer)
-        try:
+        # Within alone: the learner outlives the run; what the run mapped shall not.
+        with replaced(self, "_reducer", reducer), replaced(self, "_agree", None):
             if self.found is None:  # the terms of the loss
                 self._steps_with(reducer, 0, stack, given)
             told.look_at_sums(stack)
@@ -429,9 +411,6 @@ class TensorFlowLearner(KerasLearner):
                 self._agree_in_step()
             with self._moments.told_to(reducer):
                 stopping, broken_at, own = steps(*given)
-        finally:
-            self._reducer = None  # the learner outlives the run; what the run mapped shall not
-            self._agree = None
         if reducer.in_graph is not None:
             reducer.agree_on_stop(float(stopping))
             if int(broken_at) >= 0:
@@ -442,13 +421,11 @@ class TensorFlowLearner(KerasLearner):
         if self._moments.layers or not self._compiles_exchange or reducer.in_graph is None:
             super().skip_reducing(reducer)
             return
-        self._reducer, reducer.rows = reducer, 0
+        reducer.rows = 0
         num_terms = reducer.agree_on_terms(-1)
         ReducedStep(self, reducer).learn_gradients()
-        try:
+        with replaced(self, "_reducer", reducer):
             agreed = self._skip_with(reducer, num_terms)(*_weight_and_stop(reducer))
-        finally:
-            self._reducer = None
         reducer.agree_on_stop(float(agreed))
         self._flat = None
 
@@ -533,6 +510,7 @@ class TensorFlowLearner(KerasLearner):
         kind = (*_kind(reducer), num_terms, known)
         if kind not in self._skipping:
             exchange = self._exchange_of(reducer)
+            assert isinstance(exchange, HorovodExchange)  # else the reducer itself is called
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self.layout.slots]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
 from sparkdl.failures import carried
+from sparkdl.learner.framework import overlaid, replaced
 from sparkdl.learner.state.synchronized_norms import synchronized_layers
-from sparkdl.learner.steps.captured_gradients import overlaid
 from sparkdl.learner.steps.denominators import factors
 from sparkdl.training.learning import Reducer
 from sparkdl.training.parts import Leaving, fill_part, leaving
@@ -226,14 +226,9 @@ class SynchronizedMoments:
         self._width = 1 + 3 * max((layer.moving_mean.shape[0] for layer in self.layers), default=0)
         self._reducer: Reducer | None = None
 
-    @contextlib.contextmanager
-    def told_to(self, reducer: Reducer) -> Iterator[None]:
+    def told_to(self, reducer: Reducer) -> contextlib.AbstractContextManager[None]:
         """Within, the sums are those of all workers of ``reducer``."""
-        self._reducer = reducer if reducer.num_workers > 1 else None
-        try:
-            yield
-        finally:
-            self._reducer = None
+        return replaced(self, "_reducer", reducer, reducer.num_workers > 1)
 
     def trace(self, step: Callable[[Any], Any], batch: object) -> None:
         """Traces a step, whose layers make their sums."""
@@ -365,17 +360,18 @@ class NumpyExchange:
         dense = [dense_of(v, s) for v, s in zip(rest, slots, strict=True)]
         rows = [t for i in self._places for t in flat_rows(values[i])]
         kinds = [tf.int32, tf.float32] * len(self._places)
-        if reducer.skips:
+        if reducer.skips or len(self._parts) == 1:
             kinds = [tf.float32] * 3 + kinds
             flat, has, refused, *got = tf.numpy_function(
-                carried(self._join_sound), [*dense, *rows], kinds
+                carried(self._join), [*dense, *rows], kinds
             )
+            flat.set_shape([self._layout.size])
             has.set_shape([])
             refused.set_shape([])
-            return Joined(self._joined_values(flat, got), has, none, refused, none)
-        if len(self._parts) == 1:
-            found = tf.numpy_function(carried(self._join), [*dense, *rows], [tf.float32, *kinds])
-            return Joined(self._joined_values(found[0], found[1:]), weight, none, none, none)
+            joined = with_slices(self._whole, self._places, split(flat, self._layout), got)
+            if reducer.skips:
+                return Joined(joined, has, none, refused, none)
+            return Joined(joined, weight, none, none, none)
         last: list[Any] = []
         for group in leaving(self._parts, slots):
             given = [dense[i] for i in group.variables]
@@ -389,10 +385,6 @@ class NumpyExchange:
             value.set_shape(slot.shape)
         typed = [tf.cast(v, s.dtype) for v, s in zip(joined, slots, strict=True)]
         return Joined(with_slices(self._whole, self._places, typed, got), weight, none, none, none)
-
-    def _joined_values(self, flat: tf.Tensor, rows: Sequence[tf.Tensor]) -> list[Any]:
-        flat.set_shape([self._layout.size])
-        return with_slices(self._whole, self._places, split(flat, self._layout), rows)
 
     def factors(
         self, denominators: tf.Tensor, counted: Sequence[bool], weight: tf.Tensor
@@ -414,10 +406,6 @@ class NumpyExchange:
         found.set_shape([len(counted)])
         return found
 
-    def skip_factors(self, num_terms: int, weight: tf.Tensor) -> tf.Tensor:
-        """Never called: a step without a batch calls the reducer itself."""
-        raise NotImplementedError
-
     def _begin(self, group: Leaving) -> Callable[..., Any]:
         slots = [self._layout.slots[i] for i in group.variables]
         places = [self._parts[number] for number in group.parts]
@@ -433,41 +421,26 @@ class NumpyExchange:
 
         return begin
 
-    def _finish(self) -> FloatArray:
-        # The graph reads this buffer without a copy, and has read it before the next step writes
-        # to it: the loop over a stack's batches runs one iteration at a time.
-        reducer = self._reducer()
-        reducer.finish()
-        return reducer.buffer
-
     def _finish_slots(self, *rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
         # Views of the buffer: to split it in the graph would copy all of it.
         reducer = self._reducer()
         reducer.slices = as_slices(self._places, rows)
-        buffer = self._finish()
+        reducer.finish()
         slots = self._layout.slots
-        views = [buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
+        views = [reducer.buffer[s.offset : s.offset + s.size].reshape(s.shape) for s in slots]
         return [*views, *as_arrays(reducer.slices)]
 
-    def _join(self, *values: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-        reducer = self._reducer()
-        self._take(values)
-        reducer.begin(0)
-        return [self._finish(), *as_arrays(reducer.slices)]
-
-    def _join_sound(self, *values: npt.NDArray[Any]) -> list[Any]:
-        reducer = self._reducer()
-        self._take(values)
-        for part in range(len(self._parts)):
-            reducer.begin(part)
-        flags = np.float32(reducer.finish()), np.float32(reducer.refused)
-        return [reducer.buffer, *flags, *as_arrays(reducer.slices)]
-
-    def _take(self, values: Sequence[npt.NDArray[Any]]) -> None:
+    def _join(self, *values: npt.NDArray[Any]) -> list[Any]:
         self._agree()
         reducer, count = self._reducer(), len(self._layout.slots)
         copy_slots(values[:count], self._layout.slots, reducer.buffer)
         reducer.slices = as_slices(self._places, values[count:])
+        for part in range(len(self._parts)):
+            reducer.begin(part)
+        flags = np.float32(reducer.finish()), np.float32(reducer.refused)
+        # The graph reads this buffer without a copy, and has read it before the next step writes
+        # to it: the loop over a stack's batches runs one iteration at a time.
+        return [reducer.buffer, *flags, *as_arrays(reducer.slices)]
 
 
 class HorovodExchange:

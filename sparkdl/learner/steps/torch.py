@@ -4,9 +4,9 @@ PyTorch has no loop inside a graph, so Python loops over the batches of a stack 
 model's own ``train_step`` for each. The batches are views of one tensor: on a CPU it is the NumPy
 memory itself, to a GPU it is copied once per stack.
 
-On a CPU, parts of a large gradient leave while the backward pass computes the next (see
-:mod:`sparkdl.learner.steps.torch_parts`). On a GPU they leave when all of it is there: to copy a
-part earlier would make Python wait for the GPU in the middle of the pass.
+On a CPU, parts of a large gradient leave while the backward pass computes the next
+(:class:`BackwardPass`). On a GPU they leave when all of it is there: to copy a part earlier would
+make Python wait for the GPU in the middle of the pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
+from types import TracebackType
 from typing import Any
 
 import keras
@@ -22,23 +23,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sparkdl.errors import ModelError
+from sparkdl.learner.framework import overlaid
 from sparkdl.learner.signature import has_own
 from sparkdl.learner.state.metric_state import logged_step
-from sparkdl.learner.steps.captured_gradients import (
-    captured_gradients,
-    gradients_to_apply,
-    match_gradients,
-    overlaid,
-    overwriting,
+from sparkdl.learner.steps.captured_gradients import gradients_to_apply
+from sparkdl.learner.steps.denominators import Numbers, Terms, factors, forward_terms
+from sparkdl.learner.steps.keras_learner import (
+    Found,
+    KerasLearner,
+    captured_step,
+    require_one_batch,
+    weighing,
 )
-from sparkdl.learner.steps.denominators import Numbers, Terms, factors, followed, forward_terms
-from sparkdl.learner.steps.keras_learner import KerasLearner, require_one_batch, share_in
-from sparkdl.learner.steps.reduced_step import Found
 from sparkdl.learner.steps.repeated_rows import few_rows
-from sparkdl.learner.steps.torch_parts import BackwardPass
 from sparkdl.learner.structure import arranged, map_arrays, pack_batch
 from sparkdl.training.learning import BatchStack, Reducer
-from sparkdl.weights import FloatArray
+from sparkdl.training.parts import fill_part, leaving
+from sparkdl.weights import FloatArray, Slot
 
 # PyTorch has no (or hardly any) operations on these; Keras takes the wider type, too.
 _WIDER = {"uint16": np.int32, "uint32": np.int64, "uint64": np.int64}
@@ -71,16 +73,16 @@ class TorchLearner(KerasLearner):
 
     def read_weights(self, out: FloatArray) -> None:
         self.layout.check(out)
-        self._concat([v.value for v in (*self.trained, *self.averaged)], out)
+        self._concat([v.value for v in self.exchanged], out)
 
     def write_weights(self, flat: FloatArray) -> None:
         with torch.no_grad():
-            self._assign((*self.trained, *self.averaged), self._split(flat))
+            self._assign(self.exchanged, self._split(flat))
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _concat(self, values: Sequence[torch.Tensor | None], out: FloatArray) -> None:
         """Writes tensors one after the other; zeros for None."""
-        pairs = zip(values, (*self.trained, *self.averaged), strict=True)
+        pairs = zip(values, self.exchanged, strict=True)
         tensors = [torch.zeros_like(v.value) if t is None else t for t, v in pairs]
         parts = [tensor.reshape(-1).to(torch.float32) for tensor in tensors]
         if self._device.type == "cpu" and out.flags.c_contiguous:
@@ -205,14 +207,12 @@ class TorchLearner(KerasLearner):
     def eager_gradients(
         self, stack: BatchStack, out: FloatArray, factors: FloatArray | None
     ) -> None:
-        terms = Terms.with_factors(factors, sums=self.sums)
-        self._concat(self._computed(stack, terms, share_in(factors, self.overwritten), out), out)
+        self._concat(self._computed(stack, *weighing(self, factors), out), out)
 
     def write_gradient(
         self, batch: BatchStack, reducer: Reducer, factors: FloatArray | None = None
     ) -> int:
-        terms = Terms.with_factors(factors, sums=self.sums)
-        return self._write(batch, reducer, terms, share_in(factors, self.overwritten))
+        return self._write(batch, reducer, *weighing(self, factors))
 
     def _write(self, batch: BatchStack, reducer: Reducer, terms: Terms, share: float | None) -> int:
         """Parts of the gradient leave as soon as they are there, if they can.
@@ -247,13 +247,13 @@ class TorchLearner(KerasLearner):
         self._set_training(True)
         batch = _batch(self._tensors(stack), 0)
         self._seed()
-        with followed(terms, self.model), captured_gradients(self.model, share) as captured:
-            self._logged_step(batch)
+        _, gradients, overwritten, found = captured_step(
+            self, lambda: self._logged_step(batch), terms, share
+        )
         with torch.no_grad():
-            for variable, value in overwriting(captured):
+            for variable, value in overwritten:
                 variable.assign(value)
-        gradients = match_gradients(self.model, captured, self.trained)
-        self.note(Found(tuple(g is not None for g in gradients), tuple(terms.counted)))
+        self.note(found)
         return [*gradients, *(v.value for v in self.averaged)]
 
     def apply_gradients(self, flat: FloatArray) -> None:
@@ -279,3 +279,128 @@ def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def _batch(data: object, index: int) -> Any:
     return pack_batch(*map_arrays(lambda tensor: tensor[index], data))
+
+
+class BackwardPass:
+    """Watches one backward pass on a CPU, and hands parts to a reducer as they become complete.
+
+    A context manager; within it one batch is computed. PyTorch calls a hook of each parameter when
+    its gradient is complete, and Keras' own ``train_step`` hands exactly these gradients to the
+    optimizer. Parts leave in their order, the same on all ranks: one that is complete before an
+    earlier one waits for that.
+
+    Args:
+        reducer: Takes the parts.
+        slots: Slots of the reducer's buffer.
+        trained: The model's trained variables, in the order of the slots.
+        averaged: Its statistics, behind them.
+        sends: False: nothing leaves; what comes is only watched.
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer,
+        slots: Sequence[Slot],
+        trained: Sequence[Any],
+        averaged: Sequence[Any],
+        *,
+        sends: bool,
+    ) -> None:
+        self.begun = 0
+        self._reducer, self._slots, self._sends = reducer, slots, sends
+        self._trained, self._averaged = trained, averaged
+        self._groups = leaving(reducer.parts, slots)
+        self._next = 0  # the group that leaves next
+        self._once = True
+        self._came: dict[int, tuple[torch.Tensor, int]] = {}  # with the version at that time
+        self._flat: dict[int, FloatArray] = {}
+        self._versions: list[int] = []  # of the statistics when the first gradient came
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> BackwardPass:
+        for index, variable in enumerate(self._trained):
+            parameter = variable.value
+            if parameter.requires_grad:
+                hook = parameter.register_post_accumulate_grad_hook
+                self._hooks.append(hook(lambda given, i=index: self._note(i, given.grad)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def ended_as_seen(self, gradients: Sequence[torch.Tensor | None]) -> bool:
+        """Whether the optimizer is given what came, each gradient once and unchanged since then.
+
+        Args:
+            gradients: The gradients of the trained variables that the optimizer is given.
+        """
+        if not self._once or self._versions != self._now():
+            return False
+        for index, given in enumerate(gradients):
+            seen = self._came.get(index)
+            if (seen is None) is not (given is None):
+                return False
+            if seen is not None and (given is not seen[0] or given._version != seen[1]):
+                return False
+        return True
+
+    def fill_rest(self) -> None:
+        """Writes what has not left into the reducer's buffer; zeros where nothing came."""
+        for group in self._groups[self._next :]:
+            for number in group.parts:
+                self._fill(number, group.variables)
+
+    def refuse(self, name: str) -> ModelError:
+        """The error of a model whose gradients changed after parts of them were sent."""
+        return ModelError(
+            f"the gradients of model {name!r} changed after they were sent",
+            expected="each gradient complete when PyTorch calls its hook, as in the first step",
+            received="one that came again, was changed or was replaced before the optimizer's step",
+            hint="write the step as a train_step of the model's own: its gradients are sent when "
+            "it calls the optimizer",
+        )
+
+    def _note(self, index: int, gradient: torch.Tensor) -> None:
+        if not self._came:
+            self._versions = self._now()
+        self._once = self._once and index not in self._came
+        self._came[index] = gradient, gradient._version
+        if self._sends:
+            self._send()
+
+    def _send(self) -> None:
+        while self._next < len(self._groups):
+            group = self._groups[self._next]
+            if any(i < len(self._trained) and i not in self._came for i in group.variables):
+                return
+            self._next += 1
+            for number in group.parts:
+                self._fill(number, group.variables)
+                self._reducer.begin(number)
+                self.begun = number + 1
+
+    def _fill(self, number: int, variables: Sequence[int]) -> None:
+        slots = [self._slots[i] for i in variables]
+        values = [self._values(i) for i in variables]
+        fill_part(self._reducer.parts[number], slots, values, self._reducer.buffer)
+
+    def _values(self, index: int) -> FloatArray:
+        if index not in self._flat:
+            trained = len(self._trained)
+            if index >= trained:
+                tensor = self._averaged[index - trained].value
+            elif index in self._came:
+                tensor = self._came[index][0]
+            else:
+                return np.zeros(self._slots[index].size, np.float32)
+            self._flat[index] = tensor.detach().reshape(-1).to(torch.float32).numpy()
+        return self._flat[index]
+
+    def _now(self) -> list[int]:
+        return [variable.value._version for variable in self._averaged]

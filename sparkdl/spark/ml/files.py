@@ -471,8 +471,7 @@ def load_source(loaded: Loaded) -> tuple[ModelSource, ModelArchive] | None:
     """
     from sparkdl.launch import interrupts
     from sparkdl.learner.archives.archive import archive_of_bytes, making_models
-    from sparkdl.learner.prediction.archive_source import ArchiveSource, outline_of
-    from sparkdl.learner.prediction.model_source import KerasSource
+    from sparkdl.learner.prediction.model_source import ArchiveSource, KerasSource, outline_of
 
     if loaded.model is None:
         return None

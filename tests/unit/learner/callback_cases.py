@@ -9,7 +9,7 @@ from learner_cases import classes, close, dense_model, train_all, weights_of
 
 from sparkdl.errors import ModelError
 from sparkdl.learner import make_learner
-from sparkdl.learner.callback_writes import WriteWatch
+from sparkdl.learner.callback_sink import WriteWatch
 from sparkdl.learner.state.model_weights import read_model
 from sparkdl.training.changes import VariableChanges
 

@@ -12,9 +12,10 @@ import pytest
 
 from sparkdl.errors import ConfigError, ModelError
 from sparkdl.learner.callback_sink import (
+    BATCH_EVENTS,
+    VALIDATION_EVENTS,
     CallbackSink,
-    acts_on_batches,
-    acts_on_validation,
+    acts_on,
     may_act,
     require_directions,
     warn_of_waiting_in_vain,
@@ -186,8 +187,8 @@ def test_which_callbacks_make_workers_wait() -> None:
         kinds.LambdaCallback(on_epoch_end=print), kinds.ReduceLROnPlateau("loss"), Calls(),
     ]  # fmt: skip
     assert all(map(may_act, acting))
-    assert acts_on_batches(kinds.LambdaCallback(on_train_batch_end=print))
-    assert not acts_on_batches(kinds.ReduceLROnPlateau("loss"))
+    assert acts_on(BATCH_EVENTS, kinds.LambdaCallback(on_train_batch_end=print))
+    assert not acts_on(BATCH_EVENTS, kinds.ReduceLROnPlateau("loss"))
 
 
 def test_validation_the_last_batch_and_the_end_are_seen_with_their_logs() -> None:
@@ -296,8 +297,8 @@ def test_what_is_written_for_the_validation_alone_is_an_error() -> None:
         epoch = EpochProgress(0, 10, 40, np.array([80.0, 40.0]), np.array([12.0, 4.0]))
         monitor.update(RunProgress({0: epoch}, 10, 40, 2))
 
-    assert acts_on_validation(Swaps())
-    assert not acts_on_validation(keras.callbacks.ReduceLROnPlateau("val_loss"))
+    assert acts_on(VALIDATION_EVENTS, Swaps())
+    assert not acts_on(VALIDATION_EVENTS, keras.callbacks.ReduceLROnPlateau("val_loss"))
     with pytest.raises(ModelError, match="for the validation") as caught:
         ended(Swaps())
     assert "kernel" in caught.value.received

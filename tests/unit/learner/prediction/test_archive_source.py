@@ -12,8 +12,7 @@ import pytest
 
 from sparkdl.learner.archives.archive import encode_model, model_bytes
 from sparkdl.learner.cache import cached_predictor
-from sparkdl.learner.prediction.archive_source import ArchiveSource, outline_of
-from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.learner.prediction.model_source import ArchiveSource, KerasSource, outline_of
 
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 

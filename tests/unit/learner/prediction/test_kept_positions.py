@@ -9,8 +9,7 @@ import pytest
 from keras import layers
 
 from sparkdl.learner.archives.archive import model_bytes
-from sparkdl.learner.prediction.archive_source import outline_of
-from sparkdl.learner.prediction.model_source import KerasSource
+from sparkdl.learner.prediction.model_source import KerasSource, outline_of
 
 pytestmark = pytest.mark.keras
 
