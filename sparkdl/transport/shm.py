@@ -11,12 +11,19 @@ from __future__ import annotations
 import os
 import socket
 
+import numpy as np
+
 from sparkdl.errors import ProtocolError
 from sparkdl.transport.connection import deliver_body, require_raw
 from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
-from sparkdl.transport.framing import exchange, receive_frame, send_frame
-from sparkdl.transport.socket import StreamServer, open_stream
-from sparkdl.wire.anonymous import anonymous_file, map_file
+from sparkdl.transport.socket import (
+    StreamServer,
+    exchange,
+    open_stream,
+    receive_frame,
+    send_frame,
+)
+from sparkdl.wire.anonymous import anonymous_file, map_file, receive_file
 from sparkdl.wire.listening import shut_down
 
 SENT_BY_ANY_BYTES = 4 << 20
@@ -91,30 +98,11 @@ class ShmChannel:
             self._socket.connect(path)
             open_stream(self._socket, token, limits, mailbox=mailbox)
             if mailbox:
-                self.raw = self._receive_mailbox()
+                mailbox_file = receive_file(self._socket, limits.buffer_bytes, "the server")
+                self.raw = np.frombuffer(mailbox_file, np.uint8)
         except BaseException:
             self._socket.close()
             raise
-
-    def _receive_mailbox(self) -> ByteArray:
-        data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        try:
-            if not data or len(descriptors) != 1:
-                raise ProtocolError(
-                    "the parameter server sent no mailbox",
-                    expected="one descriptor of shared memory",
-                    received=f"{len(descriptors)} descriptors",
-                )
-            size = os.fstat(descriptors[0]).st_size
-            if size != self._limits.buffer_bytes:
-                raise ProtocolError(
-                    "the mailbox does not fit the layout",
-                    expected=f"{self._limits.buffer_bytes} bytes", received=f"{size} bytes",
-                )  # fmt: skip
-            return map_file(descriptors[0], size)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)

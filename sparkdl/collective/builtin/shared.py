@@ -30,7 +30,8 @@ import numpy as np
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch, peer_gone, spin_until
 from sparkdl.errors import ProtocolError
-from sparkdl.wire.anonymous import anonymous_file
+from sparkdl.wire.anonymous import anonymous_file, receive_file
+from sparkdl.wire.listening import shut_down
 
 _ASLEEP = 8  # a flag beside the counters, in a cache line of its own
 
@@ -172,22 +173,9 @@ def _receive(
     while not poll.poll(SLICE_MS):
         watch.look([ranks[0]])
     try:
-        data, numbers, _, _ = socket.recv_fds(link, 1, 1)
-    except OSError as error:
+        return receive_file(link, size, f"rank {ranks[0]}")
+    except (OSError, EOFError) as error:
         raise peer_gone(ranks[index], ranks[0], error) from error
-    try:
-        if data != b"m" or len(numbers) != 1:
-            raise peer_gone(ranks[index], ranks[0], "it has sent no memory")
-        received = os.fstat(numbers[0]).st_size
-        if received != size:
-            raise ProtocolError(
-                f"rank {ranks[0]} shares memory of another size", expected=f"{size} bytes",
-                received=f"{received} bytes", hint="do all ranks run the same version of sparkdl?",
-            )  # fmt: skip
-        return mmap.mmap(numbers[0], size)
-    finally:
-        for number in numbers:
-            os.close(number)
 
 
 EXCHANGED, WRITTEN, REDUCED, TAKEN = range(4)
@@ -243,8 +231,7 @@ class SharedMemory:
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for link in self._links.values():
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+            shut_down(link)
 
     def close(self) -> None:
         """Closes connections and mapping."""
