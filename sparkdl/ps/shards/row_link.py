@@ -35,13 +35,10 @@ class Fetched:
     """Rows that came from the shards.
 
     Args:
-        ids: Each once.
-        rows: Rows of shape ``(len(ids), dim)``.
+        rows: Of shape ``(ids, dim)``.
         clocks: The table's clock on each shard when the rows left it; ``NO_CLOCK`` where none did.
     """
 
-    table: str
-    ids: IdArray
     rows: FloatArray
     clocks: list[int]
 
@@ -104,7 +101,7 @@ class RowLink(Closing):
                     clocks[shard] = int(reply.meta["clock"])
 
         self._on_all(ask)
-        return Fetched(table, ids, rows, clocks)
+        return Fetched(rows, clocks)
 
     def push(
         self,

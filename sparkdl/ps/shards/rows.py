@@ -358,8 +358,7 @@ class WindowRows(RowsOfWorker):
         if len(missing):
             found = self._link.fetch(table, missing, training=True)
             copies.put(missing, found.rows, found.clocks)
-        nowhere = [NO_CLOCK] * self._link.num_shards
-        return Fetched(table, ids, copies.rows(ids), nowhere)
+        return Fetched(copies.rows(ids), [NO_CLOCK] * self._link.num_shards)
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
