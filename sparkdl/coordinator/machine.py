@@ -319,7 +319,8 @@ class Coordinator:
         except Exception as error:
             self._broken(error)
         if group.failure is not None:
-            group.refuse_all(group.failure.worker_error())
+            for connection in list(group.waits):
+                group.refuse(connection, group.failure.worker_error())
 
     def _status(self, connection: int, message: Message) -> None:
         status = self._reporting.status(message, self._store.rounds)

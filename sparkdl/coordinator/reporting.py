@@ -159,7 +159,7 @@ class Reporting:
             workers={r: w.status() for r, w in sorted(group.workers.items())},
             epochs=bounded(group.telemetry.totals(message.epoch)), failure=group.failure,
             clock=group.clock, rounds=rounds, released_epoch=group.orders.released_epoch,
-            started=group.started, waiting={w.message.rank: w.reason for w in group.waits},
+            started=group.started, waiting={w.message.rank: w.reason for w in group.waits.values()},
         )  # fmt: skip
 
     def control(self, connection: int, message: Message) -> None:

@@ -389,7 +389,7 @@ class RoundStore(ParameterStore):
 
     def settle(self) -> None:
         """Adds up, completes the round, brings the state to a joiner, takes a snapshot."""
-        if all(wait.reason == "round" for wait in self._group.waits):  # as after most commits
+        if {w.reason for w in self._group.waits.values()} <= {"round"}:  # as after most commits
             self._complete_round()
             return
         self._sums.settle([w.rank for w in self._of_a_round()], self._round.payloads)
@@ -439,7 +439,7 @@ class RoundStore(ParameterStore):
             worker.advance(message)
             worker.pulled_clock = group.clock
             self._position = max(self._position, (message.epoch, message.batch))
-            wait = group.wait_of(payload.connection)
+            wait = group.waits.get(payload.connection)
             if wait is None or wait.message is not message:
                 continue  # its connection broke meanwhile; a resend gets the result
             group.answer(payload.connection, self._result(message, rows), worker)
