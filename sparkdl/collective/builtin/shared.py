@@ -290,13 +290,9 @@ class SharedMemory:
             gather: False: only this rank's own portion of ``target`` is written.
         """
         parts = _PortionPieces(_spans(edges), self._piece // source.itemsize)
-
-        def place(k: int) -> Array:
-            a, b = parts.range(self.index, k)
-            return target[a:b]
-
+        own = target[edges[self.index] : edges[self.index + 1]]
         take = self._taking(target, parts) if gather else None
-        self._reduce(source, parts, place, factor, ufunc, take)
+        self._reduce(source, own, parts, factor, ufunc, take)
 
     def reduce_scatter(
         self,
@@ -315,25 +311,19 @@ class SharedMemory:
                 all ranks; a rank may have none.
         """
         parts = _PortionPieces(portions, self._piece // source.itemsize)
-        starts = parts.starts(self.index)
-
-        def place(k: int) -> Array:
-            a, b = parts.range(self.index, k)
-            return target[starts[k] : starts[k] + b - a] if a < b else target[:0]
-
-        self._reduce(source, parts, place, factor, ufunc, None)
+        self._reduce(source, target, parts, factor, ufunc, None)
 
     def _reduce(
         self,
         source: Array,
+        target: Array,
         parts: _PortionPieces,
-        place: Callable[[int], Array],
         factor: float,
         ufunc: np.ufunc,
         take: Callable[[int, int], None] | None,
     ) -> None:
-        """Reduces this rank's piece of round ``k`` into ``place(k)``; ``take`` gets the others'."""
-        own = self.index
+        """Reduces this rank's portion into ``target``; ``take`` gets the others' of each round."""
+        own, starts = self.index, parts.starts(self.index)
         pieces = self._typed(source.dtype)
 
         def write(k: int, slot: int) -> None:
@@ -346,7 +336,7 @@ class SharedMemory:
             a, b = parts.range(own, k)
             if a >= b:
                 return
-            result = place(k)
+            result = target[starts[k] : starts[k] + b - a]
             # in rank order, so that the bits do not depend on who reduces
             if own == 0:
                 put_scaled(source[a:b], factor, result)

@@ -24,7 +24,7 @@ from sparkdl.ps.kinds import (
     ranges_of,
 )
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.rows import RoundRows, RowsAhead, RowsOfWorker, ServedRows, WindowRows
+from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.service import TableSpec
@@ -75,6 +75,7 @@ class ShardClient(Closing):
         self._values, self.rank, self.attempt = values, rank, attempt
         self._opener, self._timeouts, self._number = opener, timeouts or Timeouts(), number
         self.limits = limits_of(range_.layout, compression)
+        self._opened: list[Connection] = []
         self._connection = self.open_another()
         self._coder: Coder | None = None
         if compression is not None and (
@@ -85,7 +86,8 @@ class ShardClient(Closing):
     def open_another(self) -> Connection:
         """A connection to the shard, beside those that are open; whoever calls this closes it."""
         name = f"worker {self.rank} (server {self._number})"
-        return _opened(self._opener, self.limits, self._timeouts, name)
+        self._opened.append(_opened(self._opener, self.limits, self._timeouts, name))
+        return self._opened[-1]
 
     @property
     def transport(self) -> str:
@@ -99,8 +101,9 @@ class ShardClient(Closing):
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        return self._connection.bytes_sent, self._connection.bytes_received
+        """Bytes of the frames that were sent and received, by all connections."""
+        opened = self._opened
+        return sum(c.bytes_sent for c in opened), sum(c.bytes_received for c in opened)
 
     def send(self, message: Message) -> Message:
         """Sends the values with a message; a reply with weights replaces them."""
@@ -200,8 +203,7 @@ class ShardedClient(Client):
         elif self._rule.rows_in_windows:
             self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
         else:
-            ahead = RowsAhead(self._open_link(tables))
-            self._rows = ServedRows(self._open_link(tables), ahead)
+            self._rows = ServedRows(self._open_link(tables), self._open_link(tables))
         return self._rows
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
@@ -321,8 +323,6 @@ class ShardedClient(Client):
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]
-        if self._rows is not None:
-            moved.append(self._rows.bytes_moved)
         return sum(sent for sent, _ in moved), sum(received for _, received in moved)
 
 

@@ -195,12 +195,6 @@ class RowLink(Closing):
         for connection in self._connections:
             connection.close()
 
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        made = self._connections
-        return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
-
     def _split(self, parts: Sequence[RowPush], shard: int) -> list[list[tuple[int, RowPush]]]:
         """Numbered parts in pushes that fit a frame; each part is there, also without rows."""
         pushes: list[list[tuple[int, RowPush]]] = [[]]
