@@ -349,6 +349,15 @@ class Group(Buffers):
         return self.failure.worker_error()
 
 
+def require_driver(message: Message) -> None:
+    """Raises ProtocolError for what only the driver may send, from a worker."""
+    if message.rank >= 0:
+        raise ProtocolError(
+            f"only the driver may send {message.kind.name}", expected="rank -1",
+            received=f"rank {message.rank}",
+        )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Work:
     """The part of a request that is done after the lock is given back."""
