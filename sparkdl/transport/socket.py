@@ -154,27 +154,24 @@ def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
         connection.sendall(copy[:copied])
 
 
-class SocketChannel:
-    """A client's end of a framed TCP connection.
-
-    Raises:
-        AuthenticationError: The server closed at the sight of the token, or is another one.
-        BusyError: The server has no room now.
-        OSError: The server cannot be reached.
-    """
+class StreamChannel:
+    """A client's end of a framed connection, whose server has accepted the token."""
 
     name = "socket"
+    inline_body = True
+    """See :func:`receive_frame`."""
 
     def __init__(
-        self, endpoint: Endpoint, limits: FrameLimits, raw: ByteArray | None, timeout_s: float
+        self, connection: socket.socket, limits: FrameLimits, raw: ByteArray | None
     ) -> None:
-        self._limits = limits
-        self.raw = raw
-        self._socket = connect_stream(endpoint, limits, timeout_s)
+        self._socket, self._limits, self.raw = connection, limits, raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(self._socket, message, self._limits, lambda: require_raw(self.raw))
+        raw, limits = self.raw, self._limits
+        return exchange(
+            self._socket, message, limits, lambda: require_raw(raw), inline_body=self.inline_body
+        )
 
     def abort(self) -> None:
         shut_down(self._socket)
@@ -183,17 +180,21 @@ class SocketChannel:
         self._socket.close()
 
 
-def connect_stream(
-    endpoint: Endpoint, limits: FrameLimits, timeout_s: float, **meta: bool
-) -> socket.socket:
-    """A framed TCP connection whose server has accepted the token; errors as ``SocketChannel``."""
+def connect_stream(endpoint: Endpoint, limits: FrameLimits, timeout_s: float) -> socket.socket:
+    """A framed TCP connection whose server has accepted the token.
+
+    Raises:
+        AuthenticationError: The server closed at the sight of the token, or is another one.
+        BusyError: The server has no room now.
+        OSError: The server cannot be reached.
+    """
     address = endpoint.address
     connection = socket.create_connection((address.host.strip("[]"), address.port), timeout_s)
     try:
         tune(connection)
         if endpoint.fingerprint:
             connection = connect_encrypted(connection, endpoint.token, endpoint.fingerprint)
-        open_stream(connection, endpoint.token, limits, **meta)
+        open_stream(connection, endpoint.token, limits)
     except BaseException:
         connection.close()
         raise
@@ -276,6 +277,8 @@ class StreamServer:
     """
 
     name = "socket"
+    inline_body = True
+    """See :func:`receive_frame`."""
 
     def __init__(
         self,
@@ -387,7 +390,9 @@ class StreamServer:
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service
-        return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
+        limits, inline = self._dispatcher.limits, self.inline_body
+        return receive_frame(connection, limits, lambda: service.buffer(number), inline_body=inline)
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        send_frame(connection, reply, self._dispatcher.limits)
+        limits = self._dispatcher.limits
+        send_frame(connection, reply, limits, inline_body=self.inline_body)
