@@ -28,7 +28,7 @@ from sparkdl.learner.archives.plain_config import TOLD, names_of_data, plain_con
 from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
 from sparkdl.learner.signature import compiles_itself, has_own
 from sparkdl.process import payload
-from sparkdl.tables.beside import found_beside
+from sparkdl.tables.checkpoints import found_beside
 
 if TYPE_CHECKING:
     import keras
