@@ -33,7 +33,7 @@ from sparkdl.ps.shards.client import ShardsDriver, connect_shards
 from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.rules import make_rule
 from sparkdl.tables.checkpoints import TableCheckpoints
-from sparkdl.tables.index import mix64
+from sparkdl.tables.hashing import mix64
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import NO_VALUES, Layout

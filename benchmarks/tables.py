@@ -22,7 +22,7 @@ from collections.abc import Callable
 import numpy as np
 
 from sparkdl.tables.files import TableReader, load_rows, write_manifest, write_part
-from sparkdl.tables.index import mix64
+from sparkdl.tables.hashing import mix64
 from sparkdl.tables.store import RowStore, merged
 
 BATCH = 4096 * 26

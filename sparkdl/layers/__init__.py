@@ -14,7 +14,7 @@ from sparkdl.layers.served_embedding import ServedEmbedding
 from sparkdl.layers.sharded_classifier import ArcFace, CosFace, ShardedClassifier, SphereFace
 from sparkdl.tables.admission import CountFilter, Probability
 from sparkdl.tables.classes import Margin
-from sparkdl.tables.index import ids_of_texts
+from sparkdl.tables.hashing import ids_of_texts
 
 __all__ = [
     "ArcFace",

@@ -15,7 +15,7 @@ from sparkdl.layers.backends import Ids, Places, lookup, takes_64_bits
 from sparkdl.layers.local_rows import LocalRows, TableLayer
 from sparkdl.settings.values import require_flag, require_int, require_name
 from sparkdl.tables.admission import EntryFilter, Eviction, make_entry_filter
-from sparkdl.tables.index import signed
+from sparkdl.tables.hashing import signed
 from sparkdl.tables.rules import RowStart
 from sparkdl.tables.service import IdArray, RowService, TableSpec
 from sparkdl.tables.store import RowStore

@@ -27,7 +27,8 @@ from sparkdl.process import payload
 from sparkdl.settings import values
 from sparkdl.settings.values import Check, UserSettings, ValueKind, setting
 from sparkdl.spark.forms.wire import wire_names
-from sparkdl.tables.index import Ids, RowIndex, Slots, by_owner, grown
+from sparkdl.tables.hashing import Ids
+from sparkdl.tables.index import RowIndex, Slots, by_owner, grown
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.errors import DataError
-from sparkdl.tables.index import GOLDEN, mix64
+from sparkdl.tables.hashing import GOLDEN, mix64
 
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int32]

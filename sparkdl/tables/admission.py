@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.settings.values import require_int
-from sparkdl.tables.index import Ids, RowIndex, grown, mix64
+from sparkdl.tables.hashing import Ids, mix64
+from sparkdl.tables.index import RowIndex, grown
 
 Counts = npt.NDArray[np.uint32]
 Mask = npt.NDArray[np.bool_]

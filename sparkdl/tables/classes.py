@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, ModelError
-from sparkdl.tables.index import Ids, Slots, owner
+from sparkdl.tables.hashing import Ids
+from sparkdl.tables.index import Slots, owner
 from sparkdl.tables.store import RowStore
 from sparkdl.weights import FloatArray, is_finite
 

@@ -36,7 +36,8 @@ from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.admission import Mask
 from sparkdl.tables.classes import Chunk
 from sparkdl.tables.functions import Statistics
-from sparkdl.tables.index import Hashes, Ids, Slots, hash_range, in_order, mix64, owner, signed
+from sparkdl.tables.hashing import Hashes, Ids, mix64, signed
+from sparkdl.tables.index import Slots, hash_range, in_order, owner
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows, Unknown
 from sparkdl.weights import FloatArray
 

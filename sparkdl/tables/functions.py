@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, DataError, UnknownNameError
-from sparkdl.tables.index import Ids
+from sparkdl.tables.hashing import Ids
 from sparkdl.weights import FloatArray
 
 RowFunction = Callable[[Ids, FloatArray], npt.ArrayLike]

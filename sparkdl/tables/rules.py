@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, UnknownNameError
-from sparkdl.tables.index import GOLDEN, Hashes, Ids, mix64
+from sparkdl.tables.hashing import GOLDEN, Hashes, Ids, mix64
 from sparkdl.weights import FloatArray
 
 _BLOCK_BYTES = 1 << 18

@@ -22,7 +22,8 @@ from sparkdl.tables.admission import (
     make_entry_filter,
 )
 from sparkdl.tables.functions import Statistics, TableFunction
-from sparkdl.tables.index import Hashes, Ids, RowIndex, Slots, grown, mix64
+from sparkdl.tables.hashing import Hashes, Ids, mix64
+from sparkdl.tables.index import RowIndex, Slots, grown
 from sparkdl.tables.rules import RowRule, RowStart, SgdRows, make_row_rule
 from sparkdl.weights import FloatArray, is_finite
 

@@ -16,7 +16,7 @@ from sparkdl.ps.kinds import DECISION, Decision, Member, StoreKind
 from sparkdl.ps.shards.pushes import NO_CLOCK, Mask, PushReply, RowPush, pack_reply, unpack_push
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.files import write_part
-from sparkdl.tables.index import Ids
+from sparkdl.tables.hashing import Ids
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import merged
 from sparkdl.transport.frames import Flag, Kind, Message

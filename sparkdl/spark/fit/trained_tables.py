@@ -24,7 +24,8 @@ from sparkdl.spark.session.versions import ArrowFunction, frame_of_table, map_in
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.files import TableFiles, TableReader, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
-from sparkdl.tables.index import owner, signed
+from sparkdl.tables.hashing import signed
+from sparkdl.tables.index import owner
 from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 

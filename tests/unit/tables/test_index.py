@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.tables.index import RowIndex, hash_range, ids_of_texts, mix64, owner, segments
+from sparkdl.tables.hashing import ids_of_texts, mix64
+from sparkdl.tables.index import RowIndex, hash_range, owner, segments
 
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 SPARK_IDS = {

@@ -9,7 +9,8 @@ import pytest
 
 from sparkdl.errors import ConfigError, DataError, ModelError, UnknownNameError
 from sparkdl.tables.admission import CountFilter, Eviction, Probability
-from sparkdl.tables.index import in_order, mix64
+from sparkdl.tables.hashing import mix64
+from sparkdl.tables.index import in_order
 from sparkdl.tables.rules import RowStart, make_row_rule
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, Statistics, merged
 
