@@ -173,7 +173,7 @@ class ServedRows(RowsOfWorker):
         self._off = False
 
     def begin_batch(self, wanted: Wanted | None) -> None:
-        """What was pulled ahead is for this batch.
+        """A batch begins, for which rows were pulled ahead.
 
         Args:
             wanted: Finds what the batch after it will ask for; None: it is not known.

@@ -100,10 +100,10 @@ def test_one_worker_trains_as_without_rows_ahead(
 
 
 def test_rows_that_came_ahead_have_every_change_since() -> None:
-    fetched = Fetched("ads", np.arange(3), np.zeros((3, DIM), np.float32), [0])
+    fetched = Fetched(np.zeros((3, DIM), np.float32), [0])
     coming: Future[Fetched] = Future()
     coming.set_result(fetched)
-    rows = _Coming("ads", fetched.ids, coming)
+    rows = _Coming("ads", np.arange(3), coming)
     for places, value in (([0, 1], 1.0), ([1, 2], 2.0)):
         rows.newer.append((np.array(places), np.full((2, DIM), value, np.float32)))
     assert rows.taken().rows[:, 0].tolist() == [1, 2, 2]
