@@ -29,8 +29,7 @@ from sparkdl.coordinator.session import open_session
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.server.config import TablesOfRun, shards_of
-from sparkdl.ps.shards.client import connect_shards
-from sparkdl.ps.shards.driver import ShardsDriver
+from sparkdl.ps.shards.client import ShardsDriver, connect_shards
 from sparkdl.ps.shards.rows import ServedRows
 from sparkdl.rules import make_rule
 from sparkdl.tables.checkpoints import TableCheckpoints

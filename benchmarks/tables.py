@@ -21,9 +21,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sparkdl.tables.files import load_rows, write_manifest, write_part
+from sparkdl.tables.files import TableReader, load_rows, write_manifest, write_part
 from sparkdl.tables.hashing import mix64
-from sparkdl.tables.reading import TableReader
 from sparkdl.tables.store import RowStore, merged
 
 BATCH = 4096 * 26

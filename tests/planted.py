@@ -184,13 +184,13 @@ FAULTS = [
         "unit/progress/test_monitor.py",
     ),
     Fault(
-        "ps/store/commit_store.py",
-        "if message.sequence <= worker.applied:  # its first reply was lost",
-        "if message.sequence < worker.applied:  # its first reply was lost",
+        "ps/store/stores.py",
+        "again = message.sequence <= worker.applied  # its first reply was lost",
+        "again = message.sequence < worker.applied  # its first reply was lost",
         "unit/ps/store/test_parameter_store.py",
     ),
     Fault(
-        "ps/store/round_store.py",
+        "ps/store/stores.py",
         "if message.sequence <= worker.applied:  # its first reply was lost",
         "if message.sequence < worker.applied:  # its first reply was lost",
         "unit/ps/store/test_parameter_store_rounds.py",

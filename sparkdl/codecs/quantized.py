@@ -26,43 +26,48 @@ from sparkdl.weights import FloatArray
 Rounding = Literal["stochastic", "nearest"]
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """How a block of ``block`` elements becomes one scale and ``block`` codes of ``bits`` bits.
+class _Quantized(Codec):
+    """Base of the codecs that make one scale and ``block`` codes of each block of elements.
 
     On the wire: all scales (float32, one per block: the size of one level), then all codes, block
     after block. A code is the level plus ``levels``. A block is cut into ``8 / bits`` equal parts,
     and a byte holds one code of each part. The last block is filled up with zeros.
     """
 
-    name: str
     block: int
-    bits: int
     levels: int
     norm: Literal["max", "l2"]
-    stochastic: bool
 
-    def count(self, size: int) -> int:
+    @property
+    def _stochastic(self) -> bool:
+        return True
+
+    @property
+    def _bits(self) -> int:
+        return 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
+
+    def _count(self, size: int) -> int:
         return -(-size // self.block)
 
     @property
-    def width(self) -> int:
+    def _width(self) -> int:
         """Bytes of one block's codes."""
-        return self.block * self.bits // 8
+        return self.block * self._bits // 8
 
-    def wire_size(self, size: int) -> int:
-        return self.count(size) * (4 + self.width)
+    def max_size(self, size: int) -> int:
+        """Exactly what ``encode`` makes: one scale per block and its codes, the last one filled."""
+        return self._count(size) * (4 + self._width)
 
-    def encode(self, array: FloatArray, rng: Generator | None) -> ByteArray:
+    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
         check_vector(array)
-        count = self.count(array.size)
-        payload = np.empty(self.wire_size(array.size), np.uint8)
+        count = self._count(array.size)
+        payload = np.empty(self.max_size(array.size), np.uint8)
         scales = payload[: 4 * count].view("<f4")
-        codes = payload[4 * count :].reshape(count, self.width)
+        codes = payload[4 * count :].reshape(count, self._width)
         rows = max(CHUNK // self.block, 1)
         shape = (min(rows, count), self.block)
         work, dither = np.empty(shape, np.float32), None
-        if self.stochastic and count:
+        if self._stochastic and count:
             # All chunks use the same uniform draws, each from another random place on: every
             # element still gets a uniform draw, at a tenth of the cost.
             rng = np.random.default_rng() if rng is None else rng
@@ -120,23 +125,23 @@ class _Grid:
         np.add(levels, np.float32(self.levels + 0.5) if noise is None else noise, out=levels)
         whole = levels.astype(np.uint8)
         np.minimum(whole, np.uint8(2 * self.levels), out=whole)
-        if self.bits == 8:
+        if self._bits == 8:
             codes[...] = whole
             return
-        parts = np.split(whole, 8 // self.bits, axis=1)
+        parts = np.split(whole, 8 // self._bits, axis=1)
         np.copyto(codes, parts[0])
         for i, part in enumerate(parts[1:], start=1):
-            np.left_shift(part, np.uint8(i * self.bits), out=part)
+            np.left_shift(part, np.uint8(i * self._bits), out=part)
             np.bitwise_or(codes, part, out=codes)
 
     def decode(self, payload: Payload, out: FloatArray) -> None:
         data = as_bytes(payload)
-        check_size(self.name, data, self.wire_size(out.size))
-        count = self.count(out.size)
+        check_size(self.name, data, self.max_size(out.size))
+        count = self._count(out.size)
         scales = np.ascontiguousarray(data[: 4 * count]).view("<f4")
         if (scales < 0).any() or np.isinf(scales).any():
             raise malformed(self.name, "scales that are not negative", "a negative or infinite one")
-        codes = data[4 * count :].reshape(count, self.width)
+        codes = data[4 * count :].reshape(count, self._width)
         rows = max(CHUNK // self.block, 1)
         whole = out.size // self.block
         for start in range(0, whole, rows):
@@ -152,35 +157,18 @@ class _Grid:
         self, codes: ByteArray, scales: npt.NDArray[np.float32], target: FloatArray
     ) -> None:
         highest = 2 * self.levels
-        mask = np.uint8((1 << self.bits) - 1)
-        for i in range(8 // self.bits):
-            if self.bits == 8:
+        mask = np.uint8((1 << self._bits) - 1)
+        for i in range(8 // self._bits):
+            if self._bits == 8:
                 level = codes
             else:
-                level = np.right_shift(codes, np.uint8(i * self.bits))
+                level = np.right_shift(codes, np.uint8(i * self._bits))
                 np.bitwise_and(level, mask, out=level)
             if highest < mask and level.max(initial=0) > highest:
                 raise malformed(self.name, f"codes up to {highest}", f"{level.max()}")
-            target[:, i * self.width : (i + 1) * self.width] = level
+            target[:, i * self._width : (i + 1) * self._width] = level
         np.subtract(target, np.float32(self.levels), out=target)
         np.multiply(target, scales[:, None], out=target)
-
-
-class _Quantized(Codec):
-    """Base of the codecs on a grid."""
-
-    def _grid(self) -> _Grid:
-        raise NotImplementedError
-
-    def max_size(self, size: int) -> int:
-        """Exactly what ``encode`` makes: one scale per block and its codes, the last one filled."""
-        return self._grid().wire_size(size)
-
-    def encode(self, array: FloatArray, rng: Generator | None = None) -> ByteArray:
-        return self._grid().encode(array, rng)
-
-    def decode(self, payload: Payload, out: FloatArray) -> None:
-        self._grid().decode(payload, out)
 
 
 def _check_block(codec: str, name: str, value: int) -> None:
@@ -216,9 +204,12 @@ class Int8(_Quantized):
     rounding: Rounding = option("stochastic", _ROUNDING)
 
     name: ClassVar[str] = "int8"
+    levels = 127
+    norm = "max"
 
-    def _grid(self) -> _Grid:
-        return _Grid(self.name, self.block, 8, 127, "max", self.rounding == "stochastic")
+    @property
+    def _stochastic(self) -> bool:
+        return self.rounding == "stochastic"
 
 
 @dataclass(frozen=True)
@@ -237,9 +228,12 @@ class Int4(_Quantized):
     rounding: Rounding = option("stochastic", _ROUNDING)
 
     name: ClassVar[str] = "int4"
+    levels = 7
+    norm = "max"
 
-    def _grid(self) -> _Grid:
-        return _Grid(self.name, self.block, 4, 7, "max", self.rounding == "stochastic")
+    @property
+    def _stochastic(self) -> bool:
+        return self.rounding == "stochastic"
 
 
 @dataclass(frozen=True)
@@ -263,10 +257,6 @@ class Dithering(_Quantized):
     block: int = option(512, _check_block)
 
     name: ClassVar[str] = "dithering"
-
-    def _grid(self) -> _Grid:
-        bits = 2 if self.levels == 1 else 4 if self.levels <= 7 else 8
-        return _Grid(self.name, self.block, bits, self.levels, self.norm, True)
 
 
 @dataclass(frozen=True)

@@ -152,7 +152,7 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         if self.in_graph is not None:
             self.checks_gradients = self._check.looks and not self._scaled
         self._gather = gather
-        with self._explained():
+        with explained(self._explain):
             learner.train_reducing(stack, self)
         self._check.settle()
         if self._not_finite is not None:
@@ -160,19 +160,11 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
 
     def skip(self, learner: SharedLearner, gather: Gather | None = None) -> None:
         self._gather = gather
-        with self._explained():
+        with explained(self._explain):
             learner.skip_reducing(self)
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            # An error inside the compiled call comes out of it as the framework's own.
-            cause = self._two_forms or self.communicator.explain(error)
-            if cause is error:
-                raise
-            raise cause from error
+    def _explain(self, error: Exception) -> BaseException:
+        return self._two_forms or self.communicator.explain(error)
 
     @property
     def takes_slices(self) -> bool:
@@ -318,6 +310,19 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
         """Whether the gradient in ``buffer`` would be taken."""
         first = self.layout.trained_size - self._dense.trained_size
         return self._check.is_sound(self.buffer, first, self._scaled, self.slices)
+
+
+@contextlib.contextmanager
+def explained(explain: Callable[[Exception], BaseException]) -> Iterator[None]:
+    """Raises in place of an error what it comes from: one inside the compiled call comes out of it
+    as the framework's own."""
+    try:
+        yield
+    except Exception as error:
+        cause = explain(error)
+        if cause is error:
+            raise
+        raise cause from error
 
 
 def take_root_state(

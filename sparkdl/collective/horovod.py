@@ -24,6 +24,7 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 import numpy as np
@@ -436,7 +437,7 @@ class HorovodConnector:
 
     def prepare(self) -> Member:
         """Opens the sockets of the built-in communicator; imports no framework."""
-        return _named(self._builtin.prepare(), self.name)
+        return replace(self._builtin.prepare(), communicator=self.name)
 
     def connect(self, members: Sequence[Member], token: bytes) -> Communicator:
         """Connects all ranks with the built-in communicator, and then with Horovod.
@@ -445,7 +446,8 @@ class HorovodConnector:
             ResourceError: Horovod cannot be used on some ranks; they are named.
         """
         refuse_others(members, self.name)
-        builtin = self._builtin.connect([_named(m, "builtin") for m in members], token)
+        known = [replace(member, communicator="builtin") for member in members]
+        builtin = self._builtin.connect(known, token)
         try:
             return self._connected(builtin, members)
         except BaseException:
@@ -537,7 +539,3 @@ def unreachable(members: Sequence[Member]) -> str:
     if address.startswith(("127.", "nothing")):
         return f"horovod {version} would listen where this host's name resolves to: {address}"
     return ""
-
-
-def _named(member: Member, name: str) -> Member:
-    return Member(member.host, member.port, member.host_id, member.local, name)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from sparkdl.collective.arithmetic import Array
 from sparkdl.collective.communicator import Communicator
-from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer
+from sparkdl.collective.gradient_synchronizer import AllReduceGradientSynchronizer, explained
 from sparkdl.errors import ProtocolError
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 from sparkdl.tables.classes import (
@@ -485,7 +485,7 @@ class TableSteps(StepSynchronizer):
             return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
 
         self._exchange.begin_step(rows, rate)
-        with self._orders(), self._explained():
+        with self._orders(), explained(self._communicator.explain):
             self._dense.train(learner, stack, end_step if together else None)
             if not together:
                 taken = scale is None or optimizer.step > before  # all ranks know the same
@@ -520,7 +520,7 @@ class TableSteps(StepSynchronizer):
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
         """Within, the learner evaluates; leaving, it serves the ranks that are not done yet."""
-        with self._explained():
+        with explained(self._communicator.explain):
             yield
             self._exchange.serve_until_done()
 
@@ -531,16 +531,6 @@ class TableSteps(StepSynchronizer):
         yield
         self.stop_agreed = self.stop_agreed or self._dense.stop_agreed
         self._dense.stop_agreed = False
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            cause = self._communicator.explain(error)
-            if cause is error:
-                raise
-            raise cause from error
 
     def save_state(self, learner: SharedLearner) -> bytes:
         """Writes the rows of all ranks, each its own; returns where they are."""

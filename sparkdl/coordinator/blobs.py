@@ -154,24 +154,19 @@ class KeptBlobs:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._assemblies: dict[int, Assembly] = {}
-        self._last = KeptBlob()
-        self._own: dict[int, KeptBlob] = {}
+        self._kept: dict[int | None, KeptBlob] = {}  # by rank; None: the run's last
 
     def put(self, message: Message) -> None:
         """Takes one chunk, see :meth:`Assembly.put`; ``own`` in its meta: it is the rank's."""
         new = Assembly("the state to keep", self._max_bytes)
         whole = self._assemblies.setdefault(message.rank, new).put(message)
-        if whole is None:
-            return
-        kept = KeptBlob(whole, message.epoch)
-        if message.meta.get("own"):
-            self._own[message.rank] = kept
-        else:
-            self._last = kept
+        if whole is not None:
+            owner = message.rank if message.meta.get("own") else None
+            self._kept[owner] = KeptBlob(whole, message.epoch)
 
     def of(self, rank: int | None = None) -> KeptBlob:
         """The run's last blob, or the one of a rank."""
-        return self._last if rank is None else self._own.get(rank, KeptBlob())
+        return self._kept.get(rank, KeptBlob())
 
 
 def read_kept(request: Callable[[Message], Message], rank: int | None = None) -> bytearray:

@@ -200,7 +200,8 @@ class Group(Buffers):
         self.on_leave: Callable[[Worker], None] = lambda worker: None
         """Called with each worker that was marked dead, or has finished."""
         self._mailboxes: set[int] = set()
-        self._waits: dict[int, Wait] = {}
+        self.waits: dict[int, Wait] = {}
+        """The requests whose reply is deferred, by their connection."""
         self._outbox: Replies = []
 
     def attach(self, connection: int, buffer: ByteArray) -> None:
@@ -210,7 +211,7 @@ class Group(Buffers):
 
     def disconnect(self, connection: int) -> None:
         """Forgets a connection; its worker is dead unless it comes back within the grace time."""
-        self._waits.pop(connection, None)
+        self.waits.pop(connection, None)
         self._buffers.pop(connection, None)
         self._mailboxes.discard(connection)
         for worker in self.workers.values():
@@ -221,7 +222,7 @@ class Group(Buffers):
 
     def answer(self, connection: int, reply: Message, worker: Worker | None = None) -> None:
         """Ends the connection's wait with ``reply``."""
-        self._waits.pop(connection, None)
+        self.waits.pop(connection, None)
         self.answer_beside(connection, reply, worker)
 
     def answer_beside(self, connection: int, reply: Message, worker: Worker | None) -> None:
@@ -247,24 +248,12 @@ class Group(Buffers):
 
     def defer(self, connection: int, reason: WaitReason, message: Message) -> None:
         """The reply to ``message`` comes later."""
-        self._waits[connection] = Wait(reason, message, self.now)
+        self.waits[connection] = Wait(reason, message, self.now)
 
     def waiting(self, *reasons: WaitReason) -> list[tuple[int, Wait]]:
         """Connections whose request waits for one of ``reasons``, by rank and time."""
-        found = [(c, w) for c, w in self._waits.items() if w.reason in reasons]
+        found = [(c, w) for c, w in self.waits.items() if w.reason in reasons]
         return sorted(found, key=lambda item: (item[1].message.rank, item[1].since))
-
-    def wait_of(self, connection: int) -> Wait | None:
-        """The wait of the connection's request; None if nothing is deferred."""
-        return self._waits.get(connection)
-
-    @property
-    def waits(self) -> list[Wait]:
-        return list(self._waits.values())
-
-    def refuse_all(self, error: SparkDLError) -> None:
-        for connection in list(self._waits):
-            self.refuse(connection, error)
 
     def flush(self) -> Replies:
         """The replies that are due, to be sent now."""
@@ -329,7 +318,7 @@ class Group(Buffers):
             return
         if old not in self._mailboxes:  # over HTTP nobody tells when a connection is gone
             self._buffers.pop(old, None)
-        if old in self._waits:
+        if old in self.waits:
             error = TransportError(
                 "this connection was replaced by a newer one",
                 expected="requests over one connection of a worker at a time",
@@ -358,6 +347,15 @@ class Group(Buffers):
             told = {"error": described, "traceback": traceback.format_exc(), "hint": hint}
             self.failure = Failure.from_wire(told, rank=-1)
         return self.failure.worker_error()
+
+
+def require_driver(message: Message) -> None:
+    """Raises ProtocolError for what only the driver may send, from a worker."""
+    if message.rank >= 0:
+        raise ProtocolError(
+            f"only the driver may send {message.kind.name}", expected="rank -1",
+            received=f"rank {message.rank}",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,8 @@ from sparkdl.tables.classes import (
     joined,
     measure,
 )
+from sparkdl.tables.files import TableReader
 from sparkdl.tables.index import owner
-from sparkdl.tables.reading import TableReader
 from sparkdl.tables.rules import RowRule, SgdRows
 from sparkdl.tables.service import IdArray, RowService, ServesRows, TableSpec
 from sparkdl.tables.store import RowStore, merged, require_table_name

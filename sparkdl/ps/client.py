@@ -254,32 +254,34 @@ class Client(Closing):
             payload = self._coder.encode(self.buffer, progress.rows)
             head = payload.size
         size_bytes = packed_bytes(head, slices)
-        if size_bytes > self.session.limits.buffer_bytes:
-            if payload is None:
-                payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
-            whole = pack(payload, slices)
-            self.session.send_blob(StoreKind.SLICES_PUT, [whole], progress.epoch, progress.batch)
-            nothing = np.empty(0, np.uint8)
-            self._answered(self._commit(progress, nothing, Flag.SLICED, total=whole.size))
-            return
-        if payload is None:
+        if payload is None and size_bytes <= self.session.limits.buffer_bytes:
             pack_around(self.session.raw, head, slices)
             self._answered(self._commit(progress, size_bytes, Flag.SLICED))
-        else:
-            self._answered(self._commit(progress, pack(payload, slices), Flag.SLICED))
+            return
+        if payload is None:
+            payload = self.sliced_buffer(size, len(slices)).view(np.uint8)
+        self._answered(self._commit_slices(progress, pack(payload, slices)))
+
+    def _commit_slices(self, progress: Progress, whole: ByteArray) -> Message:
+        """Commits slices; those that no buffer has room for go in chunks before."""
+        if whole.size <= self.session.limits.buffer_bytes:
+            return self._commit(progress, whole, Flag.SLICED)
+        self.session.send_blob(StoreKind.SLICES_PUT, [whole], progress.epoch, progress.batch)
+        return self._commit(progress, 0, Flag.SLICED, total=whole.size)
+
+    def _slices_of(self, reply: Message) -> ByteArray | None:
+        """The slices that a reply to a commit brings, or says to be large; None: it has none."""
+        if reply.total:
+            return np.frombuffer(self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8)
+        return reply.body if reply.flags & Flag.SLICED else None
 
     def _answered(self, reply: Message) -> None:
         """Takes the reply to a commit; its slices become ``round_slices``."""
-        self.round_slices = ()
-        if reply.total:
-            reply.body = np.frombuffer(
-                self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8
-            )
-        elif not reply.flags & Flag.SLICED:
+        self.round_slices, whole = (), self._slices_of(reply)
+        if whole is None:
             self._decode(reply)
             return
-        assert reply.body is not None
-        head, slices = unpack(reply.body)
+        head, slices = unpack(whole)
         if reply.flags & Flag.ENCODED:
             slices = [replace(s, indices=s.indices.copy(), rows=s.rows.copy()) for s in slices]
             reply.body = head

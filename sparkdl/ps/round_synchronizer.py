@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sparkdl.files.run_state import RunState
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.ps.way import Unwrapping, Way
+from sparkdl.ps.synchronizer import Unwrapping, Way
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import BatchStack, InGraph, SharedLearner

@@ -16,8 +16,7 @@ from sparkdl.ps.client import Client, Progress, connect
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.round_synchronizer import RoundSynchronizer
 from sparkdl.ps.shards.client import connect_shards
-from sparkdl.ps.synchronizer import ServerGradientSynchronizer, WindowSynchronizer
-from sparkdl.ps.way import Way
+from sparkdl.ps.synchronizer import ServerGradientSynchronizer, Way, WindowSynchronizer
 from sparkdl.rules.rule import Rule
 from sparkdl.training.finite import FiniteCheck
 from sparkdl.training.learning import MAX_STACK, BatchStack, SharedLearner

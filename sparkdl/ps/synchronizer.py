@@ -1,4 +1,4 @@
-"""How a worker keeps in step with a parameter server: by windows, or by gradients.
+"""How a worker keeps in step with a parameter server (``Way``): by windows, or by gradients.
 
 NumPy and protocols only: the learner and the client come by argument, so the same code runs
 against a server process, shared memory, or a scripted client in a test.
@@ -6,12 +6,14 @@ against a server process, shared memory, or a scripted client in a test.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -19,7 +21,6 @@ from sparkdl.errors import ConfigError
 from sparkdl.ps.client import Client, Progress
 from sparkdl.ps.shards.client import ShardedClient
 from sparkdl.ps.shards.rows import RowsOfWorker, Wanted
-from sparkdl.ps.way import Unwrapping, Way
 from sparkdl.rules.damping import Damping
 from sparkdl.rules.rule import Rule
 from sparkdl.training.changes import VariableChanges
@@ -27,6 +28,110 @@ from sparkdl.training.finite import FiniteCheck, finite_state
 from sparkdl.training.learning import BatchStack, SharedLearner
 from sparkdl.training.phases import current_clock
 from sparkdl.weights import FloatArray, Layout, NotFiniteError
+
+
+class Way(abc.ABC):
+    """By windows, in rounds, or gradient by gradient; one thread uses it.
+
+    ``ServerSynchronizer`` joins the run, takes the driver's orders and reports; a way trains and
+    exchanges.
+    """
+
+    every_batch: ClassVar[bool] = False
+    """See :class:`sparkdl.training.syncing.Synchronizer`."""
+
+    @property
+    def cuts_stacks(self) -> bool:
+        """Whether exchanges may happen inside a learner's call."""
+        return False
+
+    @property
+    def counted(self) -> float:
+        """The part of this worker's changes that counted; see :mod:`sparkdl.rules.damping`."""
+        return 1.0
+
+    @abc.abstractmethod
+    def start(self, learner: SharedLearner, epoch: int = 0, batch: int = 0) -> bool:
+        """Gives ``learner`` the weights to start from, of this position.
+
+        Returns:
+            Whether the learner has the optimizer state of that moment, too.
+        """
+
+    @abc.abstractmethod
+    def take(
+        self, learner: SharedLearner, stack: BatchStack | None, window: int, progress: Progress
+    ) -> None:
+        """Trains a stack and exchanges; None exchanges without a batch.
+
+        Args:
+            learner, stack: See :class:`sparkdl.training.syncing.Synchronizer`.
+            window: Batches between two exchanges within the stack; 0 for one exchange after it.
+            progress: After the stack.
+        """
+
+    def take_open(self, learner: SharedLearner, stack: BatchStack, progress: Progress) -> None:
+        """Trains a stack whose exchange comes later."""
+        learner.train(stack)
+
+    @contextlib.contextmanager
+    def weights_of_run(self, learner: SharedLearner, last: bool) -> Iterator[None]:
+        """Within, ``learner`` has the weights of the run; see
+        :class:`sparkdl.training.syncing.Synchronizer`."""
+        yield
+
+    def drain(self, learner: SharedLearner) -> None:  # noqa: B027  (most exchanges end at once)
+        """Ends an exchange that runs beside the training: it would land in the client's buffer."""
+
+    def end_epoch(self, learner: SharedLearner, epoch: int) -> None:
+        """Called before the epoch is reported; ``epoch`` is the one that ends."""
+        self.drain(learner)
+
+    def take_changes(self, learner: SharedLearner, changes: Sequence[VariableChanges]) -> None:
+        """Gives ``learner`` the changes, which the server's weights have too."""
+        for change in changes:
+            learner.take_changes(change)
+
+    def keeps_state(self, holds: bool, epoch: int) -> bool:
+        """Whether this worker leaves its optimizer state for the checkpoint after ``epoch`` epochs.
+
+        Args:
+            holds: Whether the run keeps this worker's state at its end.
+            epoch: Epochs that are done.
+        """
+        return holds
+
+    def end_run(self, learner: SharedLearner) -> None:
+        """Sends what was trained since the last exchange."""
+        self.drain(learner)
+
+
+class Unwrapping:
+    """A framework wraps what a Python function raises inside its compiled call; this undoes it."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Around our own code in the call: keeps what it raises."""
+        try:
+            yield
+        except BaseException as error:
+            self._error = error
+            raise
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        """Around the framework's call: raises what was kept in place of what the framework does."""
+        self._error = None
+        try:
+            yield
+        except Exception:
+            error, self._error = self._error, None
+            if error is not None:
+                raise error from None
+            raise
 
 
 class TableBatches:

@@ -11,7 +11,7 @@ from sparkdl.learner.archives.archive import model_from_bytes
 from sparkdl.settings.values import require_objects, require_path
 from sparkdl.spark.fit.choice import is_default_rule, restore_rule
 from sparkdl.spark.spark_model import SparkModel
-from sparkdl.tables.beside import found_beside
+from sparkdl.tables.checkpoints import found_beside
 
 M = TypeVar("M", bound=SparkModel)
 

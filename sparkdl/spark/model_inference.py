@@ -37,7 +37,7 @@ from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.inference.evaluate import evaluate_arrays, evaluate_source
 from sparkdl.spark.inference.predict import Names, PredictionChoice
 from sparkdl.spark.predict import predict_data
-from sparkdl.tables.beside import save_beside
+from sparkdl.tables.checkpoints import save_beside
 from sparkdl.tracking.profile import Facts, Profile, profile_of
 
 T = TypeVar("T")

@@ -4,5 +4,4 @@
 ``service``, ``server``: what is served, by which threads, behind which sockets.
 ``socket``, ``shm``, ``http``: the three transports.
 ``address``, ``openers``, ``connection``: a client's way there, and back after a break.
-``framing``: frames on a stream.
 """

@@ -12,7 +12,7 @@ from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import BROKEN, Channel, Opener, Timeouts
 from sparkdl.transport.frames import ByteArray, FrameLimits
 from sparkdl.transport.shm import ShmChannel
-from sparkdl.transport.socket import SocketChannel
+from sparkdl.transport.socket import StreamChannel, connect_stream
 from sparkdl.wire.greeting import BusyError
 from sparkdl.wire.hosts import host_id
 
@@ -53,7 +53,7 @@ class Openers:
             address = endpoint.address
             return ShmChannel(address.uds, endpoint.token, limits, raw is not None, self.timeout_s)
         if mode == "socket":
-            return SocketChannel(endpoint, limits, raw, self.timeout_s)
+            return StreamChannel(connect_stream(endpoint, limits, self.timeout_s), limits, raw)
         from sparkdl.transport.http.client import HttpChannel
 
         return HttpChannel(endpoint, limits, raw, self.timeout_s, self.client)

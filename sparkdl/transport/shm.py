@@ -11,13 +11,13 @@ from __future__ import annotations
 import os
 import socket
 
+import numpy as np
+
 from sparkdl.errors import ProtocolError
-from sparkdl.transport.connection import deliver_body, require_raw
-from sparkdl.transport.frames import Body, ByteArray, FrameLimits, Kind, Message
-from sparkdl.transport.framing import exchange, receive_frame, send_frame
-from sparkdl.transport.socket import StreamServer, open_stream
-from sparkdl.wire.anonymous import anonymous_file, map_file
-from sparkdl.wire.listening import shut_down
+from sparkdl.transport.connection import deliver_body
+from sparkdl.transport.frames import Body, FrameLimits, Kind, Message
+from sparkdl.transport.socket import StreamChannel, StreamServer, open_stream, send_frame
+from sparkdl.wire.anonymous import anonymous_file, map_file, receive_file
 
 SENT_BY_ANY_BYTES = 4 << 20
 """Weights up to which the thread that completes a round copies the result for all workers, one
@@ -29,6 +29,7 @@ class ShmServer(StreamServer):
     """Serves a Unix domain socket; one mailbox per connection that asks for one."""
 
     name = "shm"
+    inline_body = False
 
     def _answer_open(self, connection: socket.socket, opening: Message, number: int) -> None:
         limits = self._dispatcher.limits
@@ -63,67 +64,29 @@ class ShmServer(StreamServer):
     def _any_thread_sends(self) -> bool:
         return self._dispatcher.limits.dense_bytes <= SENT_BY_ANY_BYTES
 
-    def _receive(self, connection: socket.socket, number: int) -> Message:
-        service = self._dispatcher.service
-        return receive_frame(
-            connection, self._dispatcher.limits, lambda: service.buffer(number), inline_body=False,
-        )  # fmt: skip
-
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
         if reply.body_bytes and reply.kind.body is not Body.CHUNK:
             deliver_body(reply, self._dispatcher.service.buffer(number))
-        send_frame(connection, reply, self._dispatcher.limits, inline_body=False)
+        super()._send(connection, number, reply)
 
 
-class ShmChannel:
+class ShmChannel(StreamChannel):
     """A client's end: control over the Unix socket ``path``, bodies in the mailbox."""
 
     name = "shm"
+    inline_body = False
 
     def __init__(
         self, path: str, token: str, limits: FrameLimits, mailbox: bool, timeout_s: float
     ) -> None:
-        self._limits = limits
-        self.raw: ByteArray | None = None
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        super().__init__(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), limits, None)
         try:
             self._socket.settimeout(timeout_s)
             self._socket.connect(path)
             open_stream(self._socket, token, limits, mailbox=mailbox)
             if mailbox:
-                self.raw = self._receive_mailbox()
+                mailbox_file = receive_file(self._socket, limits.buffer_bytes, "the server")
+                self.raw = np.frombuffer(mailbox_file, np.uint8)
         except BaseException:
             self._socket.close()
             raise
-
-    def _receive_mailbox(self) -> ByteArray:
-        data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
-        try:
-            if not data or len(descriptors) != 1:
-                raise ProtocolError(
-                    "the parameter server sent no mailbox",
-                    expected="one descriptor of shared memory",
-                    received=f"{len(descriptors)} descriptors",
-                )
-            size = os.fstat(descriptors[0]).st_size
-            if size != self._limits.buffer_bytes:
-                raise ProtocolError(
-                    "the mailbox does not fit the layout",
-                    expected=f"{self._limits.buffer_bytes} bytes", received=f"{size} bytes",
-                )  # fmt: skip
-            return map_file(descriptors[0], size)
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
-
-    def request(self, message: Message, timeout_s: float | None) -> Message:
-        self._socket.settimeout(timeout_s)
-        return exchange(
-            self._socket, message, self._limits, lambda: require_raw(self.raw), inline_body=False
-        )
-
-    def abort(self) -> None:
-        shut_down(self._socket)
-
-    def close(self) -> None:
-        self._socket.close()

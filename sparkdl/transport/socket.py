@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
+import ssl
 import threading
+from collections.abc import Callable
+
+import numpy as np
 
 from sparkdl.errors import AuthenticationError, ProtocolError, SparkDLError
 from sparkdl.transport.address import Endpoint
@@ -12,45 +17,161 @@ from sparkdl.transport.connection import require_raw
 from sparkdl.transport.frames import (
     HEADER_BYTES,
     MAX_FIRST_META_BYTES,
+    Body,
     ByteArray,
     FrameLimits,
     Kind,
     Message,
+    PiecewiseBody,
     decode_header,
     decode_meta,
     encode,
     error_from_meta,
     error_to_meta,
 )
-from sparkdl.transport.framing import exchange, receive_frame, send_frame
 from sparkdl.transport.service import Dispatcher
 from sparkdl.wire.greeting import Greeter, Stranger, hear_bytes, hear_out, no_room
-from sparkdl.wire.listening import is_connected, shut_down, token_matches, tune
+from sparkdl.wire.listening import is_connected, receive_into, shut_down, token_matches, tune
 from sparkdl.wire.proving import IncomingProof
 from sparkdl.wire.tls import ServerEncryption, connect_encrypted, first_knock
 
+_COPY_BYTES = 1 << 20
 
-class SocketChannel:
-    """A client's end of a framed TCP connection.
+
+def receive_frame(
+    connection: socket.socket,
+    limits: FrameLimits,
+    buffer: Callable[[], ByteArray],
+    *,
+    inline_body: bool = True,
+) -> Message:
+    """Reads one frame; its body goes straight into ``buffer()``.
+
+    Args:
+        buffer: Called only for a frame with a body.
+        inline_body: Whether the body follows on the stream; otherwise it is in ``buffer()``
+            already (shared memory). A blob always follows, and then gets memory of its own: the
+            shared buffer may hold weights that another thread reads.
+    """
+    head = bytearray(HEADER_BYTES)
+    receive_into(connection, memoryview(head))
+    message, meta_len, body_len = decode_header(head, limits.kinds)
+    limits.check(message, meta_len, body_len)
+    if meta_len:
+        meta = bytearray(meta_len)
+        receive_into(connection, memoryview(meta))
+        message.meta = decode_meta(message.kind, meta)
+    if body_len:
+        apart = not inline_body and message.kind.body is Body.CHUNK
+        message.body = np.empty(body_len, np.uint8) if apart else buffer()[:body_len]
+        if inline_body or apart:
+            receive_into(connection, message.body.data)
+    return message
+
+
+def send_frame(
+    connection: socket.socket, message: Message, limits: FrameLimits, *, inline_body: bool = True
+) -> None:
+    """Writes one frame; the body from where it lies."""
+    connection.sendall(encode(message, max_meta_bytes=limits.max_meta_bytes))
+    if not inline_body and message.kind.body is not Body.CHUNK:
+        return
+    if message.reading is not None:
+        send_reading(connection, message.reading)
+    elif message.body is not None:
+        connection.sendall(message.body.data)
+
+
+def exchange(
+    connection: socket.socket,
+    message: Message,
+    limits: FrameLimits,
+    buffer: Callable[[], ByteArray],
+    *,
+    inline_body: bool = True,
+) -> Message:
+    """Writes a request and reads its reply, also where the server closed before all was written.
+
+    It may have refused the request, or the connection, by then: its reply says why.
 
     Raises:
-        AuthenticationError: The server closed at the sight of the token, or is another one.
-        BusyError: The server has no room now.
-        OSError: The server cannot be reached.
+        EOFError: The server closed without a reply.
+        OSError: The connection broke.
     """
+    broken: OSError | None = None
+    try:
+        send_frame(connection, message, limits, inline_body=inline_body)
+    except (BrokenPipeError, ConnectionResetError) as error:
+        broken = error
+    try:
+        return receive_frame(connection, limits, buffer, inline_body=inline_body)
+    except EOFError:
+        if broken is not None:
+            raise broken from None
+        raise
+
+
+def send_reading(connection: socket.socket, reading: PiecewiseBody) -> None:
+    """Writes a body that may change: never blocks while it holds a piece of it.
+
+    Raises:
+        TimeoutError: The peer took nothing for the socket's timeout.
+    """
+    if isinstance(connection, ssl.SSLSocket):
+        _send_encrypted(connection, reading)
+        return
+    poller = select.poll()
+    poller.register(connection, select.POLLOUT)
+    limit_s = connection.gettimeout()
+    done = False
+
+    def send(piece: memoryview) -> int:
+        try:
+            return connection.send(piece, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    while not done:
+        if not poller.poll(None if limit_s is None else limit_s * 1000):
+            raise TimeoutError("the peer reads nothing")
+        done = reading.read(send)
+
+
+def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
+    """The same over TLS, which cannot say beforehand how much it takes: pieces are copied."""
+    copy = memoryview(bytearray(min(_COPY_BYTES, reading.nbytes)))
+    copied = 0
+
+    def take(piece: memoryview) -> int:
+        nonlocal copied
+        copied = min(len(piece), len(copy))
+        copy[:copied] = piece[:copied]
+        return copied
+
+    done = False
+    while not done:
+        done = reading.read(take)
+        connection.sendall(copy[:copied])
+
+
+class StreamChannel:
+    """A client's end of a framed connection, whose server has accepted the token."""
 
     name = "socket"
+    inline_body = True
+    """See :func:`receive_frame`."""
 
     def __init__(
-        self, endpoint: Endpoint, limits: FrameLimits, raw: ByteArray | None, timeout_s: float
+        self, connection: socket.socket, limits: FrameLimits, raw: ByteArray | None
     ) -> None:
-        self._limits = limits
-        self.raw = raw
-        self._socket = connect_stream(endpoint, limits, timeout_s)
+        self._socket, self._limits, self.raw = connection, limits, raw
 
     def request(self, message: Message, timeout_s: float | None) -> Message:
         self._socket.settimeout(timeout_s)
-        return exchange(self._socket, message, self._limits, lambda: require_raw(self.raw))
+        raw, limits = self.raw, self._limits
+        return exchange(
+            self._socket, message, limits, lambda: require_raw(raw), inline_body=self.inline_body
+        )
 
     def abort(self) -> None:
         shut_down(self._socket)
@@ -59,17 +180,21 @@ class SocketChannel:
         self._socket.close()
 
 
-def connect_stream(
-    endpoint: Endpoint, limits: FrameLimits, timeout_s: float, **meta: bool
-) -> socket.socket:
-    """A framed TCP connection whose server has accepted the token; errors as ``SocketChannel``."""
+def connect_stream(endpoint: Endpoint, limits: FrameLimits, timeout_s: float) -> socket.socket:
+    """A framed TCP connection whose server has accepted the token.
+
+    Raises:
+        AuthenticationError: The server closed at the sight of the token, or is another one.
+        BusyError: The server has no room now.
+        OSError: The server cannot be reached.
+    """
     address = endpoint.address
     connection = socket.create_connection((address.host.strip("[]"), address.port), timeout_s)
     try:
         tune(connection)
         if endpoint.fingerprint:
             connection = connect_encrypted(connection, endpoint.token, endpoint.fingerprint)
-        open_stream(connection, endpoint.token, limits, **meta)
+        open_stream(connection, endpoint.token, limits)
     except BaseException:
         connection.close()
         raise
@@ -152,6 +277,8 @@ class StreamServer:
     """
 
     name = "socket"
+    inline_body = True
+    """See :func:`receive_frame`."""
 
     def __init__(
         self,
@@ -263,7 +390,9 @@ class StreamServer:
 
     def _receive(self, connection: socket.socket, number: int) -> Message:
         service = self._dispatcher.service
-        return receive_frame(connection, self._dispatcher.limits, lambda: service.buffer(number))
+        limits, inline = self._dispatcher.limits, self.inline_body
+        return receive_frame(connection, limits, lambda: service.buffer(number), inline_body=inline)
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        send_frame(connection, reply, self._dispatcher.limits)
+        limits = self._dispatcher.limits
+        send_frame(connection, reply, limits, inline_body=self.inline_body)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import socket
 import tempfile
 
 import numpy as np
 import numpy.typing as npt
+
+from sparkdl.errors import ProtocolError
 
 _FIXED_SIZE = 0x1 | 0x2 | 0x4  # F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW of <linux/fcntl.h>
 
@@ -29,6 +32,29 @@ def anonymous_file(size_bytes: int, name: str) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def receive_file(connection: socket.socket, size_bytes: int, sender: str) -> mmap.mmap:
+    """Maps the memory whose descriptor comes over a Unix socket.
+
+    Raises:
+        OSError, EOFError: The sender is gone, or sends none.
+        ProtocolError: It is of another size.
+    """
+    data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    try:
+        if data != b"m" or len(descriptors) != 1:
+            raise EOFError("it has sent no memory")
+        received = os.fstat(descriptors[0]).st_size
+        if received != size_bytes:
+            raise ProtocolError(
+                f"{sender} shares memory of another size", expected=f"{size_bytes} bytes",
+                received=f"{received} bytes", hint="do both run the same version of sparkdl?",
+            )  # fmt: skip
+        return mmap.mmap(descriptors[0], size_bytes)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def map_file(descriptor: int, size_bytes: int) -> npt.NDArray[np.uint8]:

@@ -26,7 +26,7 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
-from sparkdl.transport import framing
+from sparkdl.transport import socket as framing
 from sparkdl.transport.address import Address, Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta

@@ -113,14 +113,14 @@ class BuiltinCommunicator(Communicator):
         capacity = max(_CAPACITY * times, 512 * len(members))
         each = capacity // len(members) - LENGTH.size - HEADER_BYTES
         self._small_bytes = min(_SMALL_BYTES * times, each)
-        self._paths = connect_paths(
+        self._shared, self._ring = connect_paths(
             listener, places, members, world, token, label, capacity, self._watch, certificate
         )
-        self._shared, self._ring = self._paths.shared, self._paths.ring
+        self._paths = [path for path in (self._shared, self._ring) if path is not None]
         try:
             self._barrier()  # a rank that has connected knows that all have
         except BaseException:
-            self._paths.close()
+            self._close_paths()
             raise
         self._watch.timeout_s = timeout_s
 
@@ -412,10 +412,15 @@ class BuiltinCommunicator(Communicator):
 
     def _abort(self) -> None:
         self._watch.abort()
-        self._paths.shut_down()
+        for path in self._paths:
+            path.shut_down()
+
+    def _close_paths(self) -> None:
+        for path in self._paths:
+            path.close()
 
     def _release(self) -> None:
-        self._paths.close()
+        self._close_paths()
         if self._owns_listener:
             self._listener.close()
 

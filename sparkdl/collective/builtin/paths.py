@@ -189,31 +189,6 @@ _LEADER_BYTES = 4096
 """The bytes by which a record in shared memory may be longer than in a ring: its parts' lengths."""
 
 
-@dataclasses.dataclass
-class Paths:
-    """The ways by which a rank reaches the others.
-
-    Args:
-        shared: With the ranks of its host; None if it is alone there.
-        ring: With ranks of other hosts; None if it is in no ring.
-    """
-
-    shared: SharedMemory | None = None
-    ring: Ring | None = None
-
-    def shut_down(self) -> None:
-        """Ends the connections, so that the others' waits for this rank end."""
-        for path in (self.shared, self.ring):
-            if path is not None:
-                path.shut_down()
-
-    def close(self) -> None:
-        """Closes connections and mapping."""
-        for path in (self.shared, self.ring):
-            if path is not None:
-                path.close()
-
-
 def connect_paths(
     listener: Listener,
     places: Places,
@@ -224,19 +199,23 @@ def connect_paths(
     capacity: int,
     watch: Watch,
     certificate: Certificate | None = None,
-) -> Paths:
+) -> tuple[SharedMemory | None, Ring | None]:
     """Connects this rank to those of its host and of its ring.
 
     Args:
         world: The members' ranks in the whole run, which handshakes use.
         capacity: Largest record in bytes.
+
+    Returns:
+        The ways to the ranks of its host, None if it is alone there, and to those of other hosts,
+        None if it is in no ring.
     """
     connect_to, expect = _plan(places, members, world)
     group = hashlib.sha256(label.encode()).digest()[:16]
     made, accepted = listener.establish(
         world[places.rank], token, group, connect_to, expect, watch.timeout_s
     )
-    paths = Paths()
+    shared = ring = None
     try:
         if len(places.local) > 1:
             connections = {**made, **accepted}
@@ -245,7 +224,7 @@ def connect_paths(
                 for index, other in enumerate(places.local)
                 if other != places.rank
             }
-            paths.shared = SharedMemory(
+            shared = SharedMemory(
                 places.local_rank, places.local, links, capacity + _LEADER_BYTES, watch
             )
         if places.ring:
@@ -256,15 +235,16 @@ def connect_paths(
                 to_next, from_previous = encrypt_neighbours(
                     to_next, from_previous, places.rank, (after, before), group, certificate, watch
                 )
-            paths.ring = Ring(
+            ring = Ring(
                 places.ring.index(places.rank), places.ring, to_next, from_previous, capacity, watch
             )
     except BaseException:
-        paths.close()
+        if shared is not None:
+            shared.close()
         for connection in (*made.values(), *accepted.values()):
             connection.close()
         raise
-    return paths
+    return shared, ring
 
 
 def _plan(

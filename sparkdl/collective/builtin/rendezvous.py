@@ -49,7 +49,6 @@ class OutgoingHandshake:
 
     Args:
         address: Host and port, or the name of a Unix socket.
-        deadline: When to give up, on the monotonic clock.
     """
 
     def __init__(
@@ -59,9 +58,8 @@ class OutgoingHandshake:
         group: bytes,
         rank: int,
         token: bytes,
-        deadline: float,
     ) -> None:
-        self.key, self.address, self.deadline = key, address, deadline
+        self.key, self.address = key, address
         if isinstance(address, str):
             self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             target: Any = address
@@ -94,37 +92,6 @@ class OutgoingHandshake:
 
     def advance(self) -> bool:
         return self._proof.advance()
-
-
-class IncomingHandshake:
-    """A connection that another process makes; args as for :class:`OutgoingHandshake`."""
-
-    def __init__(self, connection: socket.socket, rank: int, token: bytes, deadline: float) -> None:
-        self.connection, self.deadline = connection, deadline
-        self._proof = IncomingProof(
-            connection, token, _HELLO.size, lambda hello: _is_for(rank, hello)
-        )
-
-    def advance(self) -> tuple[bytes, ConnectionKey] | None:
-        """Reads what has come and answers it.
-
-        Returns:
-            The group and the key of the connection, when the other side has proved itself.
-
-        Raises:
-            OSError, EOFError: The other side is gone.
-            AuthenticationError: The other side means another rank, or has another token.
-        """
-        if not self._proof.hear():
-            return None
-        self._proof.welcome()
-        _, kind, group, sender, _ = _HELLO.unpack(self._proof.hello)
-        return group, ConnectionKey(kind, sender)
-
-
-def _is_for(rank: int, hello: bytes) -> bool:
-    magic, _, _, _, receiver = _HELLO.unpack(hello)
-    return bool(magic == _MAGIC and receiver == rank)
 
 
 _UNKNOWN_TIMEOUT_S = 5.0
@@ -228,7 +195,8 @@ class _Connecting:
         self.listener, self.rank, self.token, self.group = listener, rank, token, group
         self.deadline = deadline
         self.poll = select.poll()
-        self.handshakes: dict[int, OutgoingHandshake | IncomingHandshake] = {}
+        self.handshakes: dict[int, OutgoingHandshake | IncomingProof] = {}
+        self.deadlines: dict[int, float] = {}  # of these, on the monotonic clock
         self.made: dict[ConnectionKey, socket.socket] = {}
         self.accepted: dict[ConnectionKey, socket.socket] = {}
         self.retries: list[tuple[float, ConnectionKey, Address]] = []
@@ -263,21 +231,23 @@ class _Connecting:
 
     def _connect(self, key: ConnectionKey, address: Address) -> None:
         try:
-            handshake = OutgoingHandshake(
-                key, address, self.group, self.rank, self.token, self.deadline
-            )
+            handshake = OutgoingHandshake(key, address, self.group, self.rank, self.token)
         except OSError as error:
             self._retry_later(key, address, error)
             return
-        self._add(handshake, select.POLLOUT)
+        self._add(handshake, select.POLLOUT, self.deadline)
 
-    def _add(self, handshake: OutgoingHandshake | IncomingHandshake, events: int) -> None:
-        self.handshakes[handshake.connection.fileno()] = handshake
+    def _add(
+        self, handshake: OutgoingHandshake | IncomingProof, events: int, deadline: float
+    ) -> None:
+        number = handshake.connection.fileno()
+        self.handshakes[number], self.deadlines[number] = handshake, deadline
         self.poll.register(handshake.connection, events)
 
-    def _remove(self, handshake: OutgoingHandshake | IncomingHandshake) -> None:
+    def _remove(self, handshake: OutgoingHandshake | IncomingProof) -> None:
         self.poll.unregister(handshake.connection)
-        del self.handshakes[handshake.connection.fileno()]
+        number = handshake.connection.fileno()
+        del self.handshakes[number], self.deadlines[number]
 
     def _retry_later(self, key: ConnectionKey, address: Address, error: Exception) -> None:
         self.last_error = f"{type(error).__name__}: {error} (rank {key.peer} at {address!r})"
@@ -290,7 +260,8 @@ class _Connecting:
             self._connect(key, address)
 
     def _end_overdue(self, now: float) -> None:
-        for handshake in [h for h in self.handshakes.values() if h.deadline < now]:
+        for number in [n for n, deadline in self.deadlines.items() if deadline < now]:
+            handshake = self.handshakes[number]
             self._remove(handshake)
             handshake.connection.close()
 
@@ -302,33 +273,40 @@ class _Connecting:
                 if error.errno in (errno.EMFILE, errno.ENFILE):
                     self._end_oldest_unknown()
                 return
-            unknown = sum(isinstance(h, IncomingHandshake) for h in self.handshakes.values())
+            unknown = sum(isinstance(h, IncomingProof) for h in self.handshakes.values())
             if unknown >= _MAX_UNKNOWN:
                 self._end_oldest_unknown()
             connection.setblocking(False)
             until = min(self.deadline, time.monotonic() + _UNKNOWN_TIMEOUT_S)
-            self._add(IncomingHandshake(connection, self.rank, self.token, until), select.POLLIN)
+            proof = IncomingProof(connection, self.token, _HELLO.size, self._is_meant)
+            self._add(proof, select.POLLIN, until)
+
+    def _is_meant(self, hello: bytes) -> bool:
+        magic, _, _, _, receiver = _HELLO.unpack(hello)
+        return bool(magic == _MAGIC and receiver == self.rank)
 
     def _end_oldest_unknown(self) -> None:
         for handshake in self.handshakes.values():
-            if isinstance(handshake, IncomingHandshake):
+            if isinstance(handshake, IncomingProof):
                 self._remove(handshake)
                 handshake.connection.close()
                 return
 
-    def _advance(self, handshake: OutgoingHandshake | IncomingHandshake) -> None:
+    def _advance(self, handshake: OutgoingHandshake | IncomingProof) -> None:
         try:
             if isinstance(handshake, OutgoingHandshake):
                 self._advance_outgoing(handshake)
-            elif (found := handshake.advance()) is not None:
+            elif handshake.hear():
+                handshake.welcome()
                 self._remove(handshake)
-                self.listener.put(*found, handshake.connection)
+                _, kind, group, sender, _ = _HELLO.unpack(handshake.hello)
+                self.listener.put(group, ConnectionKey(kind, sender), handshake.connection)
         except BlockingIOError:
             return
         except (OSError, EOFError, AuthenticationError) as error:
             self._remove(handshake)
             handshake.connection.close()
-            if isinstance(handshake, IncomingHandshake):
+            if isinstance(handshake, IncomingProof):
                 if isinstance(error, AuthenticationError):
                     self.listener.refused.append(error.what)
             elif isinstance(error, AuthenticationError):

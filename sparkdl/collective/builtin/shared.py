@@ -30,7 +30,8 @@ import numpy as np
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch, peer_gone, spin_until
 from sparkdl.errors import ProtocolError
-from sparkdl.wire.anonymous import anonymous_file
+from sparkdl.wire.anonymous import anonymous_file, receive_file
+from sparkdl.wire.listening import shut_down
 
 _ASLEEP = 8  # a flag beside the counters, in a cache line of its own
 
@@ -172,22 +173,9 @@ def _receive(
     while not poll.poll(SLICE_MS):
         watch.look([ranks[0]])
     try:
-        data, numbers, _, _ = socket.recv_fds(link, 1, 1)
-    except OSError as error:
+        return receive_file(link, size, f"rank {ranks[0]}")
+    except (OSError, EOFError) as error:
         raise peer_gone(ranks[index], ranks[0], error) from error
-    try:
-        if data != b"m" or len(numbers) != 1:
-            raise peer_gone(ranks[index], ranks[0], "it has sent no memory")
-        received = os.fstat(numbers[0]).st_size
-        if received != size:
-            raise ProtocolError(
-                f"rank {ranks[0]} shares memory of another size", expected=f"{size} bytes",
-                received=f"{received} bytes", hint="do all ranks run the same version of sparkdl?",
-            )  # fmt: skip
-        return mmap.mmap(numbers[0], size)
-    finally:
-        for number in numbers:
-            os.close(number)
 
 
 EXCHANGED, WRITTEN, REDUCED, TAKEN = range(4)
@@ -243,8 +231,7 @@ class SharedMemory:
     def shut_down(self) -> None:
         """Ends the connections, so that the others' waits for this rank end."""
         for link in self._links.values():
-            with contextlib.suppress(OSError):
-                link.shutdown(socket.SHUT_RDWR)
+            shut_down(link)
 
     def close(self) -> None:
         """Closes connections and mapping."""
@@ -303,13 +290,9 @@ class SharedMemory:
             gather: False: only this rank's own portion of ``target`` is written.
         """
         parts = _PortionPieces(_spans(edges), self._piece // source.itemsize)
-
-        def place(k: int) -> Array:
-            a, b = parts.range(self.index, k)
-            return target[a:b]
-
+        own = target[edges[self.index] : edges[self.index + 1]]
         take = self._taking(target, parts) if gather else None
-        self._reduce(source, parts, place, factor, ufunc, take)
+        self._reduce(source, own, parts, factor, ufunc, take)
 
     def reduce_scatter(
         self,
@@ -328,25 +311,19 @@ class SharedMemory:
                 all ranks; a rank may have none.
         """
         parts = _PortionPieces(portions, self._piece // source.itemsize)
-        starts = parts.starts(self.index)
-
-        def place(k: int) -> Array:
-            a, b = parts.range(self.index, k)
-            return target[starts[k] : starts[k] + b - a] if a < b else target[:0]
-
-        self._reduce(source, parts, place, factor, ufunc, None)
+        self._reduce(source, target, parts, factor, ufunc, None)
 
     def _reduce(
         self,
         source: Array,
+        target: Array,
         parts: _PortionPieces,
-        place: Callable[[int], Array],
         factor: float,
         ufunc: np.ufunc,
         take: Callable[[int, int], None] | None,
     ) -> None:
-        """Reduces this rank's piece of round ``k`` into ``place(k)``; ``take`` gets the others'."""
-        own = self.index
+        """Reduces this rank's portion into ``target``; ``take`` gets the others' of each round."""
+        own, starts = self.index, parts.starts(self.index)
         pieces = self._typed(source.dtype)
 
         def write(k: int, slot: int) -> None:
@@ -359,7 +336,7 @@ class SharedMemory:
             a, b = parts.range(own, k)
             if a >= b:
                 return
-            result = place(k)
+            result = target[starts[k] : starts[k] + b - a]
             # in rank order, so that the bits do not depend on who reduces
             if own == 0:
                 put_scaled(source[a:b], factor, result)

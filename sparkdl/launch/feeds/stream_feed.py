@@ -16,8 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.coordinator.blobs import Assembly, chunked
-from sparkdl.coordinator.group import Group, Store, Work, Worker
-from sparkdl.coordinator.reporting import require_driver
+from sparkdl.coordinator.group import Group, Store, Work, Worker, require_driver
 from sparkdl.data.feed import Columns, Feed, RowSpool, size_of
 from sparkdl.errors import ProtocolError, SparkDLError
 from sparkdl.launch.feeds.feeding import FunctionFeed

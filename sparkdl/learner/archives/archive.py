@@ -29,7 +29,7 @@ from sparkdl.learner.framework import replaced
 from sparkdl.learner.preprocessing import give_space, present_vocabularies, space_of
 from sparkdl.learner.signature import compiles_itself, has_own
 from sparkdl.process import payload
-from sparkdl.tables.beside import found_beside
+from sparkdl.tables.checkpoints import found_beside
 
 if TYPE_CHECKING:
     import keras

@@ -8,9 +8,7 @@
 ``row_link``, ``pushes``
     A worker's requests for rows, and their bodies.
 ``client``
-    A worker's client of the coordinator and all shards.
-``driver``
-    The driver's connections to the shards.
+    A worker's client of the coordinator and all shards; the driver's connections to these.
 
 The coordinator alone (:mod:`sparkdl.ps.store`) knows who takes part. Its store is that of a run
 with one server, but for the values: these lie on the shards, which follow its decisions

@@ -1,13 +1,16 @@
-"""A worker's client where the center lies on shards: one coordinator, and a connection to each."""
+"""A worker's client where the center lies on shards, and the driver's: a connection to each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from sparkdl.codecs import Compression
+from sparkdl.coordinator.blobs import chunked
+from sparkdl.coordinator.driver_client import DriverClient
 from sparkdl.coordinator.session import Session, Welcome
 from sparkdl.process.closing import Closing
 from sparkdl.ps.client import Client, Coder, Progress, commit_message
@@ -21,15 +24,31 @@ from sparkdl.ps.kinds import (
     ranges_of,
 )
 from sparkdl.ps.shards.row_link import RowLink
-from sparkdl.ps.shards.rows import RoundRows, RowsAhead, RowsOfWorker, ServedRows, WindowRows
+from sparkdl.ps.shards.rows import RoundRows, RowsOfWorker, ServedRows, WindowRows
 from sparkdl.rules.rule import Rule
+from sparkdl.tables.checkpoints import TableReference
 from sparkdl.tables.service import TableSpec
+from sparkdl.training.changes import VariableChanges
+from sparkdl.training.phases import ServerUsage
 from sparkdl.training.slices import Slices, pack, unpack
 from sparkdl.transport.address import Endpoint
 from sparkdl.transport.connection import Connection, Opener, Timeouts
-from sparkdl.transport.frames import Flag, Message
+from sparkdl.transport.frames import Flag, FrameLimits, Message
 from sparkdl.transport.openers import explained, openers_of
 from sparkdl.weights import FloatArray, Layout
+
+
+def _opened(
+    opener: Opener,
+    limits: FrameLimits,
+    timeouts: Timeouts,
+    name: str,
+    check: Callable[[], None] | None = None,
+) -> Connection:
+    connection = Connection(opener, limits, timeouts, buffered=True, name=name, check=check)
+    with explained(opener, timeouts):
+        connection.open()
+    return connection
 
 
 class ShardClient(Closing):
@@ -56,6 +75,7 @@ class ShardClient(Closing):
         self._values, self.rank, self.attempt = values, rank, attempt
         self._opener, self._timeouts, self._number = opener, timeouts or Timeouts(), number
         self.limits = limits_of(range_.layout, compression)
+        self._opened: list[Connection] = []
         self._connection = self.open_another()
         self._coder: Coder | None = None
         if compression is not None and (
@@ -65,13 +85,9 @@ class ShardClient(Closing):
 
     def open_another(self) -> Connection:
         """A connection to the shard, beside those that are open; whoever calls this closes it."""
-        connection = Connection(
-            self._opener, self.limits, self._timeouts, buffered=True,
-            name=f"worker {self.rank} (server {self._number})",
-        )  # fmt: skip
-        with explained(self._opener, self._timeouts):
-            connection.open()
-        return connection
+        name = f"worker {self.rank} (server {self._number})"
+        self._opened.append(_opened(self._opener, self.limits, self._timeouts, name))
+        return self._opened[-1]
 
     @property
     def transport(self) -> str:
@@ -85,8 +101,9 @@ class ShardClient(Closing):
 
     @property
     def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        return self._connection.bytes_sent, self._connection.bytes_received
+        """Bytes of the frames that were sent and received, by all connections."""
+        opened = self._opened
+        return sum(c.bytes_sent for c in opened), sum(c.bytes_received for c in opened)
 
     def send(self, message: Message) -> Message:
         """Sends the values with a message; a reply with weights replaces them."""
@@ -186,8 +203,7 @@ class ShardedClient(Client):
         elif self._rule.rows_in_windows:
             self._rows = WindowRows(self._open_link(tables), tables, self.num_workers)
         else:
-            ahead = RowsAhead(self._open_link(tables))
-            self._rows = ServedRows(self._open_link(tables), ahead)
+            self._rows = ServedRows(self._open_link(tables), self._open_link(tables))
         return self._rows
 
     def _open_link(self, tables: Sequence[TableSpec]) -> RowLink:
@@ -246,22 +262,13 @@ class ShardedClient(Client):
         if not self.encodes:
             self._layout.copy_without(places, self._flat, self._dense, back=True)
         self._send_aside(progress)
-        body, total = pack(np.empty(0, np.uint8), slices), 0
-        if body.size > self.session.limits.buffer_bytes:
-            self.session.send_blob(StoreKind.SLICES_PUT, [body], progress.epoch, progress.batch)
-            body, total = np.empty(0, np.uint8), body.size
-        self._end_round(self._commit(progress, body, Flag.SLICED, total=total))
+        self._end_round(self._commit_slices(progress, pack(np.empty(0, np.uint8), slices)))
 
     def _end_round(self, reply: Message) -> None:
         """Takes the result of a round: its dense part from the shards, slices from ``reply``."""
         self._note(reply)
-        self.round_slices = ()
-        if reply.total or reply.flags & Flag.SLICED:
-            body = reply.body
-            if reply.total:
-                body = np.frombuffer(self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8)
-            assert body is not None
-            self.round_slices = unpack(body.copy())[1]
+        slices = self._slices_of(reply)
+        self.round_slices = () if slices is None else unpack(slices.copy())[1]
         self._on_all(lambda shard: shard.ask(self._decided(StoreKind.RESULT)))
         if self.round_slices and not self.encodes:
             places = [part.place for part in self.round_slices]
@@ -316,8 +323,6 @@ class ShardedClient(Client):
 
     def _bytes_moved(self) -> tuple[int, int]:
         moved = [shard.bytes_moved for shard in self._shards]
-        if self._rows is not None:
-            moved.append(self._rows.bytes_moved)
         return sum(sent for sent, _ in moved), sum(received for _, received in moved)
 
 
@@ -355,3 +360,88 @@ def connect_shards(
             shard.close()
         session.close()
         raise
+
+
+class ShardsDriver(Closing):
+    """Reads the center from all shards, and writes to it. One thread uses it.
+
+    Args:
+        endpoints: Endpoints of the shards, in order.
+        check: Called before a request is tried again; raises if a shard has ended.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], layout: Layout, check: Callable[[], None]
+    ) -> None:
+        self._endpoints = endpoints
+        self._layout, self._ranges = layout, ranges_of(layout, len(endpoints))
+        self._connections: list[Connection] = []
+        self._decided: dict[str, Any] = {}
+        try:
+            for number, endpoint in enumerate(endpoints):
+                limits = limits_of(self._ranges[number].layout)
+                opener = openers_of(endpoint, "auto", limits, Timeouts())
+                name = f"the driver (server {number})"
+                self._connections.append(_opened(opener, limits, Timeouts(), name, check))
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(self, coordinator: DriverClient) -> FloatArray:
+        """A copy of the center as the coordinator has decided it."""
+        reply = coordinator.request(Message(StoreKind.PULL))
+        meta = {DECISION: reply.meta[DECISION]} if DECISION in reply.meta else {}
+        self._decided = meta
+        center = np.empty(self._layout.size, np.float32)
+        for connection, range_ in zip(self._connections, self._ranges, strict=True):
+            connection.request(Message(StoreKind.PULL, meta=dict(meta)))
+            size = range_.layout.size_bytes
+            center[range_.place] = connection.raw[:size].view(np.float32)
+        return center
+
+    def write(self, changes: VariableChanges) -> None:
+        """Gives the center what callbacks wrote to the weights."""
+        content = changes.to_bytes()
+        for connection, range_ in zip(self._connections, self._ranges, strict=True):
+            limit = limits_of(range_.layout).chunk_bytes
+            for frame, chunk in chunked(Message(StoreKind.WRITE), [content], limit):
+                connection.request(frame, chunk)
+
+    def usage(self) -> tuple[ServerUsage, ...]:
+        """The work of the servers so far, in the order of their ranges."""
+        found = []
+        for connection, endpoint in zip(self._connections, self._endpoints, strict=True):
+            meta = connection.request(Message(StoreKind.TELL)).meta
+            numbers = meta["numbers"]
+            found.append(
+                ServerUsage(
+                    endpoint.address.host, int(meta["memory_bytes"]), int(numbers["bytes_in"]),
+                    int(numbers["bytes_out"]), int(numbers["table_rows"]),
+                    float(numbers["rows_staleness"]), int(numbers["busy"]),
+                )
+            )  # fmt: skip
+        return tuple(found)
+
+    def save_rows(self, reference: TableReference) -> None:
+        """Has all shards write the rows of the tables; training goes on meanwhile.
+
+        In rounds they are those of the round of the last :meth:`pull`.
+        """
+        asked = [
+            c.request(Message(StoreKind.ROWS_CLOCKS, meta=dict(self._decided))).meta["clocks"]
+            for c in self._connections
+        ]
+        # Deltas from the earliest clock on miss nothing that a shard with a later one has changed.
+        clocks = {name: min(found[name] for found in asked) for name in reference.tables}
+        meta = {"reference": reference.to_bytes().decode(), "clocks": clocks}
+
+        def save(connection: Connection) -> None:
+            connection.request(Message(StoreKind.ROWS_SAVE, meta=dict(meta)), deferred=True)
+
+        with ThreadPoolExecutor(len(self._connections)) as threads:
+            for _ in threads.map(save, self._connections):
+                pass
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()

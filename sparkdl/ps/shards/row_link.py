@@ -35,13 +35,10 @@ class Fetched:
     """Rows that came from the shards.
 
     Args:
-        ids: Each once.
-        rows: Rows of shape ``(len(ids), dim)``.
+        rows: Of shape ``(ids, dim)``.
         clocks: The table's clock on each shard when the rows left it; ``NO_CLOCK`` where none did.
     """
 
-    table: str
-    ids: IdArray
     rows: FloatArray
     clocks: list[int]
 
@@ -104,7 +101,7 @@ class RowLink(Closing):
                     clocks[shard] = int(reply.meta["clock"])
 
         self._on_all(ask)
-        return Fetched(table, ids, rows, clocks)
+        return Fetched(rows, clocks)
 
     def push(
         self,
@@ -197,12 +194,6 @@ class RowLink(Closing):
         self._threads.shutdown(wait=True, cancel_futures=True)
         for connection in self._connections:
             connection.close()
-
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        made = self._connections
-        return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
 
     def _split(self, parts: Sequence[RowPush], shard: int) -> list[list[tuple[int, RowPush]]]:
         """Numbered parts in pushes that fit a frame; each part is there, also without rows."""

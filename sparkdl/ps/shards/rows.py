@@ -43,95 +43,6 @@ class _Coming:
         return found
 
 
-class RowsAhead(Closing):
-    """Pulls the rows of the next batch by connections of its own, while a batch trains.
-
-    What this worker pushes meanwhile is not missed: of the rows that it pushes, and that the next
-    batch has too, the new values come back with the reply to the push. So one worker alone trains
-    as if nothing were pulled ahead.
-
-    Args:
-        link: Used by this object alone; closed with it.
-    """
-
-    def __init__(self, link: RowLink) -> None:
-        self._link = link
-        self._ids = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-ids-ahead")
-        self._rows = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-rows-ahead")
-        self._now: list[_Coming] = []
-        self._next: Future[list[_Coming]] | None = None
-        self._off = False
-
-    def begin_batch(self, wanted: Wanted | None) -> None:
-        """A batch begins: what was pulled ahead is for it.
-
-        Args:
-            wanted: Finds what the batch after it will ask for; None: it is not known.
-        """
-        self._now = [] if self._next is None else self._next.result()
-        self._next = None
-        if wanted is not None and not self._off:
-            self._next = self._ids.submit(self._ask, wanted)
-
-    def take(self, table: str, ids: IdArray) -> Fetched | None:
-        """The rows of a call of the present batch, or None where they were not pulled ahead."""
-        for number, coming in enumerate(self._now):
-            if coming.table == table and np.array_equal(coming.ids, ids):
-                del self._now[number]
-                return coming.taken()
-        return None
-
-    def shared(self, table: str, ids: IdArray) -> npt.NDArray[np.bool_] | None:
-        """Which of some ids the next batch asks for, too; None: none."""
-        if self._next is None:
-            return None
-        asked = [coming.ids for coming in self._next.result() if coming.table == table]
-        if not asked:
-            return None
-        return _in_sorted(ids, asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked)))
-
-    def renew(self, table: str, ids: IdArray, values: FloatArray) -> None:
-        """Takes new values of some rows, each once, in place of those that were pulled ahead."""
-        if self._next is None or not len(ids):
-            return
-        for coming in self._next.result():
-            if coming.table == table:
-                there = _in_sorted(ids, coming.ids)
-                places = np.searchsorted(coming.ids, ids[there])
-                coming.newer.append((places, values[there]))
-
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        return self._link.bytes_moved
-
-    def _ask(self, wanted: Wanted) -> list[_Coming]:
-        try:
-            asked = list(wanted())
-        except CancelledError:  # training ends before the next batch was read
-            return []
-        except Exception as error:
-            if isinstance(error, SparkDLError):
-                return []  # the batch itself will raise it
-            self._off = True
-            warn_user(
-                "rows of tables are not pulled ahead: the part of the model that finds the ids of "
-                f"a batch cannot be computed by itself ({type(error).__name__}: {error})"
-            )
-            return []
-        return [
-            _Coming(table, ids, self._rows.submit(self._link.fetch, table, ids, training=True))
-            for table, ids in asked
-        ]
-
-    def close(self) -> None:
-        """Ends the threads, and closes the connections."""
-        self._link.give_up()
-        for threads in (self._ids, self._rows):
-            threads.shutdown(wait=True, cancel_futures=True)
-        self._link.close()
-
-
 def _in_sorted(ids: IdArray, ordered: IdArray) -> npt.NDArray[np.bool_]:
     if not len(ordered):
         return np.zeros(len(ids), bool)
@@ -213,11 +124,6 @@ class RowsOfWorker(Closing):
     def close(self) -> None:
         self._link.close()
 
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        """Bytes of the frames that were sent and received."""
-        return self._link.bytes_moved
-
     def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
         return self._link.fetch(table, ids, training=training)
 
@@ -244,49 +150,102 @@ class RowsOfWorker(Closing):
 
 
 class ServedRows(RowsOfWorker):
-    """Rows that are exchanged at each batch.
+    """Rows that are exchanged at each batch, those of the next one pulled while a batch trains.
 
     A step's gradients are sent at its end, to all shards at the same time: each applies them as one
-    step of the rows, and the next pull sees them.
+    step of the rows, and the next pull sees them. What this worker pushes is not missed by what it
+    has pulled ahead: of the rows that it pushes, and that the next batch has too, the new values
+    come back with the reply to the push. So one worker alone trains as if nothing were pulled
+    ahead.
+
+    Args:
+        link, ahead: Used by this object alone, and closed with it; the second for the next batch.
     """
 
-    def __init__(self, link: RowLink, ahead: RowsAhead) -> None:
+    def __init__(self, link: RowLink, ahead: RowLink) -> None:
         super().__init__(link)
         self._ahead = ahead
         self._own: dict[str, list[list[int]]] = {}  # the clocks after this worker's last pushes
+        self._finding = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-ids-ahead")
+        self._pulling = ThreadPoolExecutor(1, thread_name_prefix="sparkdl-rows-ahead")
+        self._now: list[_Coming] = []
+        self._next: Future[list[_Coming]] | None = None
+        self._off = False
 
     def begin_batch(self, wanted: Wanted | None) -> None:
-        self._ahead.begin_batch(wanted)
+        """A batch begins, for which rows were pulled ahead.
 
-    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
-        found = self._ahead.take(table, ids) if training else None
-        return super()._fetch(table, ids, training=training) if found is None else found
+        Args:
+            wanted: Finds what the batch after it will ask for; None: it is not known.
+        """
+        self._now = [] if self._next is None else self._next.result()
+        self._next = None
+        if wanted is not None and not self._off:
+            self._next = self._finding.submit(self._ask, wanted)
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0
     ) -> None:
         pushes = [
             replace(
-                step,
-                wanted=self._ahead.shared(step.table, step.ids),
-                clocks=self._clocks_with_own(step),
+                step, wanted=self._shared(step.table, step.ids), clocks=self._clocks_with_own(step)
             )
             for step in self._take_step(loss_scale)
         ]
         answers = self._link.push(pushes, epoch, batch, learning_rate) if pushes else []
         for push, done in zip(pushes, answers, strict=True):
             self._own[push.table] = [*self._own.get(push.table, [])[-1:], done.clocks]
-            self._ahead.renew(push.table, push.ids[done.rows], done.values)
+            self._renew(push.table, push.ids[done.rows], done.values)
 
     def close(self) -> None:
+        """Ends the threads, and closes the connections."""
+        self._ahead.give_up()
+        for threads in (self._finding, self._pulling):
+            threads.shutdown(wait=True, cancel_futures=True)
         self._ahead.close()
         super().close()
 
-    @property
-    def bytes_moved(self) -> tuple[int, int]:
-        sent, received = self._link.bytes_moved
-        more = self._ahead.bytes_moved
-        return sent + more[0], received + more[1]
+    def _fetch(self, table: str, ids: IdArray, *, training: bool) -> Fetched:
+        for number, coming in enumerate(self._now if training else ()):
+            if coming.table == table and np.array_equal(coming.ids, ids):
+                del self._now[number]
+                return coming.taken()
+        return super()._fetch(table, ids, training=training)
+
+    def _ask(self, wanted: Wanted) -> list[_Coming]:
+        try:
+            asked = list(wanted())
+        except (CancelledError, SparkDLError):  # training ends; or the batch itself will raise it
+            return []
+        except Exception as error:
+            self._off = True
+            warn_user(
+                "rows of tables are not pulled ahead: the part of the model that finds the ids of "
+                f"a batch cannot be computed by itself ({type(error).__name__}: {error})"
+            )
+            return []
+        fetch, pool = self._ahead.fetch, self._pulling
+        return [
+            _Coming(name, ids, pool.submit(fetch, name, ids, training=True)) for name, ids in asked
+        ]
+
+    def _shared(self, table: str, ids: IdArray) -> npt.NDArray[np.bool_] | None:
+        """Which of some ids the next batch asks for, too; None: none."""
+        coming = [] if self._next is None else self._next.result()
+        asked = [each.ids for each in coming if each.table == table]
+        if not asked:
+            return None
+        return _in_sorted(ids, asked[0] if len(asked) == 1 else np.unique(np.concatenate(asked)))
+
+    def _renew(self, table: str, ids: IdArray, values: FloatArray) -> None:
+        """Takes new values of some rows, each once, in place of those that were pulled ahead."""
+        if self._next is None or not len(ids):
+            return
+        for coming in self._next.result():
+            if coming.table == table:
+                there = _in_sorted(ids, coming.ids)
+                places = np.searchsorted(coming.ids, ids[there])
+                coming.newer.append((places, values[there]))
 
     def _clocks_with_own(self, step: RowPush) -> list[int]:
         """The clocks that the shards would have if nobody else had pushed since the pull."""
@@ -358,8 +317,7 @@ class WindowRows(RowsOfWorker):
         if len(missing):
             found = self._link.fetch(table, missing, training=True)
             copies.put(missing, found.rows, found.clocks)
-        nowhere = [NO_CLOCK] * self._link.num_shards
-        return Fetched(table, ids, copies.rows(ids), nowhere)
+        return Fetched(copies.rows(ids), [NO_CLOCK] * self._link.num_shards)
 
     def end_step(
         self, epoch: int, batch: int, learning_rate: float, loss_scale: float = 1.0

@@ -1,6 +1,6 @@
 """The parameter server's stores: what plugs into a coordinator so that ranks share weights.
 
-``commit_store``, ``round_store``
+``stores``
     A store for each kind of rule: each commit changes the center, or the mean of a round does.
 ``center``
     The part of both: the weights and the rule; how commits are read, and answered with the center
@@ -11,8 +11,7 @@
 
 from sparkdl.codecs import Compression
 from sparkdl.ps.store.center import ParameterStore
-from sparkdl.ps.store.commit_store import CommitStore
-from sparkdl.ps.store.round_store import RoundStore
+from sparkdl.ps.store.stores import CommitStore, RoundStore
 from sparkdl.rules.rule import Rule
 from sparkdl.weights import NO_VALUES, FloatArray, Layout
 

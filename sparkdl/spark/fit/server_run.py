@@ -23,7 +23,7 @@ from sparkdl.ps.client import pull_center
 from sparkdl.ps.kinds import limits_of
 from sparkdl.ps.server import ServerConfig, ServerProcess
 from sparkdl.ps.server.config import TablesOfRun
-from sparkdl.ps.shards.driver import ShardsDriver
+from sparkdl.ps.shards.client import ShardsDriver
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.spark.executor.trainer import TrainedRank
 from sparkdl.spark.fit.shard_servers import ShardServers, beside_driver, count_servers, on_executors

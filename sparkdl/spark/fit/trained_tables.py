@@ -22,11 +22,10 @@ from sparkdl.spark.session.frames import require_frame
 from sparkdl.spark.session.running import session_of
 from sparkdl.spark.session.versions import ArrowFunction, frame_of_table, map_in_arrow
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
-from sparkdl.tables.files import TableFiles, load_rows, write_part
+from sparkdl.tables.files import TableFiles, TableReader, load_rows, write_part
 from sparkdl.tables.functions import RowFunction, Statistics, TableFunction
 from sparkdl.tables.hashing import signed
 from sparkdl.tables.index import owner
-from sparkdl.tables.reading import TableReader
 from sparkdl.tables.store import RowStore, TableRows
 from sparkdl.weights import FloatArray
 

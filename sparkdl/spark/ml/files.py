@@ -41,7 +41,7 @@ from sparkdl.process import payload
 from sparkdl.spark.files.hadoop import HadoopFileSystem
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import frame_of_table, metadata_place, table_of_frame
-from sparkdl.tables.beside import copy_beside, found_beside, require_elsewhere
+from sparkdl.tables.checkpoints import copy_beside, found_beside, require_elsewhere
 
 CHUNK_BYTES = 1 << 20
 _CHUNKS_PER_FILE = 32

@@ -16,7 +16,7 @@ from cheroot.server import HTTPConnection
 
 from sparkdl.errors import AuthenticationError, ProtocolError
 from sparkdl.transport.frames import Message
-from sparkdl.transport.framing import send_reading
+from sparkdl.transport.socket import send_reading
 from sparkdl.wire.greeting import Greeter, Stranger, no_room
 from sparkdl.wire.listening import shut_down, token_matches, tune
 from sparkdl.wire.proving import BUSY, IncomingProof

@@ -363,7 +363,7 @@ def test_a_retried_rank_joins_with_the_state_of_a_live_one() -> None:
 
         joining = threading.Thread(target=lambda: together(join), daemon=True)
         joining.start()
-        while "join" not in {w.reason for w in server.coordinator.group.waits}:
+        while "join" not in {w.reason for w in list(server.coordinator.group.waits.values())}:
             threading.Event().wait(0.01)
         together(stay)
         joining.join(10)

@@ -100,10 +100,10 @@ def test_one_worker_trains_as_without_rows_ahead(
 
 
 def test_rows_that_came_ahead_have_every_change_since() -> None:
-    fetched = Fetched("ads", np.arange(3), np.zeros((3, DIM), np.float32), [0])
+    fetched = Fetched(np.zeros((3, DIM), np.float32), [0])
     coming: Future[Fetched] = Future()
     coming.set_result(fetched)
-    rows = _Coming("ads", fetched.ids, coming)
+    rows = _Coming("ads", np.arange(3), coming)
     for places, value in (([0, 1], 1.0), ([1, 2], 2.0)):
         rows.newer.append((np.array(places), np.full((2, DIM), value, np.float32)))
     assert rows.taken().rows[:, 0].tolist() == [1, 2, 2]
@@ -192,7 +192,9 @@ def test_one_worker_with_windows_is_one_store(count: int, rule: str) -> None:
 def test_two_workers_send_shares_and_take_what_others_changed(server: InprocShards) -> None:
     """Gradient -1, rate 1: a window of three batches is +3, of which half is sent."""
     own, shared = np.arange(100, 140), np.arange(20)
-    with in_windows(server, 0) as one, in_windows(server, 1) as two:
+    client = server.client(0)
+    first = WindowRows(client._open_link([spec()]), [spec()], 2)
+    with first as one, in_windows(server, 1) as two:
 
         def window(rows: RowsOfWorker, ids: np.ndarray, number: int) -> np.ndarray:
             for batch in range(3):
@@ -206,11 +208,11 @@ def test_two_workers_send_shares_and_take_what_others_changed(server: InprocShar
         np.testing.assert_array_equal(window(one, np.concatenate([shared, own]), 0), 2.0)
         # the other begins from half of the three steps of the first, and sends half of its own
         np.testing.assert_array_equal(window(two, shared, 0), 1.5 + 2)
-        before = one.bytes_moved[1]
+        before = client.session.bytes_received
         found = window(one, np.concatenate([shared, own]), 1)
         # local 3, then three steps, of which two are done at the last pull: nothing came yet
         np.testing.assert_array_equal(found, 3.0 + 2)
-        came = one.bytes_moved[1] - before
+        came = client.session.bytes_received - before
         assert 20 * DIM * 4 <= came < 60 * DIM * 4  # the shared rows alone, and heads
         found = window(one, np.concatenate([shared, own]), 2)
         # 6, and the half of three steps that the other has sent

@@ -16,18 +16,17 @@ from sparkdl.errors import ConfigError, DataError, ProtocolError, ResourceError
 from sparkdl.files import storage
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.tables.admission import CountFilter
-from sparkdl.tables.beside import reference_in
-from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
+from sparkdl.tables.checkpoints import TableCheckpoints, TableReference, reference_in
 from sparkdl.tables.files import (
     MANIFEST,
     TableFiles,
+    TableReader,
     discard,
     load_rows,
     write_manifest,
     write_part,
 )
 from sparkdl.tables.index import owner
-from sparkdl.tables.reading import TableReader
 from sparkdl.tables.store import RowStore
 
 IDS = np.concatenate(
