@@ -29,8 +29,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
-from sparkdl.files.arrow_file_system import open_regular
-from sparkdl.files.file_system import DamagedFileError
+from sparkdl.files.file_system import DamagedFileError, open_regular
 from sparkdl.tables.hashing import mix64
 from sparkdl.tables.index import hash_range, in_order
 from sparkdl.tables.store import BLOCK_ROWS, RowStore, TableRows
