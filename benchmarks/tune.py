@@ -31,7 +31,7 @@ from sklearn.neural_network import MLPClassifier
 
 from sparkdl import tune
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import Goal, OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import Goal, OnEpoch, SearchRun, SegmentTraining
 
 MAX_EPOCHS = 27
 SEEDS = range(5)
@@ -92,10 +92,10 @@ def compare(
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal.at(folder, {}, resume=False)
         goal = Goal("val_accuracy", True)
-        run_search(
+        SearchRun(
             searcher, trainer, journal, goal, seed=seed, max_concurrent=1, timeout_s=None,
             on_score=lambda trial, score: None,
-        )  # fmt: skip
+        ).run()  # fmt: skip
     scores = [m["val_accuracy"] for r in journal.trials.values() for m in r.metrics.values()]
     return max(scores), trainer.epochs
 

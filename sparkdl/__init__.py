@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from sparkdl.settings.network import Network as Network
     from sparkdl.spark.generate import generate as generate
     from sparkdl.spark.inferring import inference as inference
-    from sparkdl.spark.loading import load_spark_model as load_spark_model
     from sparkdl.spark.predict import predict as predict
     from sparkdl.spark.predict import predict_udf as predict_udf
     from sparkdl.spark.predict import register_udf as register_udf
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
     from sparkdl.spark.run import run as run
     from sparkdl.spark.runs.feeding import Feeding as Feeding
     from sparkdl.spark.spark_model import SparkModel as SparkModel
+    from sparkdl.spark.spark_model import load_spark_model as load_spark_model
     from sparkdl.spark.tfrecord.functions import read_tfrecords as read_tfrecords
     from sparkdl.spark.tfrecord.functions import register_tfrecord as register_tfrecord
     from sparkdl.spark.tfrecord.functions import write_tfrecords as write_tfrecords
@@ -77,7 +77,7 @@ _HOMES = {
     "Network": "sparkdl.settings.network",
     "Limits": "sparkdl.config",
     "Feeding": "sparkdl.spark.runs.feeding",
-    "load_spark_model": "sparkdl.spark.loading",
+    "load_spark_model": "sparkdl.spark.spark_model",
     "DeepImageFeaturizer": "sparkdl.images.deep_image",
     "DeepImagePredictor": "sparkdl.images.deep_image",
     "KerasImageFileEstimator": "sparkdl.images.image_file",

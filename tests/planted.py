@@ -124,7 +124,7 @@ FAULTS = [
         "unit/data/test_feed.py",
     ),
     Fault(
-        "data/ragged.py",
+        "data/columns.py",
         "return 1 << (longest - 1).bit_length() if self.few_lengths else longest",
         "return 1 << longest.bit_length() if self.few_lengths else longest",
         "unit/data/test_data_ragged.py",
@@ -142,7 +142,7 @@ FAULTS = [
         "unit/files/test_storage.py",
     ),
     Fault(
-        "launch/feeds/stream_feed.py",
+        "launch/stream_feed.py",
         "if message.offset == 0:  # one of the same size as before is no repetition of it",
         "if message.offset != 0:  # one of the same size as before is no repetition of it",
         "unit/launch/test_stream_feed.py",

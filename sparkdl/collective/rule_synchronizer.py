@@ -24,7 +24,7 @@ from sparkdl.collective.rules import (
 )
 from sparkdl.config import EPOCH_WINDOW
 from sparkdl.errors import ConfigError
-from sparkdl.files.archive_parts import unpack_arrays
+from sparkdl.files.model_file import unpack_arrays
 from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.flat import State
 from sparkdl.training.changes import VariableChanges

@@ -1,7 +1,8 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
 
-- ``columns``: which DataFrame columns become which inputs, labels and weights of a model.
-- ``decode``, with ``plain_arrow``, ``conform`` and ``ragged``: a record batch -> NumPy arrays, and
+- ``columns``: which DataFrame columns become which inputs, labels and weights of a model, and
+  rows of different length.
+- ``decode``, with ``plain_arrow`` and ``conform``: a record batch -> NumPy arrays, and
   which rows no model can take.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk, and
   what a fit asks of its rows.
@@ -14,7 +15,7 @@
 from sparkdl.data.arrays import rows_from_numpy, to_arrow_table
 from sparkdl.data.batches import Batches, EpochPlan
 from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
-from sparkdl.data.decode import decode, decode_slices, decode_valid, rows_with_nulls
+from sparkdl.data.decode import decode, decode_valid, rows_with_nulls
 from sparkdl.data.partition import Partition, read_partition
 from sparkdl.data.rows import Rows
 
@@ -27,7 +28,6 @@ __all__ = [
     "Partition",
     "Rows",
     "decode",
-    "decode_slices",
     "decode_valid",
     "read_partition",
     "rows_from_numpy",

@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.columns import ColumnSpec, DataSpec
+from sparkdl.data.columns import Array, ColumnSpec, DataSpec
 from sparkdl.data.conform import conform
-from sparkdl.data.ragged import Array
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import MemoryStorage
 from sparkdl.errors import DataError

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.columns import Batch, DataSpec
-from sparkdl.data.ragged import Array, IndexArray
+from sparkdl.data.columns import Array, Batch, DataSpec, IndexArray
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import Storage
 from sparkdl.settings.values import require_int

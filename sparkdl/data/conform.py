@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.columns import ColumnSpec, Shape
-from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
+from sparkdl.data.columns import Array, ColumnSpec, IndexArray, Ragged, Shape, Stored
 from sparkdl.errors import DataError
 
 _ROUNDING = 1e-5

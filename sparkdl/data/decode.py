@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
+from sparkdl.data.columns import Array, Batch, ColumnSpec, DataSpec, Ragged, Stored
 from sparkdl.data.conform import (
     ValuePlace,
     cast,
@@ -30,7 +30,6 @@ from sparkdl.data.conform import (
     shape_error,
 )
 from sparkdl.data.plain_arrow import bytes_of, is_any_list, unwrapped
-from sparkdl.data.ragged import Array, Ragged, Stored
 from sparkdl.errors import DataError
 
 # OpenCV's codes for 8-bit unsigned pixels with 1, 3 and 4 channels.
@@ -145,18 +144,6 @@ def decode(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> Batch:
         if entry.padding is not None and isinstance(found, Ragged):
             made.lengths[name] = found.lengths
     return made
-
-
-def decode_slices(
-    batch: pa.RecordBatch, spec: DataSpec, num_rows: int, first_row: int = 0
-) -> Iterator[Batch]:
-    """Decodes a record batch ``num_rows`` rows at a time; see :func:`decode`.
-
-    A record batch of Spark has 10,000 rows, which as decoded images take gigabytes. So the batch
-    is sliced first, and only one slice of it is decoded at any time, if the caller keeps none.
-    """
-    for start in range(0, batch.num_rows, num_rows):
-        yield decode(batch.slice(start, num_rows), spec, first_row + start)
 
 
 def decode_stored(batch: pa.RecordBatch, spec: DataSpec, first_row: int = 0) -> list[Stored]:

@@ -326,7 +326,7 @@ class RowFeed(ABC):
 
 
 class RowSource(Protocol):
-    """Rows that are read as they are asked for; see :mod:`sparkdl.launch.feeds.feeding`."""
+    """Rows that are read as they are asked for; see :mod:`sparkdl.launch.feeding`."""
 
     @property
     def num_rows(self) -> int:

@@ -9,10 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import DataSpec
+from sparkdl.data.columns import Array, DataSpec, IndexArray, Ragged, Stored
 from sparkdl.data.conform import empty_stored
 from sparkdl.data.decode import decode_stored, read_column
-from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
 from sparkdl.data.rows import Rows
 from sparkdl.data.storage import (
     GrowingArray,

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.columns import Batch, ColumnSpec, DataSpec
-from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
+from sparkdl.data.columns import Array, Batch, ColumnSpec, DataSpec, IndexArray, Ragged, Stored
 from sparkdl.data.storage import MemoryStorage, Storage
 from sparkdl.errors import DataError
 

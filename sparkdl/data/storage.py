@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparkdl.data.ragged import Array, IndexArray, Ragged, Stored
+from sparkdl.data.columns import Array, IndexArray, Ragged, Stored
 from sparkdl.errors import ResourceError
 
 _BLOCK_BYTES = 1 << 20

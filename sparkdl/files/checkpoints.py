@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, field, replace
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
 from sparkdl.files import storage
-from sparkdl.files.archive_parts import check_whole, run_of, run_state_of, with_parts
 from sparkdl.files.file_system import DamagedFileError
+from sparkdl.files.model_file import check_whole, run_of, run_state_of, with_parts
 from sparkdl.files.run_state import RunState
 from sparkdl.process.user_warnings import warn_user
 

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from sparkdl.errors import ResourceError, SparkDLError
-from sparkdl.files.arrow_file_system import LocalFileSystem, open_uri
-from sparkdl.files.file_system import FileSystem
+from sparkdl.files.file_system import FileSystem, LocalFileSystem, open_uri
 
 Finder = Callable[[str, str | None], FileSystem | None]
 """From a path and its scheme (None without one) to its file system; None for somebody else's."""

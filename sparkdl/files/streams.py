@@ -11,7 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
-from sparkdl.files.arrow_file_system import open_regular, open_uri
+from sparkdl.files.file_system import open_regular, open_uri
 from sparkdl.files.storage import SCHEME, explained, local_path
 
 

@@ -40,9 +40,8 @@ from sparkdl.launch.devices import needs_child
 from sparkdl.launch.task import Launcher, RankContext, Ranks, Result, Task, batch_to_bytes
 from sparkdl.launch.threads import LocalRanks, RestartedRanks
 from sparkdl.process import payload
-from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
-from sparkdl.process.log_lines import Sink, show
+from sparkdl.process.log_lines import ChildOutput, Sink, show, start_module
 
 
 def run_rank(

@@ -38,8 +38,8 @@ from sparkdl.data.feed import FedRows
 from sparkdl.errors import Cause, ConfigError, DataError, ResourceError, TransportError, WorkerError
 from sparkdl.failures import Failure, RankFailure
 from sparkdl.launch.devices import DeviceRequest, function_environment
-from sparkdl.launch.feeds.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
-from sparkdl.launch.feeds.stream_feed import StreamSettings, open_stream
+from sparkdl.launch.feeding import FeedSettings, FunctionFeed, RankFeed, call_while_it_feeds
+from sparkdl.launch.stream_feed import StreamSettings, open_stream
 from sparkdl.launch.task import AloneGathering, Capture, RaisingTask, RankContext, Result, of_kind
 from sparkdl.launch.threads import ThreadCall
 from sparkdl.process import payload

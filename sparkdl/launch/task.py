@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -28,6 +28,9 @@ from sparkdl.process.log_lines import LineSplitter, Sink
 
 RESULT_SCHEMA = "rank long, kind string, text string, content binary"
 """The columns of a row, as Spark writes them."""
+_RESULT_ROW = pa.schema([
+    ("rank", pa.int64()), ("kind", pa.string()), ("text", pa.string()), ("content", pa.binary())
+])  # fmt: skip
 CHUNK_BYTES = 2 << 20
 """Most bytes of a row's content (Spark Connect bounds an Arrow batch at 4 MiB)."""
 
@@ -72,15 +75,9 @@ class Result:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The result as Arrow batches of one row each; only the first has the text."""
         for start in range(0, max(1, len(self.content)), CHUNK_BYTES):
-            yield pa.RecordBatch.from_arrays(
-                [
-                    pa.array([self.rank], pa.int64()),
-                    pa.array([self.kind], pa.string()),
-                    pa.array(["" if start else self.text], pa.string()),
-                    pa.array([self.content[start : start + CHUNK_BYTES]], pa.binary()),
-                ],
-                names=["rank", "kind", "text", "content"],
-            )
+            part = self.content[start : start + CHUNK_BYTES]
+            row = replace(self, text="" if start else self.text, content=part)
+            yield pa.RecordBatch.from_pylist([vars(row)], _RESULT_ROW)
 
 
 def join(rows: Iterable[Row]) -> list[Result]:

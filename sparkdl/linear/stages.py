@@ -14,7 +14,7 @@ from pyspark.ml.param.shared import HasSeed, HasWeightCol
 from pyspark.sql import types as T
 
 from sparkdl.errors import ConfigError, DataError, ModelError, WorkerError, raised_of
-from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
+from sparkdl.files.model_file import pack_arrays, unpack_arrays
 from sparkdl.launch import interrupts
 from sparkdl.launch.devices import DeviceRequest
 from sparkdl.linear import rank_task

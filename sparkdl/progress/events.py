@@ -311,7 +311,7 @@ class Sink(Protocol):
 
     It is called in the driver's thread, between two looks at the workers: it should not wait long.
     What it raises ends the fit (what a sink of the user raises: see
-    :mod:`sparkdl.spark.fit.fit_sinks`).
+    :mod:`sparkdl.spark.fit.fitting`).
     """
 
     @property

@@ -2,8 +2,8 @@
 
 ``spark_model``, ``run``, ``predict``, ``generate``, ``inferring``, ``mllib``: what users call.
 ``model_inference``: what a SparkModel holds, and does beside ``fit``.
-``loading``: a SparkModel from a file. ``shared_data``: the rows that trials of a search share.
-``streaming``, ``streaming_run``: ``fit`` and ``run`` on streams. ``ml``: stages.
+``shared_data``: the rows that trials of a search share.
+``streaming``: ``fit`` on streams. ``ml``: stages.
 ``session``, ``tfrecord``: what the others stand on.
 ``fit``: one call of ``fit`` on the driver. ``runs``: ranks as the tasks of a stage. ``executor``:
 what runs on executors. ``forms``: forms of data, and their columns as the model's inputs.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _find_file_system(path: str, scheme: str | None) -> FileSystem | None:
-    from sparkdl.spark.files.worker_paths import find_file_system
+    from sparkdl.spark.files import find_file_system
 
     return find_file_system(path, scheme)
 

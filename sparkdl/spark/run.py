@@ -53,8 +53,7 @@ from sparkdl.spark.runs.function_stage import (
     returned,
     run_stage,
 )
-from sparkdl.spark.runs.stream_feeding import Destination
-from sparkdl.spark.streaming_run import StreamingRun
+from sparkdl.spark.runs.stream_feeding import Destination, StreamingRun
 
 T = TypeVar("T")
 VERBOSITIES = ("all", "log_callback_only")
@@ -85,7 +84,7 @@ def run(
     """Runs ``fn(*args, **kwargs)`` on every rank of one barrier stage; returns all results.
 
     With a streaming DataFrame as ``data`` it returns at once, and the functions run for as long as
-    the stream does; see :class:`~sparkdl.spark.streaming_run.StreamingRun`.
+    the stream does; see :class:`~sparkdl.spark.runs.stream_feeding.StreamingRun`.
 
     While it runs, ``sparkdl.communicator()`` is the communicator among the ranks (and
     ``horovod.tensorflow`` is initialised if that is the communicator). What the ranks print
@@ -149,7 +148,7 @@ def run(
     Returns:
         What ``fn`` returned on each rank, in rank order; unpickled here, so the executors must be
         trusted with this machine. With a stream a
-        :class:`~sparkdl.spark.streaming_run.StreamingRun`, which has ``stop()``,
+        :class:`~sparkdl.spark.runs.stream_feeding.StreamingRun`, which has ``stop()``,
         ``await_termination()`` and ``results``.
 
     Raises:
@@ -217,7 +216,7 @@ def run(
             to = Destination(
                 fed_count, feed.columns, task.token.hex(), uneven, limits.start_timeout_s
             )
-            stage = partial(run_stage, task, count, spark, network, on_driver=on_driver)
+            stage = partial(run_stage, task, count, spark, network, None, on_driver)
             return StreamingRun[T](stage, to, frame, feeding.checkpoint_dir, feeding.trigger, count)
         returned = run_stage(task, num_workers, spark, network, frame, on_driver)
         return [returned.load(rank) for rank in returned.results]

@@ -9,45 +9,22 @@ from typing import Any
 
 from sparkdl.data import ColumnSpec
 from sparkdl.learner.signature import Signature
-from sparkdl.spark.forms.form import Form
-from sparkdl.spark.forms.opening import form_of, open_fit_source, settled
+from sparkdl.spark.forms.opening import RowChoice, form_of, open_fit_source, settled
 from sparkdl.spark.forms.shared_rows import MOST_BYTES, SharedRows, share_rows
-from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.sources import Columns, Form, Source
 from sparkdl.spark.runs.resources import megabytes
 from sparkdl.spark.session.running import is_connect
 
-_MOST_QUESTIONS = 4
+_MOST_CHOICES = 4
 """Selections of rows that are kept; fits that want another read the data themselves."""
-
-
-@dataclass(frozen=True)
-class _Question:
-    """All that decides which rows a fit reads, and how it decodes them.
-
-    Args:
-        validation: As ``fit`` takes it; the same only if it is the same object or text.
-    """
-
-    signature: Signature
-    columns: Columns
-    validation: Any
-    split: float
-    seed: int
-
-    def is_same_as(self, other: _Question) -> bool:
-        """Whether both get the same rows; a table of pandas cannot be compared by ``==``."""
-        alike = replace(self, validation=None) == replace(other, validation=None)
-        if isinstance(self.validation, str):
-            return alike and self.validation == other.validation
-        return alike and self.validation is other.validation
 
 
 @dataclass
 class _Opened:
-    """The answer to a question; ``shared`` is None until one fit has collected the rows, and if it
+    """The rows of a choice; ``shared`` is None until one fit has collected the rows, and if it
     cannot."""
 
-    question: _Question
+    choice: RowChoice
     source: Source
     lock: threading.Lock = field(default_factory=threading.Lock)
     collected: bool = False
@@ -75,27 +52,23 @@ class SharedData(Form):
     def open(self, signature: Signature, columns: Columns) -> Source:
         return self._form.open(signature, columns)
 
-    def source(
-        self, validation: object, signature: Signature, columns: Columns, *,
-        split: float, seed: int, limit_bytes: int,
-    ) -> Source:  # fmt: skip
+    def source(self, choice: RowChoice, limit_bytes: int) -> Source:
         """The rows of a fit; see :func:`open_fit_source`.
 
         Args:
-            validation: As for all fits that share rows: the same object.
+            choice: With the same object as ``validation`` for all fits that share rows.
             limit_bytes: Larger data are not shared.
         """
-        asked = signature if self._by_name(columns) else _unnamed(signature)
-        question = _Question(asked, columns, validation, split, seed)
+        signature, asked = choice.signature, choice
+        if not self._by_name(choice.columns):
+            asked = replace(choice, signature=_unnamed(signature))
         with self._opening:  # what is on the driver is made into a frame once
-            opened = next((o for o in self._opened if o.question.is_same_as(question)), None)
+            opened = next((o for o in self._opened if o.choice.is_same_as(asked)), None)
             if opened is None:
-                source = open_fit_source(
-                    self._form, validation, signature, columns, split=split, seed=seed
-                )
-                if len(self._opened) >= _MOST_QUESTIONS or self._closed:
+                source = open_fit_source(self._form, choice)
+                if len(self._opened) >= _MOST_CHOICES or self._closed:
                     return source
-                opened = _Opened(question, source)
+                opened = _Opened(asked, source)
                 self._opened.append(opened)
         with opened.lock:
             if not opened.collected:

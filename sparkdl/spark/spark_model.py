@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from sparkdl.config import FitConfig, Limits, UseGpu
+from sparkdl.config import FitConfig, Limits, UseGpu, arguments_from_file, columns_from_file
 from sparkdl.errors import ConfigError
+from sparkdl.files.model_file import ModelFile, read_model
 from sparkdl.launch.interrupts import heard
+from sparkdl.learner.archives.archive import model_from_bytes
 from sparkdl.learner.checks import compile_parts
 from sparkdl.learner.signature import model_signature
 from sparkdl.learner.steps import keras_learner
@@ -21,21 +23,24 @@ from sparkdl.spark.fit.arguments import (
     FitArguments,
     check_callbacks,
     check_keras_arguments,
+    choose_exchange,
+    is_default_rule,
     refuse_labels_apart,
+    require_refusable,
+    restore_rule,
 )
-from sparkdl.spark.fit.choice import choose_exchange, require_refusable
 from sparkdl.spark.fit.fitting import FitCall, Fitted
 from sparkdl.spark.fit.plan import prepare_model
 from sparkdl.spark.forms.arrays import takes_labels_apart
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
-from sparkdl.spark.forms.opening import form_of, open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, form_of, open_fit_source
 from sparkdl.spark.forms.shipped import removes_tables
-from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.sources import Columns, Form, Source
 from sparkdl.spark.model_inference import ModelInference
 from sparkdl.spark.runs.capacity import default_parallelism
 from sparkdl.spark.shared_data import SharedData
 from sparkdl.spark.streaming import OnBatch, StreamingFit, check_stream, start_stream_fit
+from sparkdl.tables.checkpoints import found_beside
 from sparkdl.tracking.sinks import GivenSink
 
 
@@ -351,14 +356,10 @@ class SparkModel(ModelInference):
 
     def _open(self, form: Form, validation_data: object, columns: Columns, split: float) -> Source:
         signature = model_signature(self.model)
+        choice = RowChoice(signature, columns, validation_data, split, self.seed)
         if isinstance(form, SharedData):
-            return form.source(
-                validation_data, signature, columns, split=split, seed=self.seed,
-                limit_bytes=self.limits.memory_budget_mb << 20,
-            )  # fmt: skip
-        return open_fit_source(
-            form, validation_data, signature, columns, split=split, seed=self.seed
-        )
+            return form.source(choice, self.limits.memory_budget_mb << 20)
+        return open_fit_source(form, choice)
 
     def _require_fitting(self, source: Source, arguments: FitArguments) -> None:
         arguments.check_spec(source.spec)
@@ -373,3 +374,77 @@ class SparkModel(ModelInference):
         self._epochs_trained += fitted.epochs
         self._history = fitted.history
         return self._history
+
+
+M = TypeVar("M", bound=SparkModel)
+
+
+def load_spark_model(
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **overrides: object,
+) -> SparkModel:
+    """Loads what :meth:`SparkModel.save` wrote, or any ``.keras`` file.
+
+    Args:
+        path: See :meth:`SparkModel.save`.
+        custom_objects: Name -> class or function that the model uses.
+        safe_mode: False also loads what runs code from the file (``Lambda`` layers): only for
+            files that you trust.
+        **overrides: Arguments of :class:`SparkModel` to have instead of those saved, and
+            ``decoder``, which is not saved.
+
+    Returns:
+        A SparkModel with the same mode and settings; its next ``fit`` goes on with the optimizer
+        state and, in mode ``'allreduce'``, the outer momentum of rules like ``'diloco'``, and
+        ``predict`` and ``evaluate`` read the columns of its last ``fit``.
+        ``port`` and ``network`` have their defaults: where the driver and its workers listen, and
+        whether they encrypt, is for their user to say, never for a file.
+
+    Raises:
+        ResourceError: The path cannot be read.
+        ModelError: The file holds no compiled Keras model.
+    """
+    path = require_path("path", path)
+    custom_objects = require_objects(custom_objects)
+    return load_as(SparkModel, read_model(path), path, custom_objects, safe_mode, **overrides)
+
+
+def load_as(
+    cls: type[M],
+    file: ModelFile,
+    path: str,
+    custom_objects: dict[str, Any] | None = None,
+    safe_mode: bool = True,
+    **overrides: object,
+) -> M:
+    """A model file as a ``SparkModel``, or a subclass that takes its arguments by name.
+
+    Args:
+        file: What was read.
+        path: Path of the file, for messages.
+        custom_objects, safe_mode, **overrides: See :func:`load_spark_model`.
+
+    Raises:
+        ModelError: The file holds no compiled Keras model.
+    """
+    settings = arguments_from_file(file.settings, path)
+    content, tables = found_beside(file.content, f"{path}.tables")
+    model = model_from_bytes(content, custom_objects, safe_mode=safe_mode, path=path)
+    if "rule" not in overrides and settings.get("rule"):
+        mode, rule = settings["mode"], settings["rule"]
+        to_another = overrides.get("mode", mode) != mode
+        frequency = settings.get("frequency", "auto")
+        if to_another and is_default_rule(mode, frequency, rule, model.optimizer):
+            settings["rule"] = None  # which nobody chose: the other mode has its own
+        else:
+            settings["rule"] = restore_rule(mode, rule)
+    loaded = cls(model, custom_objects=custom_objects, **{**settings, **overrides})
+    columns = columns_from_file(file.settings, path)
+    loaded._columns = replace(loaded._columns, **columns)
+    if file.state is not None:
+        loaded._epochs_trained = file.state.epoch  # the next fit's row order is not the first's
+        if not {"mode", "rule"} & set(overrides):
+            loaded._trained.rule_state = file.state.rule if tables is None else tables.to_bytes()
+    return loaded

@@ -31,8 +31,7 @@ import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import storage
-from sparkdl.files.arrow_file_system import open_regular
-from sparkdl.files.file_system import DamagedFileError
+from sparkdl.files.file_system import DamagedFileError, open_regular
 from sparkdl.tables.admission import Mask
 from sparkdl.tables.classes import Chunk
 from sparkdl.tables.functions import Statistics

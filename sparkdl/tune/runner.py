@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from sparkdl.errors import ConfigError, DataError, ResourceError
@@ -101,128 +101,116 @@ class _Ended:
     error: Exception | None
 
 
-def run_search(
-    searcher: Searcher,
-    trainer: TrialTrainer,
-    journal: Journal,
-    goal: Goal,
-    *,
-    seed: int,
-    max_concurrent: int,
-    timeout_s: float | None,
-    on_score: Callable[[int, float], None] = lambda trial, score: None,
-    sampler: Sampler | None = None,
-    tell: Callable[[Event], None] = lambda event: None,
-    keep_best: int | None = None,
-    best_epochs: bool = False,
-    catch: tuple[type[Exception], ...] = (Exception,),
-) -> None:
-    """Runs to the searcher's end, or until the time is over; the journal has what happened.
+@dataclass(eq=False)
+class SearchRun:
+    """A search: its segments run each in a thread of their own; used by one thread.
 
     Args:
         timeout_s: The time after which the trainings that run are ended; None for no limit.
         on_score: Called with a trial and its score.
-        sampler: Gives new trials their values; None for values by chance.
-        tell: Hears of the trials, in the thread that called this.
+        sampler: Gives new trials their values.
+        tell: Hears of the trials, in the thread that runs the search.
         keep_best: The best trials that keep their checkpoints; those of others are deleted
             when the search will not go on from them. None for all.
         best_epochs: A trial stands for the model of its best epoch, and not of its last one.
         catch: What a trial may raise and count as failed; anything else ends the search.
-
-    Raises:
-        SparkDLError: The first trials failed, or a mistake that all trials share.
     """
-    waiting = journal.replay(searcher)
-    search = _Search(
-        searcher, trainer, journal, goal, seed, on_score, sampler or Drawn(), tell, best_epochs,
-        catch,
-    )  # fmt: skip
-    search.tell_past()
-    deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-    try:
-        while True:
-            while len(search.running) < max_concurrent and time.monotonic() < deadline:
-                segment = waiting.pop(0) if waiting else search.ask()
-                if segment is None:
-                    break
-                search.start(segment)
-            if not search.running:
-                if time.monotonic() < deadline:  # the searcher has no segment, and none will come
-                    search.collect(keep_best, set(journal.trials))
-                return
-            search.take(0.1)
-            search.collect(keep_best, search.done() - {s.parent for s in waiting})
-            if time.monotonic() > deadline:
-                search.stop(heed=True)
-                return
-    except BaseException:
-        search.stop()
-        raise
 
+    searcher: Searcher
+    trainer: TrialTrainer
+    journal: Journal
+    goal: Goal
+    seed: int
+    max_concurrent: int
+    timeout_s: float | None
+    on_score: Callable[[int, float], None] = lambda trial, score: None
+    sampler: Sampler = field(default_factory=Drawn)
+    tell: Callable[[Event], None] = lambda event: None
+    keep_best: int | None = None
+    best_epochs: bool = False
+    catch: tuple[type[Exception], ...] = (Exception,)
 
-class _Search:
-    """The segments that run, each in a thread of its own; used by one thread."""
-
-    def __init__(
-        self, searcher: Searcher, trainer: TrialTrainer, journal: Journal, goal: Goal, seed: int,
-        on_score: Callable[[int, float], None], sampler: Sampler, tell: Callable[[Event], None],
-        best_epochs: bool, catch: tuple[type[Exception], ...],
-    ) -> None:  # fmt: skip
-        self._searcher, self._trainer, self._journal = searcher, trainer, journal
-        self._goal, self._seed, self._on_score = goal, seed, on_score
-        self._sampler, self._tell_sinks = sampler, tell
+    def __post_init__(self) -> None:
         self._heard: queue.SimpleQueue[_Ended | TrialEpochEnded] = queue.SimpleQueue()
         self._failures: list[Exception] = []
-        self._succeeded = any(r.metrics and r.state != "failed" for r in journal.trials.values())
-        self._best_epochs, self._catch = best_epochs, catch
         self._standings: dict[int, Standing] = {}
-        self.running: dict[int, threading.Thread] = {}
+        self._running: dict[int, threading.Thread] = {}
 
-    def tell_past(self) -> None:
+    def run(self) -> None:
+        """Runs to the searcher's end, or until the time is over; the journal has what happened.
+
+        Raises:
+            SparkDLError: The first trials failed, or a mistake that all trials share.
+        """
+        waiting, trials = self.journal.replay(self.searcher), self.journal.trials
+        self._succeeded = any(r.metrics and r.state != "failed" for r in trials.values())
+        self._tell_past()
+        deadline = math.inf if self.timeout_s is None else time.monotonic() + self.timeout_s
+        try:
+            while True:
+                while len(self._running) < self.max_concurrent and time.monotonic() < deadline:
+                    segment = waiting.pop(0) if waiting else self._ask()
+                    if segment is None:
+                        break
+                    self._start(segment)
+                if not self._running:
+                    if time.monotonic() < deadline:  # the searcher has no segment: none will come
+                        self._collect(set(trials))
+                    return
+                self._take(0.1)
+                self._collect(self._done() - {s.parent for s in waiting})
+                if time.monotonic() > deadline:
+                    self._stop(heed=True)
+                    return
+        except BaseException:
+            self._stop()
+            raise
+
+    def _tell_past(self) -> None:
         """Tells of the trials that the journal had before."""
-        for record in self._journal.trials.values():
+        for record in self.journal.trials.values():
             if not record.params and not record.metrics:
                 continue
-            self._tell_sinks(TrialBegan(record.number, dict(record.params), 0, record.epochs))
+            self.tell(TrialBegan(record.number, dict(record.params), 0, record.epochs))
             for epochs, metrics in sorted(record.metrics.items()):
                 self._tell_ended(record, epochs, metrics)
 
-    def ask(self) -> Segment | None:
-        segment = self._searcher.ask()
+    def _ask(self) -> Segment | None:
+        segment = self.searcher.ask()
         if segment is not None:
-            self._journal.asked(segment)
+            self.journal.asked(segment)
         return segment
 
-    def start(self, segment: Segment) -> None:
-        if segment.trial in self.running:
+    def _start(self, segment: Segment) -> None:
+        if segment.trial in self._running:
             raise ConfigError(
                 f"the searcher gave two segments of trial {segment.trial} at the same time",
                 expected="the next segment of a trial after tell() of the one before",
                 received=str(segment),
             )
-        record = self._journal.trials.get(segment.trial)
-        given = {**self._searcher.parameters(segment.trial), **(record.params if record else {})}
-        trial = Trial(segment.trial, self._seed, given, self._draws(segment.trial))
+        record = self.journal.trials.get(segment.trial)
+        given = {**self.searcher.parameters(segment.trial), **(record.params if record else {})}
+        trial = Trial(segment.trial, self.seed, given, self._draws(segment.trial))
 
         standing = self._standings[segment.trial] = Standing(
-            self._goal, self._best_epochs, record, segment.begin,
-            self._searcher.copied_after(segment.trial),
+            self.goal, self.best_epochs, record, segment.begin,
+            self.searcher.copied_after(segment.trial),
         )  # fmt: skip
 
         def heard(epoch: int, metrics: Metrics) -> None:
             if standing.hear(epoch + 1, metrics):
-                self._trainer.keep(segment.trial, standing.needed)
+                self.trainer.keep(segment.trial, standing.needed)
             self._heard.put(TrialEpochEnded(segment.trial, epoch, metrics))
 
         try:
-            training = self._trainer.prepare(trial, segment, heard)
+            training = self.trainer.prepare(trial, segment, heard)
         except Exception as error:
             self._keep(trial, segment)
-            self._tell(_Ended(segment, None, error))
+            self._score(_Ended(segment, None, error))
             return
         self._keep(trial, segment)
         if standing.needed:
-            self._trainer.keep(segment.trial, standing.needed)
+            self.trainer.keep(segment.trial, standing.needed)
 
         def train() -> None:
             try:
@@ -231,42 +219,42 @@ class _Search:
                 self._heard.put(_Ended(segment, None, error))
 
         name = f"sparkdl-trial{segment.trial}"
-        self.running[segment.trial] = threading.Thread(target=train, name=name, daemon=True)
-        self.running[segment.trial].start()
+        self._running[segment.trial] = threading.Thread(target=train, name=name, daemon=True)
+        self._running[segment.trial].start()
 
-    def take(self, timeout_s: float) -> None:
+    def _take(self, timeout_s: float) -> None:
         """Waits for a segment to end, and tells its score, or for one of its epochs."""
         with contextlib.suppress(queue.Empty):
             heard = self._heard.get(timeout=timeout_s)
             if isinstance(heard, TrialEpochEnded):
-                self._tell_sinks(heard)
+                self.tell(heard)
                 return
-            self.running.pop(heard.segment.trial).join()
-            self._tell(heard)
+            self._running.pop(heard.segment.trial).join()
+            self._score(heard)
 
-    def done(self) -> set[int]:
+    def _done(self) -> set[int]:
         """The trials that neither train again nor are copied."""
-        trials = self._journal.trials.items()
-        ended = {n for n, record in trials if n not in self.running and record.metrics}
-        return {n for n in ended if self._searcher.is_done(n)}
+        trials = self.journal.trials.items()
+        ended = {n for n, record in trials if n not in self._running and record.metrics}
+        return {n for n in ended if self.searcher.is_done(n)}
 
-    def collect(self, keep_best: int | None, done: Collection[int]) -> None:
+    def _collect(self, done: Collection[int]) -> None:
         """Deletes the checkpoints that nobody will ask for."""
-        if keep_best is None:
+        if self.keep_best is None:
             return
-        found = dispensable(self._journal.trials.values(), self._goal, done, keep_best)
+        found = dispensable(self.journal.trials.values(), self.goal, done, self.keep_best)
         for record in found:
-            self._trainer.delete(record.number)
+            self.trainer.delete(record.number)
             record.kept = False
         if found:
-            self._journal.write()
+            self.journal.write()
 
-    def stop(self, timeout_s: float = 60.0, *, heed: bool = False) -> None:
+    def _stop(self, timeout_s: float = 60.0, *, heed: bool = False) -> None:
         """Ends what runs; its trials count as stopped."""
         deadline = time.monotonic() + timeout_s
-        for number, thread in self.running.items():
+        for number, thread in self._running.items():
             while thread.is_alive() and time.monotonic() < deadline:
-                self._trainer.cancel()  # again: one that comes before the Spark job is forgotten
+                self.trainer.cancel()  # again: one that comes before the Spark job is forgotten
                 thread.join(0.5)
             if thread.is_alive():
                 warnings.warn(
@@ -278,16 +266,16 @@ class _Search:
         while heed and not self._heard.empty():
             heard = self._heard.get()
             if isinstance(heard, TrialEpochEnded):
-                self._tell_sinks(heard)
+                self.tell(heard)
             elif heard.error is None:
-                del self.running[heard.segment.trial]
-                self._tell(heard)
-        for number in self.running:
-            record = self._journal.trials[number]
+                del self._running[heard.segment.trial]
+                self._score(heard)
+        for number in self._running:
+            record = self.journal.trials[number]
             record.state = "stopped"
             self._tell_ended(record, record.epochs, {})
-        self.running.clear()
-        self._journal.write()
+        self._running.clear()
+        self.journal.write()
 
     def _draws(self, number: int) -> Draw:
         """How a trial's values are drawn, asked at the first: one that goes on has its values."""
@@ -295,20 +283,20 @@ class _Search:
 
         def draw(name: str, space: Space) -> Value:
             if not found:
-                before = [r for n, r in sorted(self._journal.trials.items()) if n != number]
+                before = [r for n, r in sorted(self.journal.trials.items()) if n != number]
                 known = [self._experience(record) for record in before]
-                found.append(self._sampler.draws(number, self._seed, known))
+                found.append(self.sampler.draws(number, self.seed, known))
             return found[0](name, space)
 
         return draw
 
     def _experience(self, record: TrialRecord) -> Experience:
-        goal = self._goal
+        goal = self.goal
         scores = {e: goal.score(m) for e, m in record.metrics.items() if goal.metric in m}
         outcome: Outcome = "paused"
         if record.state == "failed":
             outcome = "failed"
-        elif record.epochs >= self._searcher.max_epochs:
+        elif record.epochs >= self.searcher.max_epochs:
             outcome = "complete"
         elif record.state == "running" or not scores:
             outcome = "running"
@@ -318,47 +306,47 @@ class _Search:
         state: Literal["waiting", "complete", "failed", "stopped"] = "waiting"
         if record.state in ("failed", "stopped"):
             state = "failed" if record.state == "failed" else "stopped"
-        elif epochs >= self._searcher.max_epochs:
+        elif epochs >= self.searcher.max_epochs:
             state = "complete"
-        shares = importances(self._journal.trials.values(), self._goal.metric)
+        shares = importances(self.journal.trials.values(), self.goal.metric)
         ended = TrialEnded(record.number, epochs, state, dict(metrics), record.error, shares)
-        self._tell_sinks(ended)
+        self.tell(ended)
 
     def _keep(self, trial: Trial, segment: Segment) -> None:
-        self._journal.built(trial.number, trial.spaces, trial.params)
-        self._searcher.built(trial.number, trial.spaces, trial.params)
-        self._journal.write()
+        self.journal.built(trial.number, trial.spaces, trial.params)
+        self.searcher.built(trial.number, trial.spaces, trial.params)
+        self.journal.write()
         params: dict[str, Json] = {**trial.params}
         began = TrialBegan(trial.number, params, segment.begin, segment.end, segment.parent)
-        self._tell_sinks(began)
+        self.tell(began)
 
-    def _tell(self, ended: _Ended) -> None:
+    def _score(self, ended: _Ended) -> None:
         segment, metrics = ended.segment, ended.metrics or {}
-        score = WORST if ended.error else self._goal.score(metrics)
-        self._searcher.tell(segment.trial, segment.end, score)
-        self._journal.told(segment, score, metrics)
-        record = self._journal.trials[segment.trial]
+        score = WORST if ended.error else self.goal.score(metrics)
+        self.searcher.tell(segment.trial, segment.end, score)
+        self.journal.told(segment, score, metrics)
+        record = self.journal.trials[segment.trial]
         if score == WORST:
             record.state = "failed"
-            record.error = f"{self._goal.metric} is NaN"
+            record.error = f"{self.goal.metric} is NaN"
             if ended.error:
                 told = str(ended.error).partition("\n")[0].rstrip()
                 record.error = f"{type(ended.error).__name__}: {told}"
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:
             standing = self._standings.pop(segment.trial)
-            copied = self._searcher.copied_after(segment.trial)
+            copied = self.searcher.copied_after(segment.trial)
             needed = standing.end(segment.end, metrics, copied)
             record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
-            self._trainer.keep(segment.trial, needed)
-        self._journal.write()
+            self.trainer.keep(segment.trial, needed)
+        self.journal.write()
         self._tell_ended(record, segment.end, metrics)
         if score > WORST:
             self._succeeded = True
-            self._on_score(segment.trial, score)
+            self.on_score(segment.trial, score)
         elif ended.error is not None:
             self._failures.append(ended.error)
-            if not isinstance(ended.error, self._catch):
+            if not isinstance(ended.error, self.catch):
                 raise ended.error
             shared = isinstance(ended.error, (ConfigError, DataError, ResourceError))
             if not self._succeeded and (shared or len(self._failures) >= PATIENCE):

@@ -23,7 +23,7 @@ from sparkdl.progress.events import EpochEnded, Event, Json, SearchBegan, Search
 from sparkdl.settings import values
 from sparkdl.settings.values import require_int, require_name, require_seconds, shown
 from sparkdl.spark.fit.arguments import verbosity
-from sparkdl.spark.fit.fit_sinks import open_sinks
+from sparkdl.spark.fit.fitting import open_sinks
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.opening import settled
 from sparkdl.spark.forms.shipped import removes_tables
@@ -36,12 +36,12 @@ from sparkdl.spark.spark_model import SparkModel
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 from sparkdl.tracking.sinks import GivenSink, GuardedSink, without_standing
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SearchRun, SegmentTraining
 from sparkdl.tune.searchers import AdaptiveAsha, Searcher
 from sparkdl.tune.searchers import __all__ as searchers
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study
-from sparkdl.tune.suggestions import Sampler, Trial, Value
+from sparkdl.tune.suggestions import Drawn, Sampler, Trial, Value
 
 if TYPE_CHECKING:
     import keras
@@ -442,12 +442,12 @@ def search(
             expected_epochs=expected_epochs, timeout_s=timeout_s,
         )  # fmt: skip
         tell(began)
-        run_search(
+        SearchRun(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
-            on_score=show or (lambda trial, score: None), sampler=sampler, tell=tell,
+            on_score=show or (lambda trial, score: None), sampler=sampler or Drawn(), tell=tell,
             keep_best=keep_best, best_epochs=best_epochs, catch=caught,
-        )  # fmt: skip
+        ).run()  # fmt: skip
         tell(_ended(study))
     except BaseException as error:
         tell(_ended(study, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))

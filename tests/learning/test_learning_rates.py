@@ -31,10 +31,9 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.rules import BSP, make_rule
-from sparkdl.spark.fit.allreduce_run import AllReduceRun
-from sparkdl.spark.fit.server_run import ServerRun
 from sparkdl.spark.fit.trained_model import TrainedModel
-from sparkdl.spark.fit.training import _last_epochs, _watch
+from sparkdl.spark.fit.training import FitStage
+from sparkdl.spark.fit.training_run import AllReduceRun, ServerRun
 from sparkdl.testing.inproc import InprocParameterServer, InprocServer, connect_threads
 from sparkdl.worker import train
 
@@ -137,8 +136,10 @@ def fit(mode: str, callbacks: list[Any]) -> SimpleNamespace:
     def follow(run: Any, work: Callable[[int], None]) -> None:
         monitor.watch(lambda: trained.take(run.state()))
         ranks: Any = Ranks([partial(work, rank) for rank in range(len(parts))])
-        _watch(ranks, run, monitor, None)
-        _last_epochs(run, monitor, None)
+        plan: Any = SimpleNamespace(trained=trained, checkpoints=None)
+        stage = FitStage(plan, run, None, monitor)  # type: ignore[arg-type]
+        stage._watch(ranks)
+        stage._last_epochs()
         trained.take(run.state())
         run._driver.close()
 

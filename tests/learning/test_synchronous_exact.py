@@ -11,7 +11,7 @@ import pytest
 from harness import global_batches, run_workers, split
 
 from sparkdl.data import ColumnSpec, DataSpec, read_partition, rows_from_numpy
-from sparkdl.data.ragged import Padding
+from sparkdl.data.columns import Padding
 from sparkdl.rules import BSP
 
 SIZES = {

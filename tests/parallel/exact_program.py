@@ -310,7 +310,7 @@ def parts_of(case: Case, size: int) -> list[Part]:
 def rows_of(case: Case, part: Part) -> Any:
     """A rank's rows as a worker has them: those of different length are not padded yet."""
     from sparkdl.data import ColumnSpec, DataSpec, read_partition, rows_from_numpy
-    from sparkdl.data.ragged import Padding
+    from sparkdl.data.columns import Padding
 
     x, y, weights = part
     if case.model != "padded":

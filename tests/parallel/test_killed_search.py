@@ -20,7 +20,7 @@ from pathlib import Path
 from sparkdl import tune
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.searchers.searcher import Goal
-from sparkdl.tune.runner import run_search
+from sparkdl.tune.runner import SearchRun
 
 folder, stop_at, resume = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
 log = folder / "log"
@@ -52,10 +52,10 @@ class Formula:
 
 
 journal = Journal.at(str(folder / "study"), {"seed": 7}, resume=resume)
-run_search(
+SearchRun(
     tune.AdaptiveAsha(24, 9, 3), Formula(), journal, Goal("loss", False), seed=7, max_concurrent=1,
     timeout_s=None, on_score=lambda trial, score: None, sampler=tune.OptunaSampler(),
-)
+).run()
 print(json.dumps({n: [r.params, r.metrics, r.epochs] for n, r in journal.trials.items()}))
 """
 

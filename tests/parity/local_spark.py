@@ -36,9 +36,8 @@ from sparkdl.process.closing import Closing
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.spark.forms import arrays, opening
 from sparkdl.spark.forms.arrays import by_name
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.opening import form_of
-from sparkdl.spark.forms.sources import ROLE, Source
+from sparkdl.spark.forms.sources import ROLE, Form, Source
 from sparkdl.spark.forms.wire import GROUP, wire_names
 from sparkdl.spark.session.versions import spark_schema_of
 from sparkdl.transport.address import Endpoint, Listeners
@@ -341,7 +340,7 @@ def without_spark(session: LocalSession) -> Iterator[None]:
         "sparkdl.spark.forms.sources.dealt": lambda frame, *_, **__: frame,
         "sparkdl.spark.fit.training.SparkLauncher": LocalLauncher,
         "sparkdl.spark.runs.launcher.SparkLauncher": LocalLauncher,
-        "sparkdl.spark.fit.server_run.ServerProcess": ServerInThreads,
+        "sparkdl.spark.fit.training_run.ServerProcess": ServerInThreads,
         "sparkdl.spark.fit.shard_servers.ServerProcess": ServerInThreads,
         "sparkdl.spark.fit.training.POLL_S": 0.05,
     }

@@ -32,7 +32,7 @@ from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.forms.wire import named_batches
 from sparkdl.spark.inference.evaluate import evaluate_source
-from sparkdl.spark.loading import load_as
+from sparkdl.spark.spark_model import load_as
 
 EPOCHS = 2
 LIMITS = {"bfloat16": 8e-3, "float16": 1e-3}

@@ -48,7 +48,7 @@ from sparkdl.spark.fit.plan import _SEED_STEP
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.inference.function import UdfTask
 from sparkdl.spark.inference.predict import PredictionChoice, PredictTask
-from sparkdl.spark.loading import load_as
+from sparkdl.spark.spark_model import load_as
 
 HERE = Path(__file__).parent
 FEATURES = 3

@@ -25,7 +25,7 @@ from sparkdl.errors import ConfigError, DataError
 from sparkdl.layers import recompute_segments
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.forms import shared_rows, sources
-from sparkdl.spark.forms.opening import open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, open_fit_source
 from sparkdl.spark.forms.sources import ROLE, Columns
 
 CLASS_WEIGHT = {0: 0.2, 3: 5.0}
@@ -501,7 +501,8 @@ def test_rows_of_a_group_go_to_one_worker_and_have_one_role(spark: Any) -> None:
         [(float(i), float(i), f"q{i % 7}") for i in range(56)], "x double, y double, query string"
     ).repartition(3)
     columns = Columns(["x"], "y", group="query")
-    source = open_fit_source(frame, None, model_signature(model), columns, split=0.4, seed=3)
+    choice = RowChoice(model_signature(model), columns, split=0.4, seed=3)
+    source = open_fit_source(frame, choice)
     place = F.spark_partition_id().alias("place")
     found: dict[int, set[tuple[int, int]]] = {}
     for row in source.spread(2)[0].select(place, "*").collect():

@@ -20,7 +20,7 @@ from spark_models import make_mlp
 from sparkdl import SparkModel
 from sparkdl.learner.signature import model_signature
 from sparkdl.ml import KerasClassifier
-from sparkdl.spark.forms.opening import open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, open_fit_source
 from sparkdl.spark.forms.sources import ROLE, Columns, dealt, drawn_in, partition_keys
 from sparkdl.spark.runs.feeding import fed_frame
 
@@ -82,7 +82,8 @@ def test_rows_of_the_driver_are_dealt_by_their_numbers(spark: Any, with_slots: A
         for slots in (1, 2, 7):
             with_slots(slots)
             split = 0.0 if validation else 0.25
-            source = open_fit_source(data, validation, signature, Columns(), split=split, seed=5)
+            choice = RowChoice(signature, Columns(), validation, split, seed=5)
+            source = open_fit_source(data, choice)
             assert ROLE in source.frame.columns
             parts = source.spread(3)[0].rdd.glom().collect()
             found.append([[tuple(row) for row in part] for part in parts])

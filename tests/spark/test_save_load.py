@@ -18,8 +18,8 @@ from spark_models import make_mlp
 import sparkdl
 from sparkdl import Limits, Network, SparkModel, load_spark_model
 from sparkdl.errors import ConfigError, DataError, ModelError, ResourceError, SparkDLError
-from sparkdl.files.archive_parts import settings_of, with_parts
 from sparkdl.files.checkpoints import Checkpoints
+from sparkdl.files.model_file import settings_of, with_parts
 from sparkdl.files.run_state import RunState
 from sparkdl.learner.archives.archive import load_state, model_bytes
 from sparkdl.spark import model_inference

@@ -56,7 +56,7 @@ def test_there_is_one_of_a_kind(what: str, pattern: str, home: str, but: tuple[s
 
 def test_what_the_data_are_is_asked_once() -> None:
     """``form_of`` tells the forms of data apart; calls that take DataFrames only ask for one."""
-    homes = ("spark/session/frames.py", "spark/forms/opening.py", "spark/forms/form.py")
+    homes = ("spark/session/frames.py", "spark/forms/opening.py", "spark/forms/sources.py")
     assert where(r"\bis_frame\(", but=homes) == []
 
 

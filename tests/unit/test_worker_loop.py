@@ -15,7 +15,7 @@ from plain_learner import InOne
 from sparkdl import worker
 from sparkdl.config import AUTO_WINDOW, EPOCH_WINDOW, LoopSettings
 from sparkdl.data import Batches, ColumnSpec, DataSpec, read_partition, rows_from_numpy
-from sparkdl.data.ragged import Padding
+from sparkdl.data.columns import Padding
 from sparkdl.training.reports import Report
 from sparkdl.training.syncing import Orders, Start
 from sparkdl.worker import train

@@ -12,7 +12,7 @@ import numpy as np
 from sparkdl.codecs.quantized import to_summable
 from sparkdl.collective.communicator import Communicator
 from sparkdl.errors import ConfigError
-from sparkdl.files.archive_parts import pack_arrays
+from sparkdl.files.model_file import pack_arrays
 from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.flat import FlatOptimizer, Made, State
 from sparkdl.rules.rule import Rule

@@ -19,7 +19,7 @@ from sparkdl.collective.rules.exchange_rule import (
     bound_optimizer,
     choose_rate,
 )
-from sparkdl.files.archive_parts import store_arrays
+from sparkdl.files.model_file import store_arrays
 from sparkdl.files.run_state import StoredBytes
 from sparkdl.optimizers.blocks import blocks
 from sparkdl.optimizers.flat import (

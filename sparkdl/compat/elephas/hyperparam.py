@@ -32,7 +32,7 @@ from sparkdl.settings.values import require_int, require_name
 from sparkdl.spark.runs import capacity
 from sparkdl.spark.runs.function_stage import check_callable
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SearchRun, SegmentTraining
 from sparkdl.tune.searchers import RandomSearch
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Trial, Value
@@ -299,11 +299,11 @@ class HyperParamModel:
         trainer = _FunctionTrainer(spark, Template(model), data, self.seed)
         with TemporaryFolder() as folder:
             journal = Journal.at(folder.path, {"seed": self.seed}, resume=False)
-            run_search(
+            SearchRun(
                 RandomSearch(count, max_epochs=1), trainer,
                 journal, Goal("loss", False), seed=self.seed, timeout_s=None,
                 max_concurrent=min(self.num_workers, capacity.count_slots(spark) or 1),
-            )  # fmt: skip
+            ).run()  # fmt: skip
         if not trainer.trials:
             errors = sorted({record.error or record.state for record in journal.trials.values()})
             raise ConfigError(

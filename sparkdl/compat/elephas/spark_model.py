@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -29,9 +29,9 @@ from sparkdl.files.temporary import TemporaryFolder
 from sparkdl.learner.signature import TensorSpec, model_signature
 from sparkdl.settings.values import shown
 from sparkdl.spark.fit.trained_model import TrainedModel
-from sparkdl.spark.loading import load_as
 from sparkdl.spark.mllib import SparkMLlibModel as _SparkMLlibModel
 from sparkdl.spark.session.frames import is_rdd
+from sparkdl.spark.spark_model import load_as
 
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip
@@ -45,6 +45,12 @@ _SAVED = ("mode", "frequency", "parameter_server_mode", "num_workers", "batch_si
 
 class _Names(sparkdl.SparkModel):
     """Elephas' attributes and methods, before those of :class:`sparkdl.SparkModel`."""
+
+    _ORDER: ClassVar[tuple[str, ...]] = _NEWER
+    """The arguments after the model in a call of the newer generation."""
+
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
+        super().__init__(model, **_given(type(self).__name__, arguments, options, self._ORDER))
 
     @property
     def master_network(self) -> Any:
@@ -157,9 +163,6 @@ class SparkModel(_Names):
             or ``port`` by name), else ``'synchronous'``.
     """
 
-    def __init__(self, model: object, *arguments: object, **options: object) -> None:
-        super().__init__(model, **_given("SparkModel", arguments, options))
-
 
 class AsynchronousSparkModel(_Names):
     """Elephas' ``AsynchronousSparkModel``: ``mode='asynchronous'`` or ``'hogwild'``.
@@ -171,9 +174,7 @@ class AsynchronousSparkModel(_Names):
         **options: Elephas' or sparkdl's arguments by name.
     """
 
-    def __init__(self, model: object, *arguments: object, **options: object) -> None:
-        given = _given("AsynchronousSparkModel", arguments, options, _NEWER_ASYNCHRONOUS)
-        super().__init__(model, **given)
+    _ORDER = _NEWER_ASYNCHRONOUS
 
 
 class SparkMLlibModel(_Names, _SparkMLlibModel):
@@ -181,9 +182,6 @@ class SparkMLlibModel(_Names, _SparkMLlibModel):
 
     Its arguments are those of :class:`SparkModel`.
     """
-
-    def __init__(self, model: object, *arguments: object, **options: object) -> None:
-        super().__init__(model, **_given("SparkMLlibModel", arguments, options))
 
 
 _Model: TypeAlias = SparkModel | SparkMLlibModel | AsynchronousSparkModel

@@ -16,8 +16,8 @@ from sparkdl.settings.values import require_seconds
 from sparkdl.spark.forms.opening import form_of
 from sparkdl.spark.run import run as run_ranks
 from sparkdl.spark.runs.function_stage import dump_function
+from sparkdl.spark.runs.stream_feeding import StreamingRun
 from sparkdl.spark.session.running import this_interpreter, with_this_interpreter
-from sparkdl.spark.streaming_run import StreamingRun
 
 _DEFAULT_EPOCHS = 10
 _CHIEFS = ("chief", "master")

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ModelError
-from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
+from sparkdl.files.model_file import pack_arrays, unpack_arrays
 from sparkdl.learner.custom_objects import comes_with_keras
 from sparkdl.learner.state.model_weights import exchanged_variables
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
+from sparkdl.files.model_file import pack_arrays, unpack_arrays
 from sparkdl.learner.state.carried_state import plain
 from sparkdl.learner.state.model_weights import trained_variables
 from sparkdl.optimizers.flat import FlatOptimizer

@@ -24,8 +24,8 @@ from dataclasses import asdict
 import numpy as np
 
 from sparkdl.errors import ResourceError, TransportError
-from sparkdl.process.child import ChildOutput, start_module
 from sparkdl.process.closing import Closing
+from sparkdl.process.log_lines import ChildOutput, start_module
 from sparkdl.ps.server.config import ServerConfig
 from sparkdl.transport.address import Endpoint, Listeners
 from sparkdl.weights import FloatArray

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import secrets
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +14,7 @@ from typing import Any
 
 from sparkdl.collective.choice import optimizer_config
 from sparkdl.collective.rules import Sliced
-from sparkdl.config import FitConfig, LoopSettings
+from sparkdl.config import AUTO_WINDOW, FitConfig, LoopSettings, without_network
 from sparkdl.errors import RowsAheadError, SparkDLError, TransportError
 from sparkdl.files.checkpoints import Checkpoints
 from sparkdl.launch import interrupts
@@ -23,6 +26,7 @@ from sparkdl.learner.callback_sink import (
     require_directions,
     warn_of_waiting_in_vain,
 )
+from sparkdl.learner.description import describe_model
 from sparkdl.learner.framework import debug_limits
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state import metric_state
@@ -35,15 +39,13 @@ from sparkdl.learner.state.optimizer_state import (
     take_averages,
 )
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.progress.events import TrainingBegan, TrainingEnded
+from sparkdl.progress.bar import ProgressBar
+from sparkdl.progress.events import Json, RunDescription, Sink, TrainingBegan, TrainingEnded
 from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.rules.rule import Rule
 from sparkdl.spark.executor.trainer import TrainTask
-from sparkdl.spark.fit.allreduce_run import reports_live, start_all_reduce
-from sparkdl.spark.fit.arguments import FitArguments, verbosity
-from sparkdl.spark.fit.choice import ChosenExchange
-from sparkdl.spark.fit.fit_sinks import describe_run, facts_of, open_sinks, progress_sink, window_of
+from sparkdl.spark.fit.arguments import ChosenExchange, FitArguments, verbosity
 from sparkdl.spark.fit.fit_warnings import (
     described,
     guessing_loss,
@@ -59,29 +61,33 @@ from sparkdl.spark.fit.plan import (
     count_workers,
     loop_settings,
     prepare_model,
-    waits_for_callbacks,
 )
-from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.tables import check_tables, rows_on_servers, tables_folder, tables_of_run
-from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics
-from sparkdl.spark.fit.training import (
-    StageLost,
-    StageSummary,
-    spreading,
-    train_stage,
-    was_interrupted,
+from sparkdl.spark.fit.trained_model import (
+    TrainedModel,
+    check_tables,
+    prepare_metrics,
+    rows_on_servers,
+    tables_folder,
+    tables_of_run,
 )
-from sparkdl.spark.fit.training_run import Run
+from sparkdl.spark.fit.training import FitStage, StageLost, StageSummary, spreading, was_interrupted
+from sparkdl.spark.fit.training_run import Run, ServerRun, reports_live, start_all_reduce
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import count_slots, slot_pool, wait_for_slots
 from sparkdl.spark.runs.resources import resource_profile
+from sparkdl.tracking.event_files import Timeline
+from sparkdl.tracking.notebook import NotebookCurves, curves_take_the_bars_place
+from sparkdl.tracking.page.dashboard import process_dashboard
 from sparkdl.tracking.profile import Facts, profile_of
-from sparkdl.tracking.sinks import GivenSink
+from sparkdl.tracking.sinks import GivenSink, GuardedSink, sinks_of
 from sparkdl.training.phases import too_many_workers
+from sparkdl.worker import auto_window
 
 _LONG_FIT_S = 10.0
 """Seconds of training from which on ``fit`` says that one process would be faster; of a shorter fit
 its summary and its profile do."""
+DASHBOARD = "spark.sparkdl.dashboard"
+"""Spark's configuration key: ``true`` for the page."""
 
 
 @dataclass(frozen=True)
@@ -148,42 +154,18 @@ class FitCall:
         first_epoch = arguments.initial_epoch
         if arguments.resume and checkpoints is not None:
             first_epoch = trained.restore(checkpoints) or first_epoch
-        last_epoch = arguments.last_epoch(first_epoch)
-        if first_epoch >= last_epoch:
-            return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, last_epoch))
-        if any(map(acts_on_metric, callbacks)):
-            size = config.batch_size if arguments.batch_size is None else arguments.batch_size
-            prepare_metrics(trained.model, source, size)
-            require_directions(callbacks, trained.model)
-        warn_of_waiting_in_vain(callbacks, validates=source.validates is not None)
-        waits = waits_for_callbacks(
-            exchange, num_workers, at_once,
-            any_given=bool(callbacks) or rows_on_servers(trained.model, exchange),
-            any_acts=any(map(may_act, callbacks)),
-        )  # fmt: skip
-        keras_callbacks = CallbackSink(
-            trained.model, callbacks, epochs=last_epoch, verbose=verbosity(arguments.verbose),
-            waits=waits,
-        )  # fmt: skip
-        trackers = open_sinks(
-            self.sinks, self.timeline, lambda: trained.model, source.spark, self.began_at
-        )
-        monitor = FitMonitor(
-            keras_callbacks, [progress_sink(arguments.verbose), *trackers],
-            partial(metric_state.metric_results, trained.model),
-            epochs=last_epoch, first_epoch=first_epoch,
-            run=describe_run(config, arguments, trained.model, num_workers),
-            validates=source.validates,
-        )  # fmt: skip
         settings = loop_settings(
             config, exchange, arguments, first_epoch=first_epoch, epochs_trained=epochs_trained,
-            most_steps=most_steps, has_callbacks=monitor.has_callbacks, waits=waits,
-            keep_spans=any(sink.wants_spans for sink in trackers),
+            most_steps=most_steps, has_callbacks=bool(callbacks),
         )  # fmt: skip
+        if first_epoch >= settings.epochs:
+            return Fitted(_nothing_to_do(trained.model, callbacks, first_epoch, settings.epochs))
         plan = FitPlan(
             config, exchange, trained, custom_objects, source, num_workers, at_once, settings,
             checkpoints, profile,
         )  # fmt: skip
+        self._check_callbacks(plan)
+        plan, keras_callbacks, monitor = self._followed(plan, arguments)
         try:
             summary = run_fit(plan, monitor)
         except BaseException as error:
@@ -191,14 +173,67 @@ class FitCall:
             if was_interrupted(error):
                 interrupted(Fitted(keras_callbacks.history, monitor.epochs_done - first_epoch))
             raise
-        if checkpoints is not None and not monitor.stopped_inside:
-            trained.save(checkpoints, monitor.epochs_done)
-        ensemble: list[Any] = []
+        return self._end(plan, keras_callbacks, monitor, summary)
+
+    def _check_callbacks(self, plan: FitPlan) -> None:
+        """Refuses callbacks that look for what the fit has not, or warns of them."""
+        model, source = plan.trained.model, plan.source
+        if any(map(acts_on_metric, self.callbacks)):
+            prepare_metrics(model, source, plan.settings.batch_size)
+            require_directions(self.callbacks, model)
+        warn_of_waiting_in_vain(self.callbacks, validates=source.validates is not None)
+
+    def _followed(
+        self, plan: FitPlan, arguments: FitArguments
+    ) -> tuple[FitPlan, CallbackSink, FitMonitor]:
+        """The plan as those who follow the fit want it; the user's callbacks, and all of them."""
+        trained, settings, waits = plan.trained, plan.settings, self._waits(plan)
+        keras_callbacks = CallbackSink(
+            trained.model, self.callbacks, epochs=settings.epochs,
+            verbose=verbosity(arguments.verbose), waits=waits,
+        )  # fmt: skip
+        trackers = open_sinks(
+            self.sinks, self.timeline, lambda: trained.model, plan.source.spark, self.began_at
+        )
+        monitor = FitMonitor(
+            keras_callbacks, [progress_sink(arguments.verbose), *trackers],
+            partial(metric_state.metric_results, trained.model),
+            epochs=settings.epochs, first_epoch=settings.first_epoch,
+            run=describe_run(plan, arguments), validates=plan.source.validates,
+        )  # fmt: skip
+        keep_spans = any(sink.wants_spans for sink in trackers)
+        settings = replace(settings, wait_for_driver=waits, keep_spans=keep_spans)
+        return replace(plan, settings=settings), keras_callbacks, monitor
+
+    def _waits(self, plan: FitPlan) -> bool:
+        """Whether the workers wait at an epoch's end until callbacks have run.
+
+        Where they train in step they do for any callback. Elsewhere they do for one that may write
+        to the model, or wants the weights that its logs are of: if all workers run at the same
+        time, for one that waited for a worker without a slot would wait for ever.
+        """
+        exchange = plan.exchange
+        if exchange.in_step:
+            return bool(self.callbacks) or rows_on_servers(plan.trained.model, exchange)
+        acts = any(map(may_act, self.callbacks))
+        return acts and not exchange.independent and max(plan.at_once, 1) >= plan.num_workers
+
+    def _end(
+        self,
+        plan: FitPlan,
+        keras_callbacks: CallbackSink,
+        monitor: FitMonitor,
+        summary: StageSummary,
+    ) -> Fitted:
+        """Saves the last epoch, makes an ensemble of members, and says that the fit has ended."""
+        trained, ensemble = plan.trained, list[Any]()
+        if plan.checkpoints is not None and not monitor.stopped_inside:
+            trained.save(plan.checkpoints, monitor.epochs_done)
         if summary.members:
             members = list(summary.members.values())
             trained.model, ensemble = build_ensemble(trained.model, members)
             summary = replace(summary, members={})
-        epochs = monitor.epochs_done - first_epoch
+        epochs = monitor.epochs_done - plan.settings.first_epoch
         facts = facts_of(plan, summary, epochs)
         if self.profile:
             print(profile_of(facts), flush=True)
@@ -338,18 +373,8 @@ def _train_stage(
             plan.num_workers, plan.config.use_gpu, source.dealt(plan.num_workers),
             source.shared.key if source.shared else None,
         )  # fmt: skip
-
-        def save_checkpoint(epoch: int) -> None:
-            if plan.checkpoints is not None:
-                if not monitor.loads:
-                    trained.take(run.state())
-                trained.save(plan.checkpoints, epoch, monitor.rate_between_epochs)
-
         try:
-            return train_stage(
-                source, spread, trained, run, task, monitor,
-                barrier=not plan.config.with_server, on_epoch=save_checkpoint, profile=plan.profile,
-            )  # fmt: skip
+            return FitStage(plan, run, task, monitor).train(spread)
         except (TransportError, RowsAheadError, StageLost) as raised:
             error = raised.error if isinstance(raised, StageLost) else raised
             of_server = error is raised
@@ -405,22 +430,13 @@ def _start_run(
     plan: FitPlan, rule_state: bytes
 ) -> AbstractContextManager[Future[ServerRun] | Future[Run]]:
     """Brings a run up in the background, from the driver's present model."""
-    spark, model = plan.source.spark, plan.trained.model
-    layout = model_layout(model)
+    model = plan.trained.model
+    layout, folder = model_layout(model), tables_folder(model, plan.checkpoints)
     if isinstance(plan.exchange, ServerExchange):
-        center = read_model(model, layout)
-        return ServerRun.start(
-            plan.config, plan.exchange, layout, center, plan.num_workers, plan.at_once, spark,
-            waits=plan.settings.wait_for_driver,
-            tables=tables_of_run(
-                model, tables_folder(model, plan.checkpoints), rule_state, plan.config.on_nan
-            ),
-        )  # fmt: skip
+        tables = tables_of_run(model, folder, rule_state, plan.config.on_nan)
+        return ServerRun.start(plan, plan.exchange, layout, read_model(model, layout), tables)
     rule = plan.exchange.rule.bind(plan.num_workers, optimizer_config(model.optimizer))
-    return start_all_reduce(
-        plan.config, plan.exchange, rule, layout, rule_state, plan.num_workers, spark,
-        tables_folder(model, plan.checkpoints),
-    )  # fmt: skip
+    return start_all_reduce(plan, plan.exchange, rule, layout, rule_state, folder)
 
 
 def _with_workers_left(plan: FitPlan, lost: _Again, restarts: int) -> FitPlan:
@@ -437,3 +453,65 @@ def _with_workers_left(plan: FitPlan, lost: _Again, restarts: int) -> FitPlan:
         f"{workers} of {plan.num_workers} workers, restart {restarts}"
     )
     return replace(plan, num_workers=workers, at_once=min(plan.at_once, workers))
+
+
+def open_sinks(
+    sinks: Sequence[GivenSink] | GivenSink | None,
+    timeline: str | None,
+    model: Callable[[], object],
+    spark: Any,
+    began_at: float | None = None,
+) -> list[GuardedSink]:
+    """The sinks of a fit: the user's, the timeline's, and those that stand for every fit.
+
+    With ``spark.sparkdl.dashboard=true`` the first fit of the process opens the page. The timeline
+    begins at ``began_at``, in seconds since 1970.
+
+    Raises:
+        ConfigError: Something is no sink.
+    """
+    if str(spark.conf.get(DASHBOARD, "false")).lower() == "true":
+        process_dashboard()
+    given = [] if sinks is None else list(sinks) if isinstance(sinks, Sequence) else [sinks]
+    if timeline is not None:
+        given.append(Timeline(timeline, began_at=began_at))
+    return sinks_of(given, model)
+
+
+def progress_sink(verbose: str | int) -> Sink:
+    """The view of a fit for its caller: curves in a notebook, else a bar or lines."""
+    if curves_take_the_bars_place(verbose):
+        return GuardedSink(NotebookCurves())
+    return ProgressBar(verbosity(verbose))
+
+
+def describe_run(plan: FitPlan, arguments: FitArguments) -> RunDescription:
+    """Which fit it is, with what it was asked to do; nothing of where servers listen."""
+    model, told = plan.trained.model, without_network(plan.config.to_dict())
+    asked: dict[str, Json] = json.loads(json.dumps(told, default=str))
+    asked |= {
+        "epochs": arguments.epochs,
+        "batch_size": plan.settings.batch_size,
+        "num_workers": plan.num_workers,
+        "validation_split": arguments.validation_split,
+        "shuffle": arguments.shuffle,
+    }
+    run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return RunDescription(run_id, model.name, plan.num_workers, asked | describe_model(model))
+
+
+def facts_of(plan: FitPlan, summary: StageSummary, epochs: int) -> Facts:
+    """The facts for a profile of a fit's last stage."""
+    return Facts(
+        summary.usage, summary.rank_rows, min(epochs, summary.epochs), plan.settings.batch_size,
+        window_of(plan, summary), plan.exchange.in_step, summary.transports, plan.config.mode,
+    )  # fmt: skip
+
+
+def window_of(plan: FitPlan, summary: StageSummary) -> int:
+    """Batches between two exchanges; of the automatic window those of a worker with mean rows."""
+    if plan.settings.window != AUTO_WINDOW:
+        return plan.settings.window
+    workers = len(summary.usage)
+    steps = summary.rows // max(workers, 1) // plan.settings.batch_size
+    return auto_window(steps, plan.settings.at_once or workers)

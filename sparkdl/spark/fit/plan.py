@@ -15,8 +15,7 @@ from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
 from sparkdl.learner.state.model_weights import require_joined_steps
 from sparkdl.learner.state.synchronized_norms import require_synchronized
-from sparkdl.spark.fit.arguments import FitArguments
-from sparkdl.spark.fit.choice import ChosenExchange
+from sparkdl.spark.fit.arguments import ChosenExchange, FitArguments
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import (
@@ -133,49 +132,26 @@ def loop_settings(
     epochs_trained: int,
     most_steps: int | None,
     has_callbacks: bool,
-    waits: bool,
-    keep_spans: bool,
 ) -> LoopSettings:
-    """The settings of each worker's loop.
+    """The settings of each worker's loop, but for what those who follow the fit want.
 
     Args:
         epochs_trained: Epochs that earlier fits trained.
         most_steps: Batches in an epoch of each worker, at most; None for any number.
         has_callbacks: Whether the driver has callbacks, which want the weights of each epoch.
-        waits: Whether the workers wait at an epoch's end until callbacks have run.
-        keep_spans: Whether a timeline is wanted.
     """
     wanted_by_driver = has_callbacks or arguments.checkpoint_dir is not None
     return LoopSettings(
         epochs=arguments.last_epoch(first_epoch), first_epoch=first_epoch,
         batch_size=config.batch_size if arguments.batch_size is None else arguments.batch_size,
         window=exchange.window, shuffle=arguments.shuffle,
-        seed=config.seed + _SEED_STEP * epochs_trained, wait_for_driver=waits,
+        seed=config.seed + _SEED_STEP * epochs_trained,
         keep_state=not config.with_server or wanted_by_driver or exchange.joins_gradients,
         follow_schedule=not exchange.in_step, check_data=arguments.check_data,
         steps_per_epoch=arguments.steps_per_epoch, most_steps=most_steps,
         validation_steps=arguments.validation_steps, class_weight=arguments.class_weight,
-        memory_budget_bytes=config.limits.memory_budget_mb << 20, keep_spans=keep_spans,
+        memory_budget_bytes=config.limits.memory_budget_mb << 20,
     )  # fmt: skip
-
-
-def waits_for_callbacks(
-    exchange: ChosenExchange, num_workers: int, at_once: int, *, any_given: bool, any_acts: bool
-) -> bool:
-    """Whether the workers wait at an epoch's end until callbacks have run.
-
-    Where they train in step they do for any callback. Elsewhere they do for one that may write to
-    the model, or wants the weights that its logs are of: if all workers run at the same time, for
-    one that waited for a worker without a slot would wait for ever.
-
-    Args:
-        at_once: How many workers run at the same time (0: unknown).
-        any_given: Whether there are callbacks.
-        any_acts: Whether one of them may write to the model, or wants these weights.
-    """
-    if exchange.in_step:
-        return any_given
-    return any_acts and not exchange.independent and max(at_once, 1) >= num_workers
 
 
 def prepare_model(

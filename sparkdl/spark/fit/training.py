@@ -7,7 +7,6 @@ import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from sparkdl.errors import DataError, SparkDLError, TransportError, WorkerError
 from sparkdl.failures import RankFailure, RanksLost, root_cause
@@ -16,7 +15,7 @@ from sparkdl.launch import interrupts
 from sparkdl.launch.task import Result, failures_of
 from sparkdl.progress.monitor import Command, FitMonitor
 from sparkdl.spark.executor.trainer import TrainedRank, TrainTask
-from sparkdl.spark.fit.trained_model import TrainedModel
+from sparkdl.spark.fit.plan import FitPlan
 from sparkdl.spark.fit.training_run import Run
 from sparkdl.spark.forms.shared_rows import SharedRows
 from sparkdl.spark.forms.sources import Source, dealt
@@ -24,9 +23,6 @@ from sparkdl.spark.runs.capacity import PartitionsError, SparkJob
 from sparkdl.spark.runs.launcher import SparkLauncher, SparkRanks
 from sparkdl.spark.session.spark_errors import heap_full, was_cancelled
 from sparkdl.training.phases import ServerUsage, Usage, too_many_workers
-
-if TYPE_CHECKING:
-    from pyspark.resource import ResourceProfile
 
 POLL_S = 0.1
 _LAST_STEP_S = 4.0
@@ -156,72 +152,190 @@ def _spread_by(job: SparkJob) -> tuple[object, SharedRows | None]:
     return frame, rows
 
 
-def train_stage(
-    source: Source,
-    spread: Spread | None,
-    driver_model: TrainedModel,
-    run: Run,
-    task: TrainTask,
-    monitor: FitMonitor,
-    *,
-    barrier: bool = False,
-    on_epoch: Callable[[int], None] | None = None,
-    profile: ResourceProfile | None = None,
-) -> StageSummary:
-    """Runs the training stage to its end and leaves the trained weights in ``driver_model``.
+@dataclass(frozen=True)
+class FitStage:
+    """One stage of a fit: what its workers train, and who follows them on the driver.
 
     Args:
-        spread: Spreads them over the workers, see :func:`spreading`.
-        barrier: All tasks start together, or none does.
-        on_epoch: Called with the number of epochs done whenever one has ended (checkpoints).
-
-    Returns:
-        What the workers returned.
-
-    Raises:
-        WorkerError: A worker raised; with its traceback.
-        DataError: A worker found that the data do not fit.
-        TransportError: The server died.
-        StageLost: Workers of a barrier stage were lost.
+        plan: Its model gets the trained weights.
+        run: The driver's end of the run that the workers join.
+        task: The work of each of them.
     """
 
-    def run_on(rows: SharedRows | None, frame: object) -> StageSummary:
+    plan: FitPlan
+    run: Run
+    task: TrainTask
+    monitor: FitMonitor
+
+    def train(self, spread: Spread | None) -> StageSummary:
+        """Runs the stage to its end and leaves the trained weights in the driver's model.
+
+        Args:
+            spread: Spreads the rows over the workers, see :func:`spreading`.
+
+        Returns:
+            What the workers returned.
+
+        Raises:
+            WorkerError: A worker raised; with its traceback.
+            DataError: A worker found that the data do not fit.
+            TransportError: The server died.
+            StageLost: Workers of a barrier stage were lost.
+        """
+        source = self.plan.source
+        if spread is None:
+            return self._train_on(source.frame, source.shared)
+        frame, rows = spread()
+        try:
+            return self._train_on(frame, rows)
+        except PartitionsError:
+            again = dealt(
+                source.frame, self.task.num_workers, in_order=not self.task.settings.shuffle,
+                group=source.group_column,
+            )  # fmt: skip
+            return self._train_on(again, None)  # it was not cached
+
+    def _train_on(self, frame: object, rows: SharedRows | None) -> StageSummary:
+        plan, run, monitor = self.plan, self.run, self.monitor
         launcher = SparkLauncher(
-            frame, task.num_workers, barrier=barrier,
-            description=f"sparkdl: fit {driver_model.model.name}", noun="training stage",
-            profile=profile, rows=rows,
+            frame, self.task.num_workers, barrier=self._is_barrier,
+            description=f"sparkdl: fit {plan.trained.model.name}", noun="training stage",
+            profile=plan.profile, rows=rows,
         )  # fmt: skip
         with interrupts.keeping(), interrupts.CleanStack() as stack:
-            ranks = stack.begin(launcher.launch(task))
+            ranks = stack.begin(launcher.launch(self.task))
             try:
-                if monitor.epochs_done > task.settings.first_epoch:  # whose callbacks have run
+                if monitor.epochs_done > self.task.settings.first_epoch:  # whose callbacks have run
                     run.command(Command(release=monitor.epochs_done - 1))
-                stopped = _watch(ranks, run, monitor, on_epoch)
-                results = _results(ranks, run, barrier)
-                _raise_failures(results, run, barrier)
+                stopped = self._watch(ranks)
+                results = self._results(ranks)
+                self._raise_failures(results)
                 trained = TrainedRank.all_of(results)
-                _keep(driver_model, run, trained, monitor, stopped, on_epoch)
+                self._keep(trained, stopped)
                 spans = {rank: t.spans for rank, t in trained.items() if t.spans is not None}
                 monitor.end_workers(run.progress(monitor.epochs_done), spans)
-                return _summary(trained, task, run)
+                return _summary(trained, self.task, run)
             except BaseException as error:
-                if was_interrupted(error) and not task.strategy.independent:
-                    _keep_so_far(driver_model, ranks, run, monitor)
+                if was_interrupted(error) and not self.task.strategy.independent:
+                    self._keep_so_far(ranks)
                 raise
             finally:
                 with contextlib.suppress(Exception):
                     if ranks.running:
                         run.command(Command(stop=True))
 
-    if spread is None:
-        return run_on(source.shared, source.frame)
-    frame, rows = spread()
-    try:
-        return run_on(rows, frame)
-    except PartitionsError:
-        in_order = not task.settings.shuffle
-        again = dealt(source.frame, task.num_workers, in_order=in_order, group=source.group_column)
-        return run_on(None, again)  # it was not cached
+    @property
+    def _is_barrier(self) -> bool:
+        """Whether all tasks start together, or none does."""
+        return not self.plan.config.with_server
+
+    def _watch(self, ranks: SparkRanks) -> bool:
+        """Follows the ranks until they have ended; True if a callback stopped them."""
+        run, monitor = self.run, self.monitor
+        stopped = False
+        epochs_done = monitor.epochs_done
+        failed_at: float | None = None
+        wait_s = 0.02
+        while not ranks.wait(wait_s):
+            wait_s = min(POLL_S, wait_s * 1.5)
+            interrupts.check()
+            if monitor.lines_due():
+                monitor.hear(run.take_lines())
+            progress = run.progress(monitor.epochs_done)
+            if progress.failure is not None:
+                failed_at = failed_at or time.monotonic()  # the server tells the other workers
+                if time.monotonic() - failed_at > FAILED_GRACE_S:
+                    raise progress.failure.library_error()
+                continue
+            if stopped:
+                continue
+            command = monitor.update(progress)
+            if command is not None:
+                run.command(command)
+                stopped = command.stop
+            if monitor.epochs_done > epochs_done:
+                epochs_done = monitor.epochs_done
+                self._save_checkpoint()
+        return stopped
+
+    def _results(self, ranks: SparkRanks) -> list[Result]:
+        try:
+            return ranks.results()
+        except RankFailure as error:
+            raise error.failure.library_error() from None
+        except RanksLost as error:
+            # After a full heap another stage would find the same rows.
+            if not self._is_barrier or heap_full(str(error)):
+                raise
+            failure = self.run.progress().failure
+            if failure is not None:
+                raise failure.library_error() from error
+            raise StageLost(error) from error.__cause__
+
+    def _raise_failures(self, results: list[Result]) -> None:
+        """Raises the first cause: the worker that failed first, not those that failed because of
+        it."""
+        failures = failures_of(results)
+        cause = root_cause(failures)
+        if cause is None:
+            return
+        if self._is_barrier and cause.secondary:  # a connection broke, and nobody knows why
+            raise StageLost(cause.worker_error())
+        first = None
+        with contextlib.suppress(TransportError):
+            first = self.run.progress().failure
+        rank = cause.rank if first is None else first.rank
+        raise next((f for f in failures if f.rank == rank), cause).library_error()
+
+    def _keep(self, trained: Mapping[int, TrainedRank], stopped: bool) -> None:
+        """Leaves the trained weights and all that goes with them in the driver's model."""
+        state, model = self.run.result(trained), self.plan.trained
+        if not stopped or self.monitor.stopped_inside:
+            model.take(state)
+        elif not model.has_optimizer:  # stopped before a worker had left one
+            rule = b"" if model.slots is None else state.rule
+            model.take(replace(state, weights=RunState(0).weights, rule=rule))
+        self._last_epochs()  # only now: callbacks may write to the trained weights
+
+    def _last_epochs(self) -> None:
+        """Shows epochs that ended after the last look."""
+        run, monitor = self.run, self.monitor
+        before = monitor.epochs_done
+        if monitor.lines_due(last=True):
+            monitor.hear(run.take_lines())
+        command = monitor.update(run.progress(monitor.epochs_done))
+        if command is not None and command.learning_rate is not None:
+            run.command(command)
+        if monitor.epochs_done > before:
+            self._save_checkpoint()
+
+    def _save_checkpoint(self) -> None:
+        checkpoints, trained = self.plan.checkpoints, self.plan.trained
+        if checkpoints is None:
+            return
+        if not self.monitor.loads:
+            trained.take(self.run.state())
+        trained.save(checkpoints, self.monitor.epochs_done, self.monitor.rate_between_epochs)
+
+    def _keep_so_far(self, ranks: SparkRanks) -> None:
+        """Leaves in the driver's model what the workers had trained when the user ended the fit.
+
+        Workers that still run get some seconds to end their step and to leave the optimizer's
+        state. A second interrupt ends these. Without them the weights are those of the last
+        exchange (with a server) or of the last epoch, and the optimizer's state is what a worker
+        left last.
+        """
+        run, monitor = self.run, self.monitor
+        with contextlib.suppress(KeyboardInterrupt, SparkDLError):
+            if not run.progress().joined:  # nothing was trained
+                return
+            if ranks.running:
+                run.command(Command(stop=True))
+                ranks.wait(_LAST_STEP_S)
+        with contextlib.suppress(KeyboardInterrupt, SparkDLError), interrupts.held():
+            progress = run.progress(monitor.epochs_done)
+            self.plan.trained.take(run.state())
+            monitor.end_finished(progress)
 
 
 def was_interrupted(error: BaseException) -> bool:
@@ -229,45 +343,6 @@ def was_interrupted(error: BaseException) -> bool:
     cause = error.__cause__
     cancelled = isinstance(error, WorkerError) and cause is not None and was_cancelled(cause)
     return isinstance(error, KeyboardInterrupt) or cancelled
-
-
-def _keep_so_far(
-    driver_model: TrainedModel, ranks: SparkRanks, run: Run, monitor: FitMonitor
-) -> None:
-    """Leaves in the driver's model what the workers had trained when the user ended the fit.
-
-    Workers that still run get some seconds to end their step and to leave the optimizer's state.
-    A second interrupt ends these. Without them the weights are those of the last exchange (with a
-    server) or of the last epoch, and the optimizer's state is what a worker left last.
-    """
-    with contextlib.suppress(KeyboardInterrupt, SparkDLError):
-        if not run.progress().joined:  # nothing was trained
-            return
-        if ranks.running:
-            run.command(Command(stop=True))
-            ranks.wait(_LAST_STEP_S)
-    with contextlib.suppress(KeyboardInterrupt, SparkDLError), interrupts.held():
-        progress = run.progress(monitor.epochs_done)
-        driver_model.take(run.state())
-        monitor.end_finished(progress)
-
-
-def _keep(
-    driver_model: TrainedModel,
-    run: Run,
-    trained: Mapping[int, TrainedRank],
-    monitor: FitMonitor,
-    stopped: bool,
-    on_epoch: Callable[[int], None] | None,
-) -> None:
-    """Leaves the trained weights and all that goes with them in the driver's model."""
-    state = run.result(trained)
-    if not stopped or monitor.stopped_inside:
-        driver_model.take(state)
-    elif not driver_model.has_optimizer:  # stopped before a worker had left one
-        rule = b"" if driver_model.slots is None else state.rule
-        driver_model.take(replace(state, weights=RunState(0).weights, rule=rule))
-    _last_epochs(run, monitor, on_epoch)  # only now: callbacks may write to the trained weights
 
 
 def _summary(trained: Mapping[int, TrainedRank], task: TrainTask, run: Run) -> StageSummary:
@@ -317,76 +392,3 @@ def _label_mean(trained: list[TrainedRank], rows: int) -> tuple[float, ...]:
     columns = zip(*(t.label_mean for t in with_rows), strict=True)
     shares = [t.rows / rows for t in with_rows]
     return tuple(sum(s * v for s, v in zip(shares, c, strict=True)) for c in columns)
-
-
-def _watch(
-    ranks: SparkRanks, run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None
-) -> bool:
-    """Follows the ranks until they have ended; True if a callback stopped them."""
-    stopped = False
-    epochs_done = monitor.epochs_done
-    failed_at: float | None = None
-    wait_s = 0.02
-    while not ranks.wait(wait_s):
-        wait_s = min(POLL_S, wait_s * 1.5)
-        interrupts.check()
-        if monitor.lines_due():
-            monitor.hear(run.take_lines())
-        progress = run.progress(monitor.epochs_done)
-        if progress.failure is not None:
-            failed_at = failed_at or time.monotonic()  # the server tells the other workers
-            if time.monotonic() - failed_at > FAILED_GRACE_S:
-                raise progress.failure.library_error()
-            continue
-        if stopped:
-            continue
-        command = monitor.update(progress)
-        if command is not None:
-            run.command(command)
-            stopped = command.stop
-        if monitor.epochs_done > epochs_done:
-            epochs_done = monitor.epochs_done
-            if on_epoch is not None:
-                on_epoch(epochs_done)
-    return stopped
-
-
-def _last_epochs(run: Run, monitor: FitMonitor, on_epoch: Callable[[int], None] | None) -> None:
-    """Shows epochs that ended after the last look."""
-    before = monitor.epochs_done
-    if monitor.lines_due(last=True):
-        monitor.hear(run.take_lines())
-    command = monitor.update(run.progress(monitor.epochs_done))
-    if command is not None and command.learning_rate is not None:
-        run.command(command)
-    if monitor.epochs_done > before and on_epoch is not None:
-        on_epoch(monitor.epochs_done)
-
-
-def _results(ranks: SparkRanks, run: Run, barrier: bool) -> list[Result]:
-    try:
-        return ranks.results()
-    except RankFailure as error:
-        raise error.failure.library_error() from None
-    except RanksLost as error:
-        if not barrier or heap_full(str(error)):  # another stage would find the same rows
-            raise
-        failure = run.progress().failure
-        if failure is not None:
-            raise failure.library_error() from error
-        raise StageLost(error) from error.__cause__
-
-
-def _raise_failures(results: list[Result], run: Run, barrier: bool) -> None:
-    """Raises the first cause: the worker that failed first, not those that failed because of it."""
-    failures = failures_of(results)
-    cause = root_cause(failures)
-    if cause is None:
-        return
-    if barrier and cause.secondary:  # a connection broke, and nobody knows why
-        raise StageLost(cause.worker_error())
-    first = None
-    with contextlib.suppress(TransportError):
-        first = run.progress().failure
-    rank = cause.rank if first is None else first.rank
-    raise next((f for f in failures if f.rank == rank), cause).library_error()

@@ -20,11 +20,10 @@ from sparkdl.errors import ConfigError, DataError, SparkDLError, fold
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.settings.call_arguments import shows_signature
 from sparkdl.settings.values import shown
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm
 from sparkdl.spark.forms.matching import label_dtype, make_spec
 from sparkdl.spark.forms.shipped import PLACE, numbered, ship_table
-from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.sources import Columns, Form, Source
 from sparkdl.spark.forms.wire import wire_names
 from sparkdl.spark.session.running import session_of
 

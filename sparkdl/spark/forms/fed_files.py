@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from sparkdl.data.plain_arrow import FileColumns, unwrapped
 from sparkdl.data.shards import Pieces, read_files
-from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.files.file_system import NoFileSystemError
 from sparkdl.files.listing import FoundFile
 from sparkdl.files.streams import is_local
 from sparkdl.process.user_warnings import warn_user
-from sparkdl.spark.files.worker_paths import files_for_workers
+from sparkdl.spark.files import files_for_workers
 from sparkdl.spark.forms.arrow_files import (
     FileShard,
     arrow_facts,

@@ -23,11 +23,11 @@ from sparkdl.data.plain_arrow import FileColumns, unwrapped
 from sparkdl.data.shards import Pieces, deal, file_blocks, folder_column, read_files
 from sparkdl.data.tfrecord.decoding import decode_block
 from sparkdl.errors import ConfigError, DataError, ResourceError
-from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.files.file_system import NoFileSystemError
 from sparkdl.files.listing import FoundFile, FoundTable, is_hidden, table_at
 from sparkdl.files.storage import exists, list_files
 from sparkdl.files.streams import is_local, open_input, place_of
-from sparkdl.spark.files.worker_paths import files_for_workers, path_for_workers
+from sparkdl.spark.files import files_for_workers, path_for_workers
 from sparkdl.spark.forms.arrow_files import (
     FileShard,
     arrow_facts,
@@ -48,7 +48,6 @@ from sparkdl.spark.session.versions import (
     map_in_arrow,
     spark_fields_of,
 )
-from sparkdl.spark.tfrecord.options import TFRecordOptions
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -340,8 +339,8 @@ def frame_of_files(spark: Any, path: str) -> FileFrame:
         if _is_beyond_spark(path):
             return _read_by_tasks(spark, path, kind, fields)
         return FileFrame(frame)
+    from sparkdl.spark.tfrecord.files import TFRecordOptions, inferred_schema, read_whole_files
     from sparkdl.spark.tfrecord.functions import read_tfrecords
-    from sparkdl.spark.tfrecord.reading import inferred_schema, read_whole_files
 
     schema = None
     try:
@@ -390,7 +389,7 @@ def _read_by_tasks(
     spark: Any, path: str, kind: FileKind, fields: list[StructField] | None = None
 ) -> FileFrame:
     """Files that tasks read in Python; ``fields``: None for those of the first file."""
-    from sparkdl.spark.tfrecord.reading import with_folders
+    from sparkdl.spark.tfrecord.files import with_folders
 
     files = files_for_workers(path)
     there = (arrow_facts if kind == "arrow" else parquet_facts)(files[0].path)[0]

@@ -23,7 +23,6 @@ from sparkdl.spark.forms.files import (
     looks_like_files,
     same_names,
 )
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import make_spec
 from sparkdl.spark.forms.shipped import (
     PLACE,
@@ -33,7 +32,7 @@ from sparkdl.spark.forms.shipped import (
     plain_columns,
     ship_table,
 )
-from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.sources import Columns, Form, Source
 from sparkdl.spark.forms.wire import GROUP, selection, wire_names
 from sparkdl.spark.session.frames import column_named
 from sparkdl.spark.session.running import require_running, session_of

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,18 +15,17 @@ from pyspark.sql import Column
 
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.errors import ConfigError, DataError
-from sparkdl.files.arrow_file_system import NoFileSystemError
+from sparkdl.files.file_system import NoFileSystemError
 from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.settings.values import shown
 from sparkdl.spark.forms.arrays import ArraysForm, no_group
 from sparkdl.spark.forms.fields import expression_error, require_booleans
 from sparkdl.spark.forms.files import ENDS
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm, kind_of
 from sparkdl.spark.forms.rdds import RddForm
 from sparkdl.spark.forms.shipped import PLACE, places_in
-from sparkdl.spark.forms.sources import ROLE, Columns, Source
+from sparkdl.spark.forms.sources import ROLE, Columns, Form, Source
 from sparkdl.spark.forms.wire import selection, wire_names
 from sparkdl.spark.session.frames import column_named, is_frame, is_rdd, without_index
 from sparkdl.spark.session.running import require_running
@@ -65,34 +64,49 @@ def settled(data: Any) -> Any:
     return None if data is None else form_of(data).settled()
 
 
-def open_fit_source(
-    data: Any,
-    validation_data: Any,
-    signature: Signature,
-    columns: Columns,
-    *,
-    split: float,
-    seed: int,
-) -> Source:
+@dataclass(frozen=True)
+class RowChoice:
+    """All that decides which rows a fit reads, and how it decodes them.
+
+    Args:
+        validation: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is for the
+            rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own. Or the
+            name of a boolean column of the data, true in the rows to validate on.
+        split: Share of the data to validate on where there is no ``validation``: of arrays the last
+            rows, as in Keras, otherwise a random share.
+    """
+
+    signature: Signature
+    columns: Columns
+    validation: Any = None
+    split: float = 0.0
+    seed: int = 0
+
+    def is_same_as(self, other: RowChoice) -> bool:
+        """Whether both get the same rows: rows to validate on count by which object they are, for a
+        table of pandas cannot be compared by ``==``, and a name by its text."""
+        alike = replace(self, validation=None) == replace(other, validation=None)
+        if isinstance(self.validation, str):
+            return alike and self.validation == other.validation
+        return alike and self.validation is other.validation
+
+
+def open_fit_source(data: Any, choice: RowChoice) -> Source:
     """The rows to train and those to validate on, which travel to the executors in one stage.
 
     Args:
         data: See :func:`form_of`.
-        validation_data: Rows of the same kind, or None. As in Keras ``columns.sample_weight`` is
-            for the rows to train on; arrays ``(x, y, sample_weight)`` have weights of their own.
-            Or the name of a boolean column of ``data``, true in the rows to validate on.
-        split: Share of ``data`` to validate on where there is no ``validation_data``: of arrays
-            the last rows, as in Keras, otherwise a random share.
 
     Raises:
         DataError: The data do not fit the model, or each other.
         ConfigError: Not a form of data that is known.
     """
+    signature, columns, validation_data = choice.signature, choice.columns, choice.validation
     form = form_of(data)
     if isinstance(validation_data, Column):
         raise expression_error(validation_data, "validation_data")
     if isinstance(validation_data, str) and form.has_column(validation_data):
-        return _validated_by_column(form, validation_data, signature, columns, split)
+        return _validated_by_column(form, validation_data, choice)
     held_out = None if validation_data is None else form_of(validation_data)
     grouped = columns.group is not None
     if grouped and not (
@@ -101,22 +115,23 @@ def open_fit_source(
         else isinstance(form, ArraysForm)
     ):
         raise no_group(columns.group)
-    parts = form.cut(split, signature) if split and held_out is None and not grouped else None
+    cuts = choice.split and held_out is None and not grouped
+    parts = form.cut(choice.split, signature) if cuts else None
     if parts is not None:
-        (form, held_out), split = parts, 0.0
+        (form, held_out), choice = parts, replace(choice, split=0.0)
     if (
         isinstance(form, PathForm)
         and not grouped
         and (held_out is None or isinstance(held_out, PathForm))
     ):
         try:
-            return _open_files(form, held_out, signature, columns, split, seed)
+            return _open_files(form, held_out, choice)
         except NoFileSystemError as error:
             warn_user(
                 f"the workers cannot read the files by themselves, so Spark does: {error.what}"
             )
     if held_out is None:
-        return _add_validation(form.open(signature, columns), None, split, seed)
+        return _add_validation(form.open(signature, columns), None, choice)
     held_out.refuse_frames("validation_data")
     words = form.words, held_out.words
     validation = held_out.like(form, signature, columns).open(
@@ -126,7 +141,7 @@ def open_fit_source(
     source = form.open(signature, columns)
     if words[0] != words[1]:
         _check_forms(words, source.spec, validation.spec)
-    return _add_validation(source, validation, split, seed)
+    return _add_validation(source, validation, choice)
 
 
 def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec) -> None:
@@ -142,15 +157,9 @@ def _check_forms(forms: tuple[str, str], training: DataSpec, held_out: DataSpec)
     )  # fmt: skip
 
 
-def _open_files(
-    form: PathForm,
-    held_out: PathForm | None,
-    signature: Signature,
-    columns: Columns,
-    split: float,
-    seed: int,
-) -> Source:
+def _open_files(form: PathForm, held_out: PathForm | None, choice: RowChoice) -> Source:
     """Files that the workers read by themselves; Spark is asked for their schema alone."""
+    signature, columns = choice.signature, choice.columns
     sets = [form.files(0)] if held_out is None else [form.files(0), held_out.files(1)]
     validation = None
     if held_out is not None:
@@ -168,27 +177,27 @@ def _open_files(
             received=f"sample_weight={columns.sample_weight!r}",
             hint="fit(spark.read.parquet(...), validation_data=...) takes both",
         )
-    marked = _add_validation(source, validation, split, seed)
-    share = 0.0 if validation is not None else split
-    return replace(marked, origin=None, files=tuple(sets), split=share, seed=seed)
+    marked = _add_validation(source, validation, choice)
+    share = 0.0 if validation is not None else choice.split
+    return replace(marked, origin=None, files=tuple(sets), split=share, seed=choice.seed)
 
 
-def _validated_by_column(
-    form: Form, name: str, signature: Signature, columns: Columns, split: float
-) -> Source:
+def _validated_by_column(form: Form, name: str, choice: RowChoice) -> Source:
     """Marks the rows in which a boolean column is true ; one pass over the rows."""
     from pyspark.sql import functions as F
 
     data = form.numbered()
-    if data is None or split:
+    if data is None or choice.split:
         raise ConfigError(
             "validation_data names a column that chooses the rows to validate on",
             expected="a DataFrame, and validation_split=0",
-            received=f"validation_split={split}" if split else type(form.data).__name__,
+            received=f"validation_split={choice.split}"
+            if choice.split
+            else type(form.data).__name__,
         )
     expected = "rows like data, or a boolean column of data"
     require_booleans(data.schema, name, "validation_data", expected)
-    source = form.open(signature, columns)
+    source = form.open(choice.signature, choice.columns)
     held_out = column_named(name).cast("byte")
     chosen = selection(data.schema, source.spec, wire_names(len(source.spec.columns)))
     places = places_in(data)
@@ -197,9 +206,10 @@ def _validated_by_column(
     return Source(frame, spec, source.origin, validates="may")
 
 
-def _add_validation(source: Source, validation: Source | None, split: float, seed: int) -> Source:
+def _add_validation(source: Source, validation: Source | None, choice: RowChoice) -> Source:
     from pyspark.sql import functions as F
 
+    split, seed = choice.split, choice.seed
     origin, apart = source.origin, source.apart
     if validation is not None:
         origin = None

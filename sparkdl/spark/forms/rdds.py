@@ -15,14 +15,13 @@ import numpy as np
 
 from sparkdl.data import ColumnSpec, DataSpec
 from sparkdl.data.arrays import as_numbers
+from sparkdl.data.columns import Array
 from sparkdl.data.conform import lost
-from sparkdl.data.ragged import Array
 from sparkdl.errors import DataError
 from sparkdl.learner.signature import Signature, TensorSpec
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.matching import label_dtype, one_number_error
 from sparkdl.spark.forms.shared_rows import read_to_end
-from sparkdl.spark.forms.sources import Columns, Source
+from sparkdl.spark.forms.sources import Columns, Form, Source
 from sparkdl.spark.forms.wire import PROBLEM, pack_problem, wire_names
 from sparkdl.spark.session.running import require_running_rdd, session_of, this_interpreter
 

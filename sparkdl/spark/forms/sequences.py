@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sparkdl.data.columns import ColumnSpec, DataSpec
-from sparkdl.data.ragged import Padding
+from sparkdl.data.columns import ColumnSpec, DataSpec, Padding
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.framework import running_backend
 from sparkdl.learner.signature import TensorSpec

@@ -31,7 +31,8 @@ MOST_BYTES = 256 << 20
 """Larger data are not broadcast: the driver holds them while it collects them."""
 HELD_OUT_BYTES = 32 << 20
 """Most bytes of rows to validate on that are broadcast: each worker's host gets all of them."""
-_SCHEMA = "number int, size long, content binary"
+_SCHEMA = "size long, content binary"
+_ROW = pa.schema([("size", pa.int64()), ("content", pa.binary())])
 
 
 @dataclass(frozen=True)
@@ -164,20 +165,14 @@ def encode(batches: Iterator[pa.RecordBatch], limit_bytes: int) -> Iterator[pa.R
     of the partition is not computed.
     """
     size = 0
-    for number, batch in enumerate(whole_batches(batches)):
+    for batch in whole_batches(batches):
         content = batch_to_bytes(batch)
         size += len(content)
         fits = size <= limit_bytes
-        yield _row(number, len(content) if fits else limit_bytes + 1, content if fits else b"")
+        row = (len(content), content) if fits else (limit_bytes + 1, b"")
+        yield pa.RecordBatch.from_pylist([dict(zip(_ROW.names, row, strict=True))], _ROW)
         if not fits:
             return
-
-
-def _row(number: int, size: int, content: bytes) -> pa.RecordBatch:
-    kinds = {"number": pa.int32(), "size": pa.int64(), "content": pa.binary()}
-    values = (number, size, content)
-    columns = [pa.array([v], kind) for v, kind in zip(values, kinds.values(), strict=True)]
-    return pa.RecordBatch.from_arrays(columns, names=list(kinds))
 
 
 def read_to_end(rows: Iterator[object]) -> None:

@@ -1,19 +1,22 @@
-"""``Source``: a user's rows once they are opened, as a DataFrame and how to read it.
+"""``Form``: the rows that a user gives, in one of the forms that they may have. ``Source``: the
+same once they are opened, as a DataFrame and how to read it.
 
 Runs on the driver.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pyspark.sql import Column
 
 from sparkdl.data import DataSpec
-from sparkdl.errors import DataError
+from sparkdl.errors import ConfigError, DataError
+from sparkdl.learner.signature import Signature
 from sparkdl.process.user_warnings import warn_user
 from sparkdl.spark.forms.files import FileInput, FileSet
 from sparkdl.spark.forms.matching import Decoder, InputColumns
@@ -21,6 +24,7 @@ from sparkdl.spark.forms.sequences import Pad
 from sparkdl.spark.forms.shared_rows import HeldOutRows, SharedRows
 from sparkdl.spark.forms.shipped import PLACE, places_in
 from sparkdl.spark.forms.wire import wire_names
+from sparkdl.spark.session.frames import is_frame, is_rdd
 from sparkdl.spark.session.running import is_connect
 
 ROLE = "__sparkdl_role"
@@ -288,3 +292,93 @@ def partition_keys(count: int) -> list[int]:
         h = (h ^ h >> shift) * np.uint32(factor)
     found = dict(zip((((h ^ h >> 16).view(np.int32)) % count).tolist(), keys.tolist(), strict=True))
     return [found[number] for number in range(count)]
+
+
+class Form(ABC):
+    """Rows in one form; :func:`sparkdl.spark.forms.opening.form_of` makes it. On the driver.
+
+    A method that a form does not override says that the form has no such thing.
+    """
+
+    words: ClassVar[str]
+    """The form, for messages."""
+    has_columns: ClassVar[bool] = False
+    """Whether the rows have columns with names, so that the user says which one means what."""
+    endless: ClassVar[bool] = False
+    """Whether the rows have no end."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    @abstractmethod
+    def open(self, signature: Signature, columns: Columns) -> Source:
+        """Checks the rows against the model and selects what it needs of them.
+
+        Args:
+            columns: Which columns mean what, for rows that have columns.
+
+        Raises:
+            DataError: The rows do not fit the model.
+            ConfigError: Not a form of data that is known.
+        """
+
+    def frame(self, spark: Any = None) -> Any | None:
+        """The rows as a DataFrame of Spark; None for rows without columns.
+
+        Args:
+            spark: The session for rows that belong to none; None: the active one.
+
+        Raises:
+            ResourceError: The session has been stopped.
+        """
+        return None
+
+    def numbered(self, spark: object = None) -> Any:
+        """:meth:`frame`, with a column ``PLACE`` beside those of rows that the driver has."""
+        return self.frame(spark)
+
+    def settled(self) -> Any:
+        """The data as ``fit`` takes them, for several calls: tables of this process are shipped."""
+        return self.data
+
+    def arrays(
+        self, signature: Signature, columns: Columns | None = None
+    ) -> tuple[Any, ...] | None:
+        """Arrays of numbers of this process, with the names of the model's inputs and outputs."""
+        return None
+
+    def has_column(self, name: str) -> bool:
+        """Whether a text means a column of these rows, and not a path."""
+        return False
+
+    def cut(self, share: float, signature: Signature) -> tuple[Form, Form] | None:
+        """The rows but the last ones, and these; None where Spark must choose them."""
+        return None
+
+    def like(self, training: Form, signature: Signature, columns: Columns) -> Form:
+        """These rows in the form of others, if that can be made of them.
+
+        Args:
+            training: The others, which the model trains on.
+            columns: Which columns of the others mean what.
+        """
+        return self
+
+    def weights_apart(self, columns: Columns) -> tuple[Form, Columns]:
+        """The rows with weights in columns that are no feature or label, too."""
+        return self, columns
+
+    def refuse_frames(self, argument: str) -> None:
+        """Refuses DataFrames in a tuple, as arrays are passed.
+
+        Raises:
+            ConfigError: The data are such a tuple.
+        """
+        parts = self.data if isinstance(self.data, (tuple, list)) else ()
+        if any(is_frame(part) or is_rdd(part) for part in parts):
+            raise ConfigError(
+                f"{argument} must be one DataFrame, without a tuple",
+                expected="one DataFrame (or RDD) that has both features and labels",
+                received=f"a tuple of {', '.join(type(part).__name__ for part in parts)}",
+                hint=f"{argument}=df; features='column' and label='column' name the columns",
+            )

@@ -15,8 +15,7 @@ import pyarrow as pa
 
 from sparkdl.config import UseGpu
 from sparkdl.data import DataSpec, decode, decode_valid, rows_with_nulls
-from sparkdl.data.columns import aligned_empty
-from sparkdl.data.ragged import Ragged
+from sparkdl.data.columns import Ragged, aligned_empty
 from sparkdl.launch.devices import DeviceRequest, Resources, start_framework
 from sparkdl.launch.task import QueryTask
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive

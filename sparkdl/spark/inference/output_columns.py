@@ -14,9 +14,9 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types as T
 
 from sparkdl.data import ColumnSpec
+from sparkdl.data.columns import Ragged, Stored
 from sparkdl.data.conform import lost
 from sparkdl.data.decode import is_vector
-from sparkdl.data.ragged import Ragged, Stored
 from sparkdl.errors import DataError, ModelError
 from sparkdl.learner.prediction.class_scores import ClassScores
 from sparkdl.learner.prediction.predictor_archive import PredictorArchive

@@ -33,12 +33,11 @@ from pyspark.ml.util import (
 )  # fmt: skip
 
 from sparkdl.errors import ConfigError, ModelError
-from sparkdl.files.archive_parts import damaged_model, sane_bytes
-from sparkdl.files.model_file import check_keras_file
+from sparkdl.files.model_file import check_keras_file, damaged_model, sane_bytes
 from sparkdl.learner.archives.archive import ModelArchive
 from sparkdl.learner.prediction.model_source import ModelSource
 from sparkdl.process import payload
-from sparkdl.spark.files.hadoop import HadoopFileSystem
+from sparkdl.spark.files import HadoopFileSystem
 from sparkdl.spark.session.running import is_connect
 from sparkdl.spark.session.versions import frame_of_table, metadata_place, table_of_frame
 from sparkdl.tables.checkpoints import copy_beside, found_beside, require_elsewhere

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from sparkdl.config import Limits
 from sparkdl.data.feed import Uneven
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.launch.feeds.feeding import FeedSettings
-from sparkdl.launch.feeds.stream_feed import StreamSettings
+from sparkdl.launch.feeding import FeedSettings
+from sparkdl.launch.stream_feed import StreamSettings
 from sparkdl.settings.values import (
     PATH,
     UserSettings,

@@ -12,7 +12,7 @@ from sparkdl.errors import ResourceError
 from sparkdl.files.listing import find_files
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_int, require_name
-from sparkdl.spark.files.worker_paths import path_for_workers
+from sparkdl.spark.files import path_for_workers
 from sparkdl.spark.session.frames import column_named, is_vector_column, require_frame
 from sparkdl.spark.session.running import context_of, require_running, this_interpreter
 from sparkdl.spark.session.versions import (
@@ -23,9 +23,13 @@ from sparkdl.spark.session.versions import (
     require_spark,
     whole_batches,
 )
-from sparkdl.spark.tfrecord.options import TFRecordOptions
-from sparkdl.spark.tfrecord.reading import TFRecordReader, inferred_schema
-from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
+from sparkdl.spark.tfrecord.files import (
+    TFRecordOptions,
+    TFRecordReader,
+    TFRecordWriter,
+    Written,
+    inferred_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

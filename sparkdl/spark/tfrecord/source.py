@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from sparkdl.spark.tfrecord.options import TFRecordOptions
-    from sparkdl.spark.tfrecord.reading import FileGroup, TFRecordReader
-    from sparkdl.spark.tfrecord.writing import TFRecordWriter, Written
+    from sparkdl.spark.tfrecord.files import (
+        FileGroup,
+        TFRecordOptions,
+        TFRecordReader,
+        TFRecordWriter,
+        Written,
+    )
 
 
 class DefaultSource(DataSource):
@@ -30,22 +34,22 @@ class DefaultSource(DataSource):
         return "tfrecord"
 
     def schema(self) -> StructType:
-        from sparkdl.spark.tfrecord.reading import inferred_schema
+        from sparkdl.spark.tfrecord.files import inferred_schema
 
         return inferred_schema(self._options())
 
     def reader(self, schema: StructType) -> SourceReader:
-        from sparkdl.spark.tfrecord.reading import TFRecordReader
+        from sparkdl.spark.tfrecord.files import TFRecordReader
 
         return SourceReader(TFRecordReader(self._options(), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> SourceWriter:
-        from sparkdl.spark.tfrecord.writing import TFRecordWriter
+        from sparkdl.spark.tfrecord.files import TFRecordWriter
 
         return SourceWriter(TFRecordWriter(self._options(), schema, overwrite))
 
     def _options(self) -> TFRecordOptions:
-        from sparkdl.spark.tfrecord.options import TFRecordOptions
+        from sparkdl.spark.tfrecord.files import TFRecordOptions
 
         given: Any = self.options
         return TFRecordOptions.of(dict(given))

@@ -26,7 +26,7 @@ from trained_rows import SIGNATURES, N, V, linear, trained, wanted
 import sparkdl
 from sparkdl.data.decode import decode
 from sparkdl.errors import DataError
-from sparkdl.spark.forms.opening import form_of, open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, form_of, open_fit_source
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.session.versions import spark_version, table_of_frame
 
@@ -164,7 +164,7 @@ def of_frame(data: Any, passed: Any) -> Iterator[str]:
     for name, array in ARRAYS.items():
         signature = SIGNATURES[width_of(array)]
         try:
-            source = open_fit_source(form, None, signature, Columns(name, "id"), split=0.0, seed=0)
+            source = open_fit_source(form, RowChoice(signature, Columns(name, "id")))
             (batch,) = rows.select(source.spec.columns).combine_chunks().to_batches()
             values = next(iter(decode(batch, source.spec).x.values()))
         except DataError as error:
@@ -302,7 +302,7 @@ def test_hashes_of_64_bits_train_and_pass_in_every_form(spark: Any, tmp_path: Pa
         forms.append(path)
     for form in map(form_of, forms):
         columns = Columns("c", "id")
-        frame = open_fit_source(form, None, SIGNATURES[1], columns, split=0.0, seed=0).frame
+        frame = open_fit_source(form, RowChoice(SIGNATURES[1], columns)).frame
         assert sorted(row.c0 for row in frame.collect()) == sorted(hashes)
 
 
@@ -311,9 +311,7 @@ def test_a_value_that_sparks_type_does_not_hold_ends_predict_alone(spark: Any) -
     table = pa.table({"id": V, "odd": pa.array(V, pa.timestamp("ns"))})
     frame = pl.from_arrow(table)
     for data in (table, frame):
-        source = open_fit_source(
-            data, None, SIGNATURES[1], Columns("id", "id"), split=0.0, seed=0
-        )  # fmt: skip
+        source = open_fit_source(data, RowChoice(SIGNATURES[1], Columns("id", "id")))
         assert source.frame.count() == N
         for call in (
             lambda data=data: sparkdl.predict(linear(1), data, features="id"),

@@ -26,7 +26,7 @@ from sparkdl.errors import ConfigError, ResourceError
 from sparkdl.files import file_system, storage
 from sparkdl.files.file_system import DamagedFileError
 from sparkdl.progress.events import EpochEnded
-from sparkdl.spark.files.hadoop import CHUNK_BYTES, HadoopFileSystem
+from sparkdl.spark.files import CHUNK_BYTES, HadoopFileSystem
 from sparkdl.spark.session.versions import table_of_frame
 
 

@@ -28,7 +28,7 @@ from sparkdl.data.decode import decode
 from sparkdl.errors import ConfigError, DataError, ResourceError
 from sparkdl.spark.forms.fed_files import fed_files
 from sparkdl.spark.forms.files import FileInput
-from sparkdl.spark.forms.opening import form_of, open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, form_of, open_fit_source
 from sparkdl.spark.forms.sources import Columns
 from sparkdl.spark.session.versions import spark_version, table_of_frame
 
@@ -165,9 +165,7 @@ def test_columns_beside_those_used_may_be_what_pyarrow_cannot_read(
     frame.cast({"huge": pl.Int128}).write_parquet(tmp_path / "a.parquet")
     path = f"{tmp_path}/a.parquet"
     with pytest.warns(RuntimeWarning, match="so Spark does"):
-        source = open_fit_source(
-            path, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0
-        )  # fmt: skip
+        source = open_fit_source(path, RowChoice(SIGNATURES[2], Columns("x", "id")))
     assert sorted(row.c0 for row in source.frame.collect()) == [[v, v + 1.0] for v in V]
     twice = pa.Table.from_arrays([pa.array(V)] * 4, names=["id", "f32", "no", "no"])
     feather.write_feather(twice, f"{tmp_path}/b.arrow")
@@ -231,7 +229,7 @@ def test_of_a_streams_output_the_files_that_it_tells_are_read(spark: Any, tmp_pa
     query.stop()
     pq.write_table(arrow_table(), f"{out}/left.parquet")
     assert spark.read.parquet(out).count() == N
-    source = open_fit_source(out, None, SIGNATURES[2], Columns("x", "id"), split=0.0, seed=0)
+    source = open_fit_source(out, RowChoice(SIGNATURES[2], Columns("x", "id")))
     assert not source.files
     assert source.frame.count() == N
     assert fed_files(out, form_of(out).frame(), ("id", "x"), 1) is None
@@ -381,11 +379,9 @@ def test_files_of_any_kind_are_validated_on(spark: Any, tmp_path: Path) -> None:
     assert not form_of(frame).has_column("held.arrow")
     assert form_of(frame).has_column("held")
     assert form_of(frame).has_column("id")
+    choice = RowChoice(SIGNATURES[2], Columns("x", "id"), f"{tmp_path}/held.arrow")
     with pytest.warns(RuntimeWarning, match="of another kind"):
-        source = open_fit_source(
-            f"{tmp_path}/rows.parquet", f"{tmp_path}/held.arrow", SIGNATURES[2],
-            Columns("x", "id"), split=0.0, seed=0,
-        )  # fmt: skip
+        source = open_fit_source(f"{tmp_path}/rows.parquet", choice)
     assert source.frame.count() == 2 * N
 
 
@@ -393,7 +389,7 @@ def test_images_in_tfrecords_need_no_schema(spark: Any, tmp_path: Path) -> None:
     path = write_tensorflow(tmp_path)
     assert form_of(path).frame().schema["image"].dataType.simpleString() == "binary"
     columns = Columns("image", "id", decoder=lambda data: np.float32([data[2], len(data)]))
-    source = open_fit_source(path, None, SIGNATURES[2], columns, split=0.0, seed=0)
+    source = open_fit_source(path, RowChoice(SIGNATURES[2], columns))
     assert source.files is not None
     files = FileInput.dealt(source.files, 1, 0.0, 0)
     rows = [decode(batch, source.spec).x for batch in files.batches(0, source.spec)]

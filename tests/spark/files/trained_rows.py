@@ -10,7 +10,7 @@ import numpy as np
 from sparkdl.data.decode import decode
 from sparkdl.learner.signature import model_signature
 from sparkdl.spark.forms.files import FileInput
-from sparkdl.spark.forms.opening import open_fit_source
+from sparkdl.spark.forms.opening import RowChoice, open_fit_source
 from sparkdl.spark.forms.sources import Columns
 
 N = 6
@@ -33,7 +33,7 @@ def trained(path: str, column: str, label: str = "id", width: int | None = None)
     """The values of a column that two workers read of files, ordered by the label."""
     width = width or (2 if column in PAIRS else 1)
     columns = Columns(column, label)
-    source = open_fit_source(path, None, SIGNATURES[width], columns, split=0.0, seed=0)
+    source = open_fit_source(path, RowChoice(SIGNATURES[width], columns))
     assert source.files is not None, "Spark reads them"
     files = FileInput.dealt(source.files, 2, 0.0, 0)
     decoded = [decode(b, source.spec) for rank in (0, 1) for b in files.batches(rank, source.spec)]

@@ -24,7 +24,7 @@ from sparkdl import SparkModel
 from sparkdl.compat.tfos import TFCluster
 from sparkdl.errors import ResourceError
 from sparkdl.spark.mllib import from_labeled_point
-from sparkdl.spark.tfrecord.reading import read_whole_files
+from sparkdl.spark.tfrecord.files import read_whole_files
 
 ROWS = 8
 FOLDER = Path(sys.argv[1])

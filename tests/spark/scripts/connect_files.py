@@ -29,7 +29,7 @@ def main() -> None:
     from sparkdl.files.checkpoints import Checkpoints
     from sparkdl.files.run_state import RunState
     from sparkdl.progress.events import TrainingBegan
-    from sparkdl.spark.files.hadoop import CHUNK_BYTES, ConnectFileSystem
+    from sparkdl.spark.files import CHUNK_BYTES, ConnectFileSystem
     from sparkdl.tracking.event_files import Timeline
 
     folder = tempfile.mkdtemp()

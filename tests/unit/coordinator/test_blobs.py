@@ -8,7 +8,7 @@ import pytest
 from sparkdl.coordinator.blobs import BlobReplacedError, chunk_reply, chunked, read_blob, read_kept
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ProtocolError
-from sparkdl.files.archive_parts import store_arrays, unpack_arrays
+from sparkdl.files.model_file import store_arrays, unpack_arrays
 from sparkdl.files.run_state import Blob
 from sparkdl.transport.frames import Kind, Message
 

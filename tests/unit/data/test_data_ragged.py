@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.data import Batches, ColumnSpec, DataSpec, decode, read_partition
-from sparkdl.data.ragged import Padding, Ragged
+from sparkdl.data.columns import Padding, Ragged
 from sparkdl.errors import ConfigError, DataError
 
 LENGTHS = [3, 0, 5, 1, 2, 5, 4, 1, 2, 3, 6]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.data.ragged import Ragged
+from sparkdl.data.columns import Ragged
 from sparkdl.data.rows import content_order
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from sparkdl.data.feed import Feed, RowSpool
 from sparkdl.data.shards import read_files
-from sparkdl.launch.feeds.feeding import RereadRows, RowsKeptAsRead
+from sparkdl.launch.feeding import RereadRows, RowsKeptAsRead
 
 
 def source(counts: list[int], calls: list[int]) -> Callable[[], Generator[pa.RecordBatch]]:

@@ -14,10 +14,9 @@ import pytest
 from keras_zip import keras_zip, with_far_part
 
 from sparkdl.errors import ConfigError, ResourceError
-from sparkdl.files.archive_parts import with_parts
-from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
 from sparkdl.files.checkpoints import Checkpoints
-from sparkdl.files.file_system import DamagedFileError
+from sparkdl.files.file_system import ArrowFileSystem, DamagedFileError, LocalFileSystem
+from sparkdl.files.model_file import with_parts
 from sparkdl.files.run_state import RunState
 
 

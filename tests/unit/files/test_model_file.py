@@ -14,15 +14,17 @@ import pytest
 from keras_zip import keras_zip, with_far_part, with_part
 
 from sparkdl.errors import ConfigError, ModelError, ResourceError
-from sparkdl.files.archive_parts import (
+from sparkdl.files.model_file import (
     RUN_STATE,
     SETTINGS,
+    check_path,
     check_whole,
+    read_model,
     run_state_of,
     settings_of,
     unpack_arrays,
+    write_model,
 )
-from sparkdl.files.model_file import check_path, read_model, write_model
 from sparkdl.files.run_state import RunState
 
 pytestmark = pytest.mark.long

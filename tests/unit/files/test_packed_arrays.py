@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ModelError
-from sparkdl.files.archive_parts import pack_arrays, unpack_arrays
+from sparkdl.files.model_file import pack_arrays, unpack_arrays
 
 
 def npy(array: object) -> bytes:

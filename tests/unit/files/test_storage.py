@@ -13,7 +13,7 @@ import pytest
 
 from sparkdl.errors import ResourceError
 from sparkdl.files import file_system, listing, storage, streams
-from sparkdl.files.arrow_file_system import ArrowFileSystem, LocalFileSystem
+from sparkdl.files.file_system import ArrowFileSystem, LocalFileSystem
 
 
 @pytest.fixture(params=["local", "file", "file with one slash", "memory"])

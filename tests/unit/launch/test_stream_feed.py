@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from sparkdl.errors import WaitTimeoutError
-from sparkdl.launch.feeds.feeding import call_while_it_feeds
-from sparkdl.launch.feeds.stream_feed import (
+from sparkdl.launch.feeding import call_while_it_feeds
+from sparkdl.launch.stream_feed import (
     StreamFeed,
     StreamIntake,
     StreamKind,

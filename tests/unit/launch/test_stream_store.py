@@ -8,7 +8,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "coordinator"))
 from coordinator_world import DRIVER, CoordinatorWorld, code
 
-from sparkdl.launch.feeds.stream_feed import LONGEST_WAIT_S, Offer, StreamKind, StreamStore
+from sparkdl.launch.stream_feed import LONGEST_WAIT_S, Offer, StreamKind, StreamStore
 from sparkdl.transport.frames import Kind
 
 

@@ -11,9 +11,7 @@ import pytest
 
 from sparkdl.data.tfrecord.encoding import encode_batch
 from sparkdl.errors import DataError
-from sparkdl.spark.tfrecord.options import TFRecordOptions
-from sparkdl.spark.tfrecord.reading import read_whole_files
-from sparkdl.spark.tfrecord.writing import _Files
+from sparkdl.spark.tfrecord.files import TFRecordOptions, _Files, read_whole_files
 
 
 class Frame:

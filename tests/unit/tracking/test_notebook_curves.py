@@ -126,7 +126,7 @@ import sys
 sys.path[:0] = {folders!r}
 from tracking_cases import small_fit, small_search
 from sparkdl.progress.bar import ProgressBar
-from sparkdl.spark.fit.fit_sinks import progress_sink
+from sparkdl.spark.fit.fitting import progress_sink
 from sparkdl.tracking.notebook import NotebookTrials, curves_take_the_bars_place
 """
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sparkdl.coordinator.kinds import CoordinatorKind
 from sparkdl.errors import ConfigError, ProtocolError, SparkDLError, WaitTimeoutError, WorkerError
-from sparkdl.launch.feeds.stream_feed import StreamKind
+from sparkdl.launch.stream_feed import StreamKind
 from sparkdl.ps.kinds import StoreKind
 from sparkdl.transport.frames import (
     BLOB_BYTES,

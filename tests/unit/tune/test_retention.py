@@ -19,7 +19,7 @@ from sparkdl.tune import (
     Searcher,
 )
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SearchRun, SegmentTraining
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.study import Study, dispensable
 from sparkdl.tune.suggestions import Trial
@@ -91,10 +91,10 @@ def run(
         if told == stop_after:
             raise KeyboardInterrupt
 
-    run_search(
+    SearchRun(
         searcher, trainer, journal, LOSS, seed=0, max_concurrent=3, timeout_s=None,
         on_score=count, keep_best=keep_best,
-    )  # fmt: skip
+    ).run()  # fmt: skip
 
 
 @pytest.mark.parametrize("make", SEARCHERS)

@@ -13,7 +13,7 @@ from sparkdl.errors import ConfigError
 from sparkdl.progress.events import Event, TrialBegan, TrialEnded, TrialEpochEnded
 from sparkdl.tune import Asha, OptunaSampler, RandomSearch, Trial
 from sparkdl.tune.journal import Journal
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SearchRun, SegmentTraining
 from sparkdl.tune.searchers import Searcher
 from sparkdl.tune.searchers.searcher import Goal, Segment
 from sparkdl.tune.suggestions import Drawn, Experience, Outcome, Sampler, Space, Value
@@ -135,11 +135,11 @@ def run(
             raise KeyboardInterrupt
 
     try:
-        run_search(
+        SearchRun(
             searcher, trainer, journal, Goal("loss", False), seed=3, timeout_s=None,
             max_concurrent=at_once, on_score=count, sampler=sampler or OptunaSampler(),
             tell=events.append,
-        )  # fmt: skip
+        ).run()  # fmt: skip
     except KeyboardInterrupt:
         assert stop_after
     return {n: r.params for n, r in sorted(journal.trials.items())}, trainer.trained, events

@@ -23,7 +23,7 @@ from sparkdl.tune import (
     runner,
 )
 from sparkdl.tune.journal import Journal, TrialRecord
-from sparkdl.tune.runner import OnEpoch, SegmentTraining, run_search
+from sparkdl.tune.runner import OnEpoch, SearchRun, SegmentTraining
 from sparkdl.tune.searchers.searcher import Goal
 from sparkdl.tune.study import Study
 
@@ -106,9 +106,9 @@ def run(
     scored: list[tuple[int, float]] = []
     journal = Journal.at(str(folder), {}, resume=resume)
     given = {"seed": 0, "max_concurrent": 1, "timeout_s": None, **options}
-    run_search(
+    SearchRun(
         searcher, trainer, journal, ACCURACY, on_score=lambda *told: scored.append(told), **given
-    )
+    ).run()
 
     def load(record: TrialRecord) -> Any:
         assert record.model_epoch in trainer.there[record.number]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from sparkdl.errors import ModelError
-from sparkdl.files.archive_parts import pack_arrays
+from sparkdl.files.model_file import pack_arrays
 from sparkdl.files.run_state import RunState
 from sparkdl.learner.prediction.ensemble import build_ensemble
 from sparkdl.learner.state.model_weights import model_layout

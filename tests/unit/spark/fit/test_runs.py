@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,7 +15,7 @@ from sparkdl import Network
 from sparkdl.collective.choice import AllReduceExchange
 from sparkdl.collective.rules import make_rule as make_exchange_rule
 from sparkdl.collective.strategy import BarrierStrategy
-from sparkdl.config import FitConfig
+from sparkdl.config import FitConfig, LoopSettings
 from sparkdl.coordinator.session import open_session
 from sparkdl.errors import TransportError
 from sparkdl.files.run_state import RunState
@@ -25,9 +26,13 @@ from sparkdl.ps.server.config import TablesOfRun
 from sparkdl.ps.strategy import ServerStrategy
 from sparkdl.rules import make_rule
 from sparkdl.spark.executor.trainer import TrainedRank
-from sparkdl.spark.fit.allreduce_run import SilentRun, start_all_reduce
-from sparkdl.spark.fit.server_run import ServerRun
-from sparkdl.spark.fit.training_run import Run, returned_state
+from sparkdl.spark.fit.training_run import (
+    Run,
+    ServerRun,
+    SilentRun,
+    returned_state,
+    start_all_reduce,
+)
 from sparkdl.tables.checkpoints import TableReference
 from sparkdl.training.reports import EpochReport
 from sparkdl.weights import Layout
@@ -38,6 +43,14 @@ HERE = Network(server_bind="127.0.0.1", encrypt=False)
 RANKS_HERE = replace(HERE, worker_bind="127.0.0.1")
 
 
+def planned(config: FitConfig, num_workers: int = 1) -> Any:
+    """A plan as far as a run reads it, which the model and its framework are no part of."""
+    source, settings = SimpleNamespace(spark=None), LoopSettings(1)
+    return SimpleNamespace(
+        config=config, num_workers=num_workers, at_once=0, source=source, settings=settings
+    )
+
+
 def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> TrainedRank:
     epochs = {int(name[1:]): report for name, report in unreported.items()}
     return TrainedRank(rank, 4, "shm", 2.0, 0.1, (), 1, epochs, state)
@@ -46,7 +59,7 @@ def returned(rank: int, state: RunState | None, **unreported: EpochReport) -> Tr
 @pytest.mark.processes
 def test_a_run_with_a_server_has_the_center_from_the_start() -> None:
     config, exchange = FitConfig(network=HERE), ServerExchange(make_rule("downpour"), 4)
-    with ServerRun.start(config, exchange, LAYOUT, WEIGHTS, 2, 0, None) as starting:
+    with ServerRun.start(planned(config, 2), exchange, LAYOUT, WEIGHTS) as starting:
         run: Run = starting.result()
         assert run.kept() is None
         np.testing.assert_array_equal(run.state().weights, WEIGHTS)
@@ -70,7 +83,7 @@ def test_a_run_without_a_server_has_what_a_rank_kept() -> None:
     config = FitConfig(mode="allreduce", communicator="builtin", network=RANKS_HERE)
     rule = make_exchange_rule("diloco")
     exchange = AllReduceExchange(rule, 4)
-    with start_all_reduce(config, exchange, rule, LAYOUT, b"outer", 1, None) as starting:
+    with start_all_reduce(planned(config), exchange, rule, LAYOUT, b"outer") as starting:
         run = starting.result()
         strategy = run.strategy
         assert isinstance(strategy, BarrierStrategy)
@@ -95,7 +108,7 @@ def test_the_plain_mean_needs_no_rule() -> None:
     rule = make_exchange_rule("mean")
     for window, expected in ((1, None), (4, rule)):
         exchange = AllReduceExchange(rule, window, "fp16")
-        with start_all_reduce(config, exchange, rule, LAYOUT, b"", 1, None) as starting:
+        with start_all_reduce(planned(config), exchange, rule, LAYOUT, b"") as starting:
             strategy = starting.result().strategy
             assert isinstance(strategy, BarrierStrategy)
             assert (strategy.gradients.rule, strategy.gradients.wire) == (expected, "float16")

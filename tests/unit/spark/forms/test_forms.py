@@ -15,11 +15,10 @@ import pytest
 from sparkdl.errors import ConfigError, DataError
 from sparkdl.learner.signature import Signature, TensorSpec
 from sparkdl.spark.forms.arrays import ArraysForm
-from sparkdl.spark.forms.form import Form
 from sparkdl.spark.forms.frames import FrameForm, PathForm, StreamForm, TableForm
-from sparkdl.spark.forms.opening import form_of, open_fit_source, settled
+from sparkdl.spark.forms.opening import RowChoice, form_of, open_fit_source, settled
 from sparkdl.spark.forms.rdds import RddForm
-from sparkdl.spark.forms.sources import Columns
+from sparkdl.spark.forms.sources import Columns, Form
 
 pytestmark = pytest.mark.keras
 
@@ -125,7 +124,7 @@ def test_a_stream_is_refused_where_rows_must_end() -> None:
 def test_frames_in_a_tuple() -> None:
     for data, validation in (((Frame(), Frame()), None), (Rdd(), (Frame(), Frame()))):
         with pytest.raises(ConfigError, match="without a tuple"):
-            open_fit_source(data, validation, SIGNATURE, Columns(), split=0.0, seed=0)
+            open_fit_source(data, RowChoice(SIGNATURE, Columns(), validation))
 
 
 def test_data_for_several_calls() -> None:

@@ -19,7 +19,7 @@ from sparkdl.coordinator.blobs import Assembly, chunked
 from sparkdl.coordinator.group import Group, Store, Work, Worker, require_driver
 from sparkdl.data.feed import Columns, Feed, RowSpool, size_of
 from sparkdl.errors import ProtocolError, SparkDLError
-from sparkdl.launch.feeds.feeding import FunctionFeed
+from sparkdl.launch.feeding import FunctionFeed
 from sparkdl.process.closing import Closing
 from sparkdl.settings.network import RankListening
 from sparkdl.settings.values import require_int
