@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +24,45 @@ from sparkdl.ps.strategy import ServerSynchronizer
 from sparkdl.tables.checkpoints import TableCheckpoints
 from sparkdl.testing.inproc import InprocParameterServer, connect_threads
 from sparkdl.worker import train
+
+
+class Again:
+    """Equal models, each with what trains it: those that were trained before begin anew.
+
+    What they have compiled stays, as in a worker's next fit, and is the slow part of a test. Models
+    of an exception are not used again.
+
+    Args:
+        start: Makes what trains a model, such as a learner.
+    """
+
+    def __init__(self, start: Callable[[Any], Any]) -> None:
+        self._start = start
+        self._kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def of(self, make: Any, count: int = 1) -> Iterator[list[Any]]:
+        """What trains ``count`` models of ``make``, which are as ``make`` makes them."""
+        kept = self._kept.setdefault(make, [])
+        taken, kept[:] = kept[:count], kept[count:]
+        for trained, first in taken:
+            for variable, value in first:
+                variable.assign(value)
+            model = getattr(trained, "model", trained)
+            model.reset_metrics()
+            if trained is not model:
+                trained.reload()
+        while len(taken) < count:
+            model = make()
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+            first = [(v, np.array(v)) for v in (*model.variables, *model.optimizer.variables)]
+            taken.append((self._start(model), first))
+        yield [trained for trained, _ in taken]
+        kept[:0] = taken
+
+
+learners_again = Again(make_learner)
 
 
 def run_workers(
