@@ -8,7 +8,6 @@ needs none of them is ``make check``.
 from __future__ import annotations
 
 import atexit
-import gc
 import glob
 import os
 import re
@@ -18,12 +17,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import psutil
 import pytest
+from start.collecting import pytest_collection, pytest_runtest_protocol  # noqa: F401
 from start.java_options import options_for_tests
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -87,18 +87,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     command line is)."""
     mark = _mark_of(collection_path)
     return True if mark and f"not {mark}" in (config.option.markexpr or "") else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Leaves the frameworks and the list of tests to no collector of garbage: they stay, and each
-    full collection would look at all of them."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.freeze()
 
 
 _imported_keras: list[str] = []
