@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 
 XLA_FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 """The cases of tests are tiny: compiling well takes longer than it saves."""
+
+PYTEST = [sys.executable, "-m", "pytest", "-q", "--noconftest", "-p", "collecting"]
+"""Runs test files in a process of their own; see ``start/collecting.py``."""
 
 
 def environment_of(backend: str, **more: str) -> dict[str, str]:

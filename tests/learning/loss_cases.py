@@ -6,6 +6,7 @@ Runs with the tests of TensorFlow, and once for each other backend in a process 
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from harness import learners_again
 from keras import layers, losses, ops
 from keras import optimizers as o
 
@@ -21,7 +23,6 @@ from sparkdl.collective.strategy import AllReduceStrategy
 from sparkdl.collective.synchronizer import AllReduceSynchronizer
 from sparkdl.config import LoopSettings
 from sparkdl.data import Batches, rows_from_numpy
-from sparkdl.learner import make_learner
 from sparkdl.learner.state.metric_state import build_metrics, metric_results
 from sparkdl.learner.state.model_weights import model_layout, read_model
 from sparkdl.ps.server import ServerConfig
@@ -267,12 +268,25 @@ def by_workers(
     case: Case, parts: list[Data], way: str, on_nan: str = "raise"
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """Each worker's weights, and the logs of the last epoch of all of them together."""
-    models = [started(case) for _ in parts]
-    learners = [make_learner(model) for model in models]
+    with learners_again.of(_starter(case), len(parts)) as learners:
+        weights = _train(learners, parts, way, on_nan)
+        states = [learner.metrics.state() for learner in learners]
+    longest = max(len(state) for state in states)
+    total = np.sum([np.pad(s, (0, longest - len(s))) for s in states], axis=0)
+    return weights, metric_results(_told(case, parts), total)
+
+
+@functools.cache
+def _starter(case: Case) -> Callable[[], Any]:
+    return lambda: started(case)
+
+
+def _train(learners: list[Any], parts: list[Data], way: str, on_nan: str) -> list[np.ndarray]:
+    """The weights of each worker."""
     for rank, learner in enumerate(learners):
         learner.take_stream(rank, len(parts))
-    layout = model_layout(models[0])
-    center = read_model(models[0], layout)
+    layout = learners[0].layout
+    center = read_model(learners[0].model, layout)
     settings = LoopSettings(epochs=EPOCHS, batch_size=BATCH, shuffle=False, follow_schedule=False)
     errors: list[BaseException] = []
 
@@ -335,10 +349,7 @@ def by_workers(
         flat = np.empty(layout.size, np.float32)
         learner.read_weights(flat)
         weights.append(flat)
-    states = [learner.metrics.state() for learner in learners]
-    longest = max(len(state) for state in states)
-    total = np.sum([np.pad(s, (0, longest - len(s))) for s in states], axis=0)
-    return weights, metric_results(_told(case, parts), total)
+    return weights
 
 
 def _told(case: Case, parts: list[Data]) -> Any:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from keras_backends import environment_of
+from keras_backends import PYTEST, environment_of
 
 _HERE = Path(__file__).parent
 
@@ -30,7 +29,7 @@ def test_losses_are_those_of_one_process(backend: str) -> None:
         pytest.skip(f"{backend} is not installed")
     environment = environment_of(backend, TF_NUM_INTRAOP_THREADS="1")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--noconftest", "loss_cases.py", "-p", "no:xdist"],
+        [*PYTEST, "loss_cases.py", "-p", "no:xdist"],
         cwd=_HERE, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-8000:]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from keras_backends import environment_of, kept_programs
+from keras_backends import PYTEST, environment_of, kept_programs
 
 _HERE = Path(__file__).parent
 
@@ -26,8 +25,7 @@ def test_layers_are_plain_keras(backend: str) -> None:
         **kept_programs(),
     )
     # Without the list of warnings, behind which the end of the output would not show a failure.
-    command = [sys.executable, "-m", "pytest", "-q", "--noconftest", "--disable-warnings"]
-    command += ["-k", "not Ftrl and not SGD"]
+    command = [*PYTEST, "--disable-warnings", "-k", "not Ftrl and not SGD"]
     names = ["tables", "classes", "recompute", *["parts"] * (backend == "torch")]
     files = [str(_HERE / f"test_{name}_exact.py") for name in names]
     done = subprocess.run(

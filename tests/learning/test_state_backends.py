@@ -9,11 +9,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from keras_backends import environment_of
+from keras_backends import PYTEST, environment_of
 
 _HERE = Path(__file__).parent
 _FILES = ("test_state_travels.py", "test_seeds.py", "test_all_models_train.py")
@@ -26,9 +25,9 @@ def test_state_seeds_and_settings_travel(backend: str) -> None:
     path = os.pathsep.join([str(_HERE), os.environ.get("PYTHONPATH", "")])
     environment = environment_of(backend, PYTHONPATH=path)
     cases = [str(_HERE / name) for name in _FILES]
-    options = ["-q", "--noconftest", "-k", "allreduce and not eagerly and not policy"]
+    options = ["-k", "allreduce and not eagerly and not policy"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *cases],
+        [*PYTEST, *options, *cases],
         cwd=_HERE.parents[1], env=environment, capture_output=True, text=True, timeout=900,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import pytest
-from keras_backends import environment_of
+from keras_backends import PYTEST, environment_of
 
 _HERE = Path(__file__).parent
 Running = dict[str, tuple[subprocess.Popen[str], IO[str]]]
@@ -33,9 +32,9 @@ def start(backend: str) -> tuple[subprocess.Popen[str], IO[str]]:
         str(_HERE / "own_step_cases.py"),
         str(_HERE / "callback_cases.py"),
     ]
-    arguments = ["-q", "-ra", "--noconftest", "--durations=5", *cases]
+    arguments = ["-ra", "--durations=5", *cases]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", *arguments],
+        [*PYTEST, *arguments],
         cwd=_HERE.parents[2],
         env=environment,
         stdout=output,
