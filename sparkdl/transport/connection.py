@@ -121,6 +121,7 @@ class Connection:
         self._name = name
         self._lock = threading.RLock()
         self._raw = limits.allocate() if buffered else None
+        self._uses_raw = False
         self.channel: Channel | None = None
         self.closed = False
         self.bytes_sent = 0
@@ -134,6 +135,7 @@ class Connection:
                 f"{self._name} has no buffer", expected="a connection that was opened with one",
                 received="a connection for control alone",
             )  # fmt: skip
+        self._uses_raw = True
         return self._raw
 
     def _require_open(self) -> None:
@@ -225,7 +227,7 @@ class Connection:
         if self.channel is None:
             channel = self._opener(self._raw)
             if channel.raw is not None and channel.raw is not self._raw:
-                if self._raw is not None and self._raw.size == channel.raw.size:
+                if self._uses_raw and self._raw is not None and self._raw.size == channel.raw.size:
                     np.copyto(channel.raw, self._raw)  # what was to be sent goes on
                 self._raw = channel.raw
             self.channel = channel
