@@ -30,8 +30,9 @@ class _Quantized(Codec):
     """Base of the codecs that make one scale and ``block`` codes of each block of elements.
 
     On the wire: all scales (float32, one per block: the size of one level), then all codes, block
-    after block. A code is the level plus ``levels``. A block is cut into ``8 / bits`` equal parts,
-    and a byte holds one code of each part. The last block is filled up with zeros.
+    after block. A code is the level plus ``levels``, in 2, 4 or 8 bits. A block is cut into as many
+    equal parts as a byte has codes; a byte holds one of each part. The last block is filled up with
+    zeros.
     """
 
     block: int

@@ -314,8 +314,8 @@ class AllReduceGradientSynchronizer(StepSynchronizer):
 
 @contextlib.contextmanager
 def explained(explain: Callable[[Exception], BaseException]) -> Iterator[None]:
-    """Raises in place of an error what it comes from: one inside the compiled call comes out of it
-    as the framework's own."""
+    """Replaces an error by its cause: what our code raises inside a compiled call comes out of it
+    as an error of the framework."""
     try:
         yield
     except Exception as error:

@@ -201,7 +201,7 @@ class Group(Buffers):
         """Called with each worker that was marked dead, or has finished."""
         self._mailboxes: set[int] = set()
         self.waits: dict[int, Wait] = {}
-        """The requests whose reply is deferred, by their connection."""
+        """The requests whose reply is deferred, by their connection; read with the lock held."""
         self._outbox: Replies = []
 
     def attach(self, connection: int, buffer: ByteArray) -> None:

@@ -273,11 +273,12 @@ class Client(Closing):
         """The slices that a reply to a commit brings, or says to be large; None: it has none."""
         if reply.total:
             return np.frombuffer(self._all_chunks(StoreKind.SLICES_GET, reply.flags), np.uint8)
-        return reply.body if reply.flags & Flag.SLICED else None
+        return reply.content if reply.flags & Flag.SLICED else None
 
     def _answered(self, reply: Message) -> None:
         """Takes the reply to a commit; its slices become ``round_slices``."""
-        self.round_slices, whole = (), self._slices_of(reply)
+        self.round_slices = ()  # those of the round before need not stay while others come
+        whole = self._slices_of(reply)
         if whole is None:
             self._decode(reply)
             return

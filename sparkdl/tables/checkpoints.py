@@ -1,5 +1,7 @@
-"""The tables of a run, written after epochs, and those that lie beside a saved model, so that both
-can be copied elsewhere together: where, and which of them are kept."""
+"""Where tables of a run are written, after epochs and beside a saved model, and which are kept.
+
+A model and the tables beside it can be copied elsewhere together.
+"""
 
 from __future__ import annotations
 

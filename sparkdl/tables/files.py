@@ -1,6 +1,6 @@
 """Tables in files: each rank writes its part, and a manifest that comes last makes them a table.
 
-Their rows are looked up in files that are mapped, and not read as a whole.
+To look rows up, files of this machine are mapped, and not read as a whole.
 
 ::
 

@@ -17,7 +17,7 @@ from sparkdl.errors import ProtocolError
 from sparkdl.transport.connection import deliver_body
 from sparkdl.transport.frames import Body, FrameLimits, Kind, Message
 from sparkdl.transport.socket import StreamChannel, StreamServer, open_stream, send_frame
-from sparkdl.wire.anonymous import anonymous_file, map_file, receive_file
+from sparkdl.wire.anonymous import anonymous_file, map_file, map_received
 
 SENT_BY_ANY_BYTES = 4 << 20
 """Weights up to which the thread that completes a round copies the result for all workers, one
@@ -85,8 +85,12 @@ class ShmChannel(StreamChannel):
             self._socket.connect(path)
             open_stream(self._socket, token, limits, mailbox=mailbox)
             if mailbox:
-                mailbox_file = receive_file(self._socket, limits.buffer_bytes, "the server")
-                self.raw = np.frombuffer(mailbox_file, np.uint8)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 1, 1)
+                mapped = map_received(
+                    data, descriptors, limits.buffer_bytes, "the parameter server",
+                    "its model has another layout than the worker's",
+                )  # fmt: skip
+                self.raw = np.frombuffer(mapped, np.uint8)
         except BaseException:
             self._socket.close()
             raise

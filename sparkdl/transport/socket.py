@@ -155,7 +155,7 @@ def _send_encrypted(connection: ssl.SSLSocket, reading: PiecewiseBody) -> None:
 
 
 class StreamChannel:
-    """A client's end of a framed connection, whose server has accepted the token."""
+    """A client's end of a framed connection, for one who has proved the token or will do so."""
 
     name = "socket"
     inline_body = True

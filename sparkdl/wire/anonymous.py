@@ -5,8 +5,8 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import socket
 import tempfile
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -34,22 +34,25 @@ def anonymous_file(size_bytes: int, name: str) -> int:
     return descriptor
 
 
-def receive_file(connection: socket.socket, size_bytes: int, sender: str) -> mmap.mmap:
-    """Maps the memory whose descriptor comes over a Unix socket.
+def map_received(
+    data: bytes, descriptors: Sequence[int], size_bytes: int, sender: str, hint: str
+) -> mmap.mmap:
+    """Maps the memory whose descriptor ``socket.recv_fds`` gave, beside one byte.
 
     Raises:
-        OSError, EOFError: The sender is gone, or sends none.
-        ProtocolError: It is of another size.
+        ProtocolError: There is none, or it is of another size, which ``hint`` explains.
     """
-    data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     try:
-        if data != b"m" or len(descriptors) != 1:
-            raise EOFError("it has sent no memory")
+        if not data or len(descriptors) != 1:
+            raise ProtocolError(
+                f"{sender} has sent no memory", expected="one descriptor of shared memory",
+                received=f"{len(descriptors)} descriptors",
+            )  # fmt: skip
         received = os.fstat(descriptors[0]).st_size
         if received != size_bytes:
             raise ProtocolError(
                 f"{sender} shares memory of another size", expected=f"{size_bytes} bytes",
-                received=f"{received} bytes", hint="do both run the same version of sparkdl?",
+                received=f"{received} bytes", hint=hint,
             )  # fmt: skip
         return mmap.mmap(descriptors[0], size_bytes)
     finally:

@@ -26,7 +26,7 @@ from sparkdl.coordinator.machine import Coordinator
 from sparkdl.coordinator.session import open_session
 from sparkdl.coordinator.settings import Settings
 from sparkdl.errors import TransportError
-from sparkdl.transport import socket as framing
+from sparkdl.transport import socket as stream
 from sparkdl.transport.address import Address, Endpoint, Listeners, ListenOptions
 from sparkdl.transport.connection import Connection, Timeouts
 from sparkdl.transport.frames import HEADER_BYTES, FrameLimits, Kind, Message, encode, error_to_meta
@@ -89,14 +89,14 @@ def test_a_member_held_up_before_its_first_words_tries_again(
     monkeypatch.setattr("sparkdl.wire.greeting.FIRST_WORDS_S", 0.3)
     listeners = Listeners.bind(ListenOptions(mode, web=False), str(tmp_path))
     server = Server(Coordinator(Settings(1)), TOKEN, listeners, 1, None).start()
-    send, held_up = framing.send_frame, []
+    send, held_up = stream.send_frame, []
 
     def send_late(*arguments: Any, **options: Any) -> None:
         if not held_up:
             held_up.append(time.sleep(1.0))
         send(*arguments, **options)
 
-    monkeypatch.setattr(framing, "send_frame", send_late)
+    monkeypatch.setattr(stream, "send_frame", send_late)
     with contextlib.ExitStack() as stack:
         stack.callback(server.close)
         session = stack.enter_context(open_session(Endpoint(server.address, TOKEN, ""), rank=0))
@@ -157,7 +157,7 @@ def test_a_member_whose_connection_ends_before_its_first_words_tries_again(
 ) -> None:
     """Whether the server has said why, or has just reset the connection."""
     refuser = _Refuser(tmp_path / "u" if mode == "shm" else None, say, times=3)
-    send = framing.send_frame
+    send = stream.send_frame
 
     tries = itertools.count(1)
 
@@ -167,7 +167,7 @@ def test_a_member_whose_connection_ends_before_its_first_words_tries_again(
             time.sleep(0.05)
         send(*arguments, **options)
 
-    monkeypatch.setattr(framing, "send_frame", send_late)
+    monkeypatch.setattr(stream, "send_frame", send_late)
     timeouts = Timeouts(connect_s=20.0)
     limits = FrameLimits()
     opener = openers_of(refuser.endpoint, mode, limits, timeouts)
@@ -187,10 +187,10 @@ def test_a_refusal_is_heard_where_the_server_closed_before_all_was_sent() -> Non
             theirs.sendall(_BUSY)
         body = np.zeros(1 << 20, np.uint8)
         message = Message(CoordinatorKind.KEEP, total=body.size, body=body)
-        reply = framing.exchange(ours, message, FrameLimits(), lambda: body)
+        reply = stream.exchange(ours, message, FrameLimits(), lambda: body)
         assert reply.meta["code"] == "busy"
         with pytest.raises(BrokenPipeError):
-            framing.exchange(ours, message, FrameLimits(), lambda: body)
+            stream.exchange(ours, message, FrameLimits(), lambda: body)
 
 
 def test_what_resets_every_connection_is_an_error_in_the_end() -> None:

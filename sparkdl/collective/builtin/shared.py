@@ -30,7 +30,7 @@ import numpy as np
 from sparkdl.collective.arithmetic import Array, join_scaled, put_scaled
 from sparkdl.collective.builtin.waiting import SLICE_MS, Watch, peer_gone, spin_until
 from sparkdl.errors import ProtocolError
-from sparkdl.wire.anonymous import anonymous_file, receive_file
+from sparkdl.wire.anonymous import anonymous_file, map_received
 from sparkdl.wire.listening import shut_down
 
 _ASLEEP = 8  # a flag beside the counters, in a cache line of its own
@@ -173,9 +173,13 @@ def _receive(
     while not poll.poll(SLICE_MS):
         watch.look([ranks[0]])
     try:
-        return receive_file(link, size, f"rank {ranks[0]}")
-    except (OSError, EOFError) as error:
+        data, descriptors, _, _ = socket.recv_fds(link, 1, 1)
+    except OSError as error:
         raise peer_gone(ranks[index], ranks[0], error) from error
+    if not data:
+        raise peer_gone(ranks[index], ranks[0], "it has sent no memory")
+    hint = "do all ranks run the same version of sparkdl?"
+    return map_received(data, descriptors, size, f"rank {ranks[0]}", hint)
 
 
 EXCHANGED, WRITTEN, REDUCED, TAKEN = range(4)

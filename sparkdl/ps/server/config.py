@@ -166,7 +166,9 @@ def shards_of(
         )
     return [
         ShardConfig(
-            **{**vars(config), "layout": range_.layout, "together": False, "sharded": False},
+            range_.layout, config.rule, config.num_workers, config.mode, config.port,
+            config.bind_address, config.advertised_address, config.settings,
+            token=config.token, codec=config.codec, certificate=config.certificate,
             place=range_.place, number=number, count=count, tables=tables,
         )
         for number, range_ in enumerate(ranges_of(config.layout, count))

@@ -1,4 +1,4 @@
-"""A worker's client where the center lies on shards, and the driver's: a connection to each."""
+"""The connections of a worker, and of the driver, to a center that lies on shards."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sparkdl.transport.openers import explained, openers_of
 from sparkdl.weights import FloatArray, Layout
 
 
-def _opened(
+def _open_connection(
     opener: Opener,
     limits: FrameLimits,
     timeouts: Timeouts,
@@ -75,7 +75,7 @@ class ShardClient(Closing):
         self._values, self.rank, self.attempt = values, rank, attempt
         self._opener, self._timeouts, self._number = opener, timeouts or Timeouts(), number
         self.limits = limits_of(range_.layout, compression)
-        self._opened: list[Connection] = []
+        self._connections: list[Connection] = []
         self._connection = self.open_another()
         self._coder: Coder | None = None
         if compression is not None and (
@@ -86,8 +86,9 @@ class ShardClient(Closing):
     def open_another(self) -> Connection:
         """A connection to the shard, beside those that are open; whoever calls this closes it."""
         name = f"worker {self.rank} (server {self._number})"
-        self._opened.append(_opened(self._opener, self.limits, self._timeouts, name))
-        return self._opened[-1]
+        connection = _open_connection(self._opener, self.limits, self._timeouts, name)
+        self._connections.append(connection)
+        return connection
 
     @property
     def transport(self) -> str:
@@ -102,8 +103,8 @@ class ShardClient(Closing):
     @property
     def bytes_moved(self) -> tuple[int, int]:
         """Bytes of the frames that were sent and received, by all connections."""
-        opened = self._opened
-        return sum(c.bytes_sent for c in opened), sum(c.bytes_received for c in opened)
+        made = self._connections
+        return sum(c.bytes_sent for c in made), sum(c.bytes_received for c in made)
 
     def send(self, message: Message) -> Message:
         """Sends the values with a message; a reply with weights replaces them."""
@@ -267,8 +268,9 @@ class ShardedClient(Client):
     def _end_round(self, reply: Message) -> None:
         """Takes the result of a round: its dense part from the shards, slices from ``reply``."""
         self._note(reply)
-        slices = self._slices_of(reply)
-        self.round_slices = () if slices is None else unpack(slices.copy())[1]
+        self.round_slices = ()
+        if (slices := self._slices_of(reply)) is not None:
+            self.round_slices = unpack(slices.copy())[1]
         self._on_all(lambda shard: shard.ask(self._decided(StoreKind.RESULT)))
         if self.round_slices and not self.encodes:
             places = [part.place for part in self.round_slices]
@@ -382,7 +384,7 @@ class ShardsDriver(Closing):
                 limits = limits_of(self._ranges[number].layout)
                 opener = openers_of(endpoint, "auto", limits, Timeouts())
                 name = f"the driver (server {number})"
-                self._connections.append(_opened(opener, limits, Timeouts(), name, check))
+                self._connections.append(_open_connection(opener, limits, Timeouts(), name, check))
         except BaseException:
             self.close()
             raise

@@ -153,10 +153,9 @@ class ServedRows(RowsOfWorker):
     """Rows that are exchanged at each batch, those of the next one pulled while a batch trains.
 
     A step's gradients are sent at its end, to all shards at the same time: each applies them as one
-    step of the rows, and the next pull sees them. What this worker pushes is not missed by what it
-    has pulled ahead: of the rows that it pushes, and that the next batch has too, the new values
-    come back with the reply to the push. So one worker alone trains as if nothing were pulled
-    ahead.
+    step of the rows, and the next pull sees them. What this worker pushes meanwhile is not missed:
+    of the rows that it pushes, and that the next batch has too, the new values come back with the
+    reply to the push. So one worker alone trains as if nothing were pulled ahead.
 
     Args:
         link, ahead: Used by this object alone, and closed with it; the second for the next batch.

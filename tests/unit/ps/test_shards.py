@@ -18,13 +18,13 @@ from sparkdl.ps.kinds import StoreKind, ranges_of
 from sparkdl.ps.server import ServerConfig
 from sparkdl.ps.server.config import TablesOfRun, shards_of
 from sparkdl.ps.shards.client import ShardedClient
-from sparkdl.rules import Rule, make_rule
+from sparkdl.rules import BSP, Rule, make_rule
 from sparkdl.tables.service import TableSpec
 from sparkdl.tables.store import RowStore
 from sparkdl.testing.inproc import InprocParameterServer
 from sparkdl.training.changes import VariableChanges
 from sparkdl.training.slices import Slices
-from sparkdl.transport.frames import FrameLimits
+from sparkdl.transport.frames import Flag, FrameLimits, Message
 from sparkdl.weights import FloatArray, Layout
 
 BIG = Layout.of([("w", (5, 4), "float32"), ("b", (7,), "float32")], [("m", (6,), "float32")])
@@ -366,3 +366,13 @@ def test_rows_of_gradients_are_joined_as_by_one_server(
         assert found[rank][0] == expected[rank][0]
         assert [place for place, *_ in found[rank][0]] == [0]
         np.testing.assert_array_equal(found[rank][1], expected[rank][1])
+
+
+def test_a_reply_that_says_slices_and_has_none_is_no_reply_without_slices() -> None:
+    """Else the gradients of embeddings would be lost without a word."""
+    config = ServerConfig(BIG, BSP(), 1)
+    with InprocParameterServer(config, center_of(BIG)) as server, server.client(0) as client:
+        with pytest.raises(ProtocolError, match="slices"):
+            client._answered(Message(StoreKind.PUSH, flags=Flag.SLICED))
+        client._answered(Message(StoreKind.PUSH))
+        assert client.round_slices == ()
