@@ -389,12 +389,12 @@ class WriteWatch:
                 if old[i : i + 1] != new[i : i + 1] and id(variable) not in kept
             }
 
-        model = changed(self._model.variables, before[0], self._marks[0])
+        variables = self._model.variables  # a new list each time, over all layers
+        model = changed(variables, before[0], self._marks[0])
         slots = model_layout(self._model).slots
         pairs = zip(exchanged_variables(self._model), slots, strict=True)
         places = {id(variable): slot.offset for variable, slot in pairs}
-        numbers = {i: id(self._model.variables[i]) for i in model}
-        offsets = {i: places[number] for i, number in numbers.items() if number in places}
+        offsets = {i: places[id(variables[i])] for i in model if id(variables[i]) in places}
         return VariableChanges(
             model, changed(optimizer.variables, before[1], self._marks[1]), offsets
         )

@@ -1,5 +1,5 @@
 """Which Keras backend runs in this process, the start of its framework, and a quick import of it;
-and attributes, of Keras' objects too, that are others for a while.
+and attributes that are replaced for a while.
 
 Each function imports what it needs when it is called, as a framework keeps the devices that it
 saw when it was imported.

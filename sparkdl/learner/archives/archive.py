@@ -232,7 +232,7 @@ def _without_values(config: dict[str, Any], objects: dict[str, Any]) -> Any:
 
     from sparkdl.learner.archives.unsaved_settings import GlobalSettings
 
-    settings = GlobalSettings.now()  # the policy is a thread's
+    settings = GlobalSettings.now()  # Keras has a policy per thread: that of this one
     return in_own_thread(make)
 
 

@@ -372,7 +372,7 @@ def logged_step(model: keras.Model, name: str) -> Callable[[Any], Any]:
     def logged(data: object) -> Any:
         before = None if tracker is None else keras.ops.copy(tracker.count)
         logs = step(data)
-        _keep(model, logs, data, tracker, before)
+        _count_shown(model, logs, data, tracker, before)
         return logs
 
     return logged
@@ -399,15 +399,15 @@ def stateless_logged_step(
         logs, after = step(state, data)
         pairs = list(zip(variables, after[metrics_at], strict=True))
         with keras.StatelessScope(state_mapping=pairs) as scope:
-            _keep(model, logs, data, tracker, before)
+            _count_shown(model, logs, data, tracker, before)
         metrics = [scope.get_current_value(variable) for variable in variables]
         return logs, (*after[:metrics_at], metrics, *after[metrics_at + 1 :])
 
     return logged
 
 
-def _keep(model: keras.Model, logs: object, data: object, tracker: Any, before: Any) -> None:
-    """Keeps what a step shows beside metrics, and its loss unless it has updated the tracker.
+def _count_shown(model: keras.Model, logs: object, data: object, tracker: Any, before: Any) -> None:
+    """Counts what a step shows beside metrics, and its loss unless it has updated the tracker.
 
     Args:
         tracker: The loss tracker, of a step of the user's own.

@@ -287,7 +287,8 @@ class DriverSlots:
         self, model: keras.Model, flat: FlatOptimizer, slots: Mapping[str, tuple[str, float]]
     ) -> None:
         self._model, self._flat, self._names = model, flat, slots
-        self._optimizer = ModelOptimizer(model, trained_variables(model))
+        self._trained = trained_variables(model)
+        self._optimizer = ModelOptimizer(model, self._trained)
 
     @classmethod
     def of(
@@ -356,13 +357,12 @@ class DriverSlots:
             state: What the workers' rule kept; empty: that before the first step.
             steps: The optimizer's.
         """
-        optimizer, trained = self._model.optimizer, trained_variables(self._model)
-        if not optimizer.built:
-            optimizer.build(trained)
+        if not self._model.optimizer.built:
+            self._model.optimizer.build(self._trained)
         if state:
             found = unpack_arrays(state, "the state that a rule kept")
         else:
-            nothing = np.zeros(sum(int(np.prod(v.shape)) for v in trained), np.float32)
+            nothing = np.zeros(sum(int(np.prod(v.shape)) for v in self._trained), np.float32)
             found = dict.fromkeys(self._names, nothing) | self._flat.init(nothing)
         slots = {s: found[name] * np.float32(f) for name, (s, f) in self._names.items()}
         self._optimizer.load_slots(slots, steps)

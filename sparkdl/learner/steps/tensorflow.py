@@ -168,7 +168,7 @@ class TensorFlowLearner(KerasLearner):
             _trace_batches(step, (x, y, sample_weight), tf.constant(0), num_batches)
             return (self._trace_concat() if with_weights else tf.constant(0)), None
 
-        if self._eager:  # a loop of TensorFlow's is one of Python then
+        if self._eager:  # outside a graph tf.while_loop is a loop of Python
             return lambda stack, *given: run(*given)
         return self._shaped(run, 1, jit_compile=self._jit)
 
@@ -179,7 +179,7 @@ class TensorFlowLearner(KerasLearner):
         self.metrics.build(stack)
         counts = tf.constant(stack.num_batches), tf.constant(window)
         self._flat = None
-        with replaced(self, "_exchanger", exchanger):  # alone, see train_reducing
+        with replaced(self, "_exchanger", exchanger):  # no longer, see train_reducing
             self._exchanging_steps(stack, *self._tensors(stack), *counts)
 
     @cached_property
@@ -396,14 +396,15 @@ class TensorFlowLearner(KerasLearner):
         reducer.rows = stack.num_rows // stack.num_batches
         given = (*self._tensors(stack), tf.constant(stack.num_batches), *_weight_and_stop(reducer))
         told = ReducedStep(self, reducer)
-        # Within alone: the learner outlives the run; what the run mapped shall not.
+        # No longer than the call: the learner outlives the run, and must not hold what it mapped.
         with replaced(self, "_reducer", reducer), replaced(self, "_agree", None):
             if self.found is None:  # the terms of the loss
                 self._steps_with(reducer, 0, stack, given)
             told.look_at_sums(stack)
             num_terms = reducer.agree_on_terms(len(self.counted))
             if num_terms and reducer.skips:
-                super().train_reducing(stack, reducer)
+                with replaced(self, "_reducer", None):
+                    super().train_reducing(stack, reducer)
                 return
             steps = self._steps_with(reducer, num_terms, stack, given)
             self._agree = told.agree_on_gradients
@@ -510,7 +511,7 @@ class TensorFlowLearner(KerasLearner):
         kind = (*_kind(reducer), num_terms, known)
         if kind not in self._skipping:
             exchange = self._exchange_of(reducer)
-            assert isinstance(exchange, HorovodExchange)  # else the reducer itself is called
+            assert isinstance(exchange, HorovodExchange)  # others skip by themselves
 
             def run(weight: tf.Tensor, stop: tf.Tensor) -> tf.Tensor:
                 values = [tf.zeros(s.shape) for s in self.layout.slots]
