@@ -1,7 +1,7 @@
 """Arrow record batches -> shuffled NumPy batches. Needs NumPy and pyarrow alone.
 
-- ``columns``: which DataFrame columns become which inputs, labels and weights of a model, and
-  rows of different length.
+- ``columns``: which DataFrame columns become which inputs, labels and weights of a model;
+  ``Ragged`` holds rows of different lengths.
 - ``decode``, with ``plain_arrow`` and ``conform``: a record batch -> NumPy arrays, and
   which rows no model can take.
 - ``partition``, ``storage``, ``rows``: a partition read once, in memory or spilled to disk, and

@@ -1,7 +1,7 @@
-"""Which DataFrame columns become which model inputs, labels and sample weights, and rows of
-different lengths: sequences to be padded, and texts.
+"""Which DataFrame columns become which model inputs, labels and sample weights.
 
-The specs are made and validated on the driver, pickled, and read by ``decode`` on the executors.
+``Ragged`` holds rows of different lengths: sequences to be padded, and texts. The specs are made
+and validated on the driver, pickled, and read by ``decode`` on the executors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``FileSystem``: what a file system does for sparkdl; how most of them write a file whole.
 
-And local files, and the file systems of pyarrow and fsspec.
+The local one is here, and those of pyarrow and fsspec are.
 """
 
 from __future__ import annotations

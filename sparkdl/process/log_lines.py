@@ -4,7 +4,7 @@ On a rank a *sink* takes lines. Whoever runs the rank installs one for the time 
 code runs; without a sink a line is printed. While a fit runs, messages and logged warnings wait
 in a :class:`LineBox` for the rank's next heartbeat, which takes them to the driver.
 
-A child process is of this interpreter; :func:`start_module` starts it.
+:func:`start_module` starts a child process, of this interpreter.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ from sparkdl.learner.state import metric_state
 from sparkdl.process.host_load import require_descriptors
 from sparkdl.settings.call_arguments import lists_its_arguments
 from sparkdl.settings.values import require_flag, require_int, require_name, require_path, shown
-from sparkdl.spark.fit.arguments import ChosenExchange, refuse_labels_apart, verbosity
+from sparkdl.spark.fit.arguments import refuse_labels_apart, verbosity
+from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel, prepare_metrics, refuse_export
 from sparkdl.spark.fit.trained_tables import TrainedTable, stored_tables
 from sparkdl.spark.fit.training import StageSummary

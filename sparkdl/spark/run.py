@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar, get_args
 
 from sparkdl.collective.communicator import maker_of
@@ -20,6 +19,7 @@ from sparkdl.launch.function import (
     Distributed,
     FunctionTask,
     Peers,
+    Returned,
     call_here,
     check_roles,
     fed_ranks,
@@ -47,6 +47,7 @@ from sparkdl.spark.runs.feeding import (
     stream_workers,
 )
 from sparkdl.spark.runs.function_stage import (
+    StageWatcher,
     check_backend,
     check_callable,
     dump_function,
@@ -216,7 +217,10 @@ def run(
             to = Destination(
                 fed_count, feed.columns, task.token.hex(), uneven, limits.start_timeout_s
             )
-            stage = partial(run_stage, task, count, spark, network, None, on_driver)
+
+            def stage(watcher: StageWatcher) -> Returned:
+                return run_stage(task, count, spark, network, on_driver=on_driver, watcher=watcher)
+
             return StreamingRun[T](stage, to, frame, feeding.checkpoint_dir, feeding.trigger, count)
         returned = run_stage(task, num_workers, spark, network, frame, on_driver)
         return [returned.load(rank) for rank in returned.results]

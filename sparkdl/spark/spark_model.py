@@ -23,9 +23,11 @@ from sparkdl.spark.fit.arguments import (
     FitArguments,
     check_callbacks,
     check_keras_arguments,
+    refuse_labels_apart,
+)
+from sparkdl.spark.fit.choice import (
     choose_exchange,
     is_default_rule,
-    refuse_labels_apart,
     require_refusable,
     restore_rule,
 )

@@ -109,7 +109,7 @@ class SearchRun:
         timeout_s: The time after which the trainings that run are ended; None for no limit.
         on_score: Called with a trial and its score.
         sampler: Gives new trials their values.
-        tell: Hears of the trials, in the thread that runs the search.
+        tell_sinks: Hears of the trials, in the thread that runs the search.
         keep_best: The best trials that keep their checkpoints; those of others are deleted
             when the search will not go on from them. None for all.
         best_epochs: A trial stands for the model of its best epoch, and not of its last one.
@@ -125,7 +125,7 @@ class SearchRun:
     timeout_s: float | None
     on_score: Callable[[int, float], None] = lambda trial, score: None
     sampler: Sampler = field(default_factory=Drawn)
-    tell: Callable[[Event], None] = lambda event: None
+    tell_sinks: Callable[[Event], None] = lambda event: None
     keep_best: int | None = None
     best_epochs: bool = False
     catch: tuple[type[Exception], ...] = (Exception,)
@@ -171,7 +171,7 @@ class SearchRun:
         for record in self.journal.trials.values():
             if not record.params and not record.metrics:
                 continue
-            self.tell(TrialBegan(record.number, dict(record.params), 0, record.epochs))
+            self.tell_sinks(TrialBegan(record.number, dict(record.params), 0, record.epochs))
             for epochs, metrics in sorted(record.metrics.items()):
                 self._tell_ended(record, epochs, metrics)
 
@@ -227,7 +227,7 @@ class SearchRun:
         with contextlib.suppress(queue.Empty):
             heard = self._heard.get(timeout=timeout_s)
             if isinstance(heard, TrialEpochEnded):
-                self.tell(heard)
+                self.tell_sinks(heard)
                 return
             self._running.pop(heard.segment.trial).join()
             self._score(heard)
@@ -266,7 +266,7 @@ class SearchRun:
         while heed and not self._heard.empty():
             heard = self._heard.get()
             if isinstance(heard, TrialEpochEnded):
-                self.tell(heard)
+                self.tell_sinks(heard)
             elif heard.error is None:
                 del self._running[heard.segment.trial]
                 self._score(heard)
@@ -310,7 +310,7 @@ class SearchRun:
             state = "complete"
         shares = importances(self.journal.trials.values(), self.goal.metric)
         ended = TrialEnded(record.number, epochs, state, dict(metrics), record.error, shares)
-        self.tell(ended)
+        self.tell_sinks(ended)
 
     def _keep(self, trial: Trial, segment: Segment) -> None:
         self.journal.built(trial.number, trial.spaces, trial.params)
@@ -318,7 +318,7 @@ class SearchRun:
         self.journal.write()
         params: dict[str, Json] = {**trial.params}
         began = TrialBegan(trial.number, params, segment.begin, segment.end, segment.parent)
-        self.tell(began)
+        self.tell_sinks(began)
 
     def _score(self, ended: _Ended) -> None:
         segment, metrics = ended.segment, ended.metrics or {}

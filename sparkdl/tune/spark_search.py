@@ -445,7 +445,8 @@ def search(
         SearchRun(
             searcher, trainer, journal, goal, seed=seed, timeout_s=timeout_s,
             max_concurrent=_at_once(max_concurrent, slots_per_trial, trainer.spark),
-            on_score=show or (lambda trial, score: None), sampler=sampler or Drawn(), tell=tell,
+            on_score=show or (lambda trial, score: None), sampler=sampler or Drawn(),
+        tell_sinks=tell,
             keep_best=keep_best, best_epochs=best_epochs, catch=caught,
         ).run()  # fmt: skip
         tell(_ended(study))

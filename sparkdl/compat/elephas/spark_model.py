@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -45,12 +45,6 @@ _SAVED = ("mode", "frequency", "parameter_server_mode", "num_workers", "batch_si
 
 class _Names(sparkdl.SparkModel):
     """Elephas' attributes and methods, before those of :class:`sparkdl.SparkModel`."""
-
-    _ORDER: ClassVar[tuple[str, ...]] = _NEWER
-    """The arguments after the model in a call of the newer generation."""
-
-    def __init__(self, model: object, *arguments: object, **options: object) -> None:
-        super().__init__(model, **_given(type(self).__name__, arguments, options, self._ORDER))
 
     @property
     def master_network(self) -> Any:
@@ -163,6 +157,9 @@ class SparkModel(_Names):
             or ``port`` by name), else ``'synchronous'``.
     """
 
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
+        super().__init__(model, **_given("SparkModel", arguments, options))
+
 
 class AsynchronousSparkModel(_Names):
     """Elephas' ``AsynchronousSparkModel``: ``mode='asynchronous'`` or ``'hogwild'``.
@@ -174,7 +171,9 @@ class AsynchronousSparkModel(_Names):
         **options: Elephas' or sparkdl's arguments by name.
     """
 
-    _ORDER = _NEWER_ASYNCHRONOUS
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
+        given = _given("AsynchronousSparkModel", arguments, options, _NEWER_ASYNCHRONOUS)
+        super().__init__(model, **given)
 
 
 class SparkMLlibModel(_Names, _SparkMLlibModel):
@@ -182,6 +181,9 @@ class SparkMLlibModel(_Names, _SparkMLlibModel):
 
     Its arguments are those of :class:`SparkModel`.
     """
+
+    def __init__(self, model: object, *arguments: object, **options: object) -> None:
+        super().__init__(model, **_given("SparkMLlibModel", arguments, options))
 
 
 _Model: TypeAlias = SparkModel | SparkMLlibModel | AsynchronousSparkModel

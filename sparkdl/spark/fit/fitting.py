@@ -45,7 +45,8 @@ from sparkdl.progress.monitor import FitMonitor
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.rules.rule import Rule
 from sparkdl.spark.executor.trainer import TrainTask
-from sparkdl.spark.fit.arguments import ChosenExchange, FitArguments, verbosity
+from sparkdl.spark.fit.arguments import FitArguments, verbosity
+from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.fit_warnings import (
     described,
     guessing_loss,
@@ -176,7 +177,7 @@ class FitCall:
         return self._end(plan, keras_callbacks, monitor, summary)
 
     def _check_callbacks(self, plan: FitPlan) -> None:
-        """Refuses callbacks that look for what the fit has not, or warns of them."""
+        """Refuses callbacks that look for what the fit has not, or warns; builds metrics for it."""
         model, source = plan.trained.model, plan.source
         if any(map(acts_on_metric, self.callbacks)):
             prepare_metrics(model, source, plan.settings.batch_size)
@@ -186,7 +187,7 @@ class FitCall:
     def _followed(
         self, plan: FitPlan, arguments: FitArguments
     ) -> tuple[FitPlan, CallbackSink, FitMonitor]:
-        """The plan as those who follow the fit want it; the user's callbacks, and all of them."""
+        """The plan with what callbacks and sinks ask of the workers, and who is told of the fit."""
         trained, settings, waits = plan.trained, plan.settings, self._waits(plan)
         keras_callbacks = CallbackSink(
             trained.model, self.callbacks, epochs=settings.epochs,

@@ -15,7 +15,8 @@ from sparkdl.learner.prediction.ensemble import require_cloneable
 from sparkdl.learner.state.carried_state import require_no_states
 from sparkdl.learner.state.model_weights import require_joined_steps
 from sparkdl.learner.state.synchronized_norms import require_synchronized
-from sparkdl.spark.fit.arguments import ChosenExchange, FitArguments
+from sparkdl.spark.fit.arguments import FitArguments
+from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.fit.trained_model import TrainedModel
 from sparkdl.spark.forms.sources import Source
 from sparkdl.spark.runs.capacity import (
@@ -133,7 +134,7 @@ def loop_settings(
     most_steps: int | None,
     has_callbacks: bool,
 ) -> LoopSettings:
-    """The settings of each worker's loop, but for what those who follow the fit want.
+    """The settings of each worker's loop, without ``wait_for_driver`` and ``keep_spans``.
 
     Args:
         epochs_trained: Epochs that earlier fits trained.

@@ -1,6 +1,6 @@
 """``TrainedModel``: the driver's Keras model, and what the rule of its runs keeps beside it.
 
-A fit of a model whose layers have their rows in tables: what it needs, and where rows end up.
+For a model whose layers have their rows in tables it says where the rows are after a fit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sparkdl.learner.state.optimizer_state import (
 from sparkdl.learner.state.served_rows import ModelTables
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.ps.server.config import TablesOfRun
-from sparkdl.spark.fit.arguments import ChosenExchange
+from sparkdl.spark.fit.choice import ChosenExchange
 from sparkdl.spark.forms.sources import Source
 from sparkdl.tables.checkpoints import TableCheckpoints, TableReference
 

@@ -1,4 +1,4 @@
-"""The driver's end of a run while its workers train: through a server, a coordinator, or not.
+"""The driver's end of a run while its workers train: by a server, a coordinator, or its results.
 
 With ``mode='allreduce'`` on classic Spark a coordinator in the driver takes the workers' metrics,
 keeps one worker's state of the last epoch, and tells the workers to stop. On Spark Connect the

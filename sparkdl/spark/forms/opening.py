@@ -78,9 +78,9 @@ class RowChoice:
 
     signature: Signature
     columns: Columns
-    validation: Any = None
-    split: float = 0.0
-    seed: int = 0
+    validation: Any
+    split: float
+    seed: int
 
     def is_same_as(self, other: RowChoice) -> bool:
         """Whether both get the same rows: rows to validate on count by which object they are, for a

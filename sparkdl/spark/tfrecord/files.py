@@ -1,6 +1,6 @@
 """Reads and writes TFRecord files, in a data source or a stage, as its options say.
 
-It has no session, on the driver neither.
+Reader and writer have no session, on the driver neither.
 """
 
 from __future__ import annotations

@@ -164,7 +164,7 @@ def of_frame(data: Any, passed: Any) -> Iterator[str]:
     for name, array in ARRAYS.items():
         signature = SIGNATURES[width_of(array)]
         try:
-            source = open_fit_source(form, RowChoice(signature, Columns(name, "id")))
+            source = open_fit_source(form, RowChoice(signature, Columns(name, "id"), None, 0.0, 0))
             (batch,) = rows.select(source.spec.columns).combine_chunks().to_batches()
             values = next(iter(decode(batch, source.spec).x.values()))
         except DataError as error:
@@ -302,7 +302,7 @@ def test_hashes_of_64_bits_train_and_pass_in_every_form(spark: Any, tmp_path: Pa
         forms.append(path)
     for form in map(form_of, forms):
         columns = Columns("c", "id")
-        frame = open_fit_source(form, RowChoice(SIGNATURES[1], columns)).frame
+        frame = open_fit_source(form, RowChoice(SIGNATURES[1], columns, None, 0.0, 0)).frame
         assert sorted(row.c0 for row in frame.collect()) == sorted(hashes)
 
 
@@ -311,7 +311,7 @@ def test_a_value_that_sparks_type_does_not_hold_ends_predict_alone(spark: Any) -
     table = pa.table({"id": V, "odd": pa.array(V, pa.timestamp("ns"))})
     frame = pl.from_arrow(table)
     for data in (table, frame):
-        source = open_fit_source(data, RowChoice(SIGNATURES[1], Columns("id", "id")))
+        source = open_fit_source(data, RowChoice(SIGNATURES[1], Columns("id", "id"), None, 0.0, 0))
         assert source.frame.count() == N
         for call in (
             lambda data=data: sparkdl.predict(linear(1), data, features="id"),

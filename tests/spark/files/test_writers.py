@@ -165,7 +165,7 @@ def test_columns_beside_those_used_may_be_what_pyarrow_cannot_read(
     frame.cast({"huge": pl.Int128}).write_parquet(tmp_path / "a.parquet")
     path = f"{tmp_path}/a.parquet"
     with pytest.warns(RuntimeWarning, match="so Spark does"):
-        source = open_fit_source(path, RowChoice(SIGNATURES[2], Columns("x", "id")))
+        source = open_fit_source(path, RowChoice(SIGNATURES[2], Columns("x", "id"), None, 0.0, 0))
     assert sorted(row.c0 for row in source.frame.collect()) == [[v, v + 1.0] for v in V]
     twice = pa.Table.from_arrays([pa.array(V)] * 4, names=["id", "f32", "no", "no"])
     feather.write_feather(twice, f"{tmp_path}/b.arrow")
@@ -229,7 +229,7 @@ def test_of_a_streams_output_the_files_that_it_tells_are_read(spark: Any, tmp_pa
     query.stop()
     pq.write_table(arrow_table(), f"{out}/left.parquet")
     assert spark.read.parquet(out).count() == N
-    source = open_fit_source(out, RowChoice(SIGNATURES[2], Columns("x", "id")))
+    source = open_fit_source(out, RowChoice(SIGNATURES[2], Columns("x", "id"), None, 0.0, 0))
     assert not source.files
     assert source.frame.count() == N
     assert fed_files(out, form_of(out).frame(), ("id", "x"), 1) is None
@@ -379,7 +379,7 @@ def test_files_of_any_kind_are_validated_on(spark: Any, tmp_path: Path) -> None:
     assert not form_of(frame).has_column("held.arrow")
     assert form_of(frame).has_column("held")
     assert form_of(frame).has_column("id")
-    choice = RowChoice(SIGNATURES[2], Columns("x", "id"), f"{tmp_path}/held.arrow")
+    choice = RowChoice(SIGNATURES[2], Columns("x", "id"), f"{tmp_path}/held.arrow", 0.0, 0)
     with pytest.warns(RuntimeWarning, match="of another kind"):
         source = open_fit_source(f"{tmp_path}/rows.parquet", choice)
     assert source.frame.count() == 2 * N
@@ -389,7 +389,7 @@ def test_images_in_tfrecords_need_no_schema(spark: Any, tmp_path: Path) -> None:
     path = write_tensorflow(tmp_path)
     assert form_of(path).frame().schema["image"].dataType.simpleString() == "binary"
     columns = Columns("image", "id", decoder=lambda data: np.float32([data[2], len(data)]))
-    source = open_fit_source(path, RowChoice(SIGNATURES[2], columns))
+    source = open_fit_source(path, RowChoice(SIGNATURES[2], columns, None, 0.0, 0))
     assert source.files is not None
     files = FileInput.dealt(source.files, 1, 0.0, 0)
     rows = [decode(batch, source.spec).x for batch in files.batches(0, source.spec)]

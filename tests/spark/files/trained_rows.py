@@ -33,7 +33,7 @@ def trained(path: str, column: str, label: str = "id", width: int | None = None)
     """The values of a column that two workers read of files, ordered by the label."""
     width = width or (2 if column in PAIRS else 1)
     columns = Columns(column, label)
-    source = open_fit_source(path, RowChoice(SIGNATURES[width], columns))
+    source = open_fit_source(path, RowChoice(SIGNATURES[width], columns, None, 0.0, 0))
     assert source.files is not None, "Spark reads them"
     files = FileInput.dealt(source.files, 2, 0.0, 0)
     decoded = [decode(b, source.spec) for rank in (0, 1) for b in files.batches(rank, source.spec)]

@@ -14,7 +14,7 @@ from sparkdl.config import EPOCH_WINDOW, FitConfig
 from sparkdl.errors import ConfigError, UnknownNameError
 from sparkdl.optimizers.flat import FlatAdam, FlatSGD
 from sparkdl.rules import BSP, DiLoCo, Downpour, DynSGD
-from sparkdl.spark.fit.arguments import choose_exchange, require_family
+from sparkdl.spark.fit.choice import choose_exchange, require_family
 
 pytestmark = pytest.mark.keras
 

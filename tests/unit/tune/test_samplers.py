@@ -138,7 +138,7 @@ def run(
         SearchRun(
             searcher, trainer, journal, Goal("loss", False), seed=3, timeout_s=None,
             max_concurrent=at_once, on_score=count, sampler=sampler or OptunaSampler(),
-            tell=events.append,
+            tell_sinks=events.append,
         ).run()  # fmt: skip
     except KeyboardInterrupt:
         assert stop_after

@@ -122,7 +122,7 @@ def test_a_first_trial_without_a_number_is_scored_worst_and_replaced(tmp_path: A
     trainer = Folders(lambda t, e: math.nan if t == 0 else 0.5)
     events: list[Event] = []
     with pytest.warns(RuntimeWarning, match="trial 0 failed: accuracy is NaN"):
-        study, scored = run(tmp_path, trainer, RandomSearch(2, 1), tell=events.append)
+        study, scored = run(tmp_path, trainer, RandomSearch(2, 1), tell_sinks=events.append)
     assert scored == [(1, 0.5), (2, 0.5)]
     assert [r.state for r in study.records] == ["failed", "waiting", "waiting"]
     assert [(e.trial, e.state) for e in events if isinstance(e, TrialEnded)] == [

@@ -10,7 +10,7 @@ import pytest
 
 from sparkdl.config import FitConfig
 from sparkdl.errors import ConfigError
-from sparkdl.spark.fit.arguments import choose_exchange
+from sparkdl.spark.fit.choice import choose_exchange
 from sparkdl.spark.fit.plan import prepare_model
 
 pytestmark = pytest.mark.keras

@@ -10,7 +10,7 @@ from sparkdl.config import EPOCH_WINDOW, ON_NAN
 from sparkdl.errors import ConfigError
 from sparkdl.ps.choice import ServerExchange
 from sparkdl.rules import make_rule
-from sparkdl.spark.fit.arguments import ChosenExchange, require_refusable
+from sparkdl.spark.fit.choice import ChosenExchange, require_refusable
 
 CAN = [
     AllReduceExchange(make_exchange_rule("mean"), 1),

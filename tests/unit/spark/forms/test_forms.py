@@ -124,7 +124,7 @@ def test_a_stream_is_refused_where_rows_must_end() -> None:
 def test_frames_in_a_tuple() -> None:
     for data, validation in (((Frame(), Frame()), None), (Rdd(), (Frame(), Frame()))):
         with pytest.raises(ConfigError, match="without a tuple"):
-            open_fit_source(data, RowChoice(SIGNATURE, Columns(), validation))
+            open_fit_source(data, RowChoice(SIGNATURE, Columns(), validation, 0.0, 0))
 
 
 def test_data_for_several_calls() -> None:
