@@ -158,8 +158,7 @@ class TableExchange:
     ) -> tuple[Softmax, int]:  # fmt: skip
         """See :class:`sparkdl.tables.service.RowService`; all other ranks measure, or serve."""
         doing, to_all = _MEASURES if training else _SCORES, [[labels]] * self._communicator.size
-        came = self._tell(doing, table, 0, to_all)
-        softmax, edges = self._measure(came, features)
+        softmax, edges = self._measure(self._tell(doing, table, 0, to_all), features)
         return softmax.of(edges[self._communicator.rank]), self._measures
 
     def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
@@ -210,8 +209,7 @@ class TableExchange:
             + [call.part(rank, call.ids) for call in calls]
             for rank in range(self._communicator.size)
         ]
-        came = self._tell(_ENDS_STEP, "", rows, parts)
-        return self._step(came, learning_rate, calls)
+        return self._step(self._tell(_ENDS_STEP, "", rows, parts), learning_rate, calls)
 
     def serve_step(self, learning_rate: float) -> list[ByteArray]:
         """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
@@ -359,8 +357,7 @@ class TableExchange:
                 shares[edge] = told.number / total
         own = self._specs[table].learning_rate
         rate = None if doing == _TRIES else self._rate if own is None else own
-        part = self._part(table)
-        onward = part.learn(of.features, of.labels, of.softmax, upstream, shares, rate)
+        onward = self._part(table).learn(of.features, of.labels, of.softmax, upstream, shares, rate)
         parts = self._exchange_rows([onward[edge].reshape(-1) for edge in edges])
         found = np.zeros(parts[0].shape, np.float32)
         for gradient in parts:
@@ -481,8 +478,7 @@ class TableSteps(StepSynchronizer):
         following = iter(self._following(stack))
 
         def end_step(beside: ByteArray, rows: int = rows) -> list[ByteArray]:
-            told = next(following, ())
-            return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
+            return self._exchange.end_step(rows, rate, scale or 1.0, next(following, ()), beside)
 
         self._exchange.begin_step(rows, rate)
         with self._orders(), explained(self._communicator.explain):

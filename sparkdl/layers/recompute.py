@@ -362,9 +362,7 @@ def inlined(model: keras.Model) -> Any:
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, RecomputedSegment):
             return operation.block.call(args[0])
-        if isinstance(operation, NamedOutput):
-            return args[0]
-        return operation(*args, **kwargs)
+        return args[0] if isinstance(operation, NamedOutput) else operation(*args, **kwargs)
 
     graph = graph_of(model)
     found = graph._run_through_graph(graph.inputs, lambda operation: operation, call)

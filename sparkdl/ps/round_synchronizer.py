@@ -148,8 +148,7 @@ class RoundSynchronizer(Way):
         assert self._learner is not None
         state = RunState.of(self._learner, self._progress.epoch)
         state.weights[self._layout.trained_size :] = self._statistics
-        before = self._done - 1 - self._first
-        carried = self._learner.carried_state(self._own_steps, before)
+        carried = self._learner.carried_state(self._own_steps, self._done - 1 - self._first)
         return replace(state, carried=carried).to_bytes()
 
     @property

@@ -273,11 +273,9 @@ class ClassPart:
 
     def __init__(self, store: RowStore, spec: ClassSpec, rank: int = 0, ranks: int = 1) -> None:
         self._store, self._spec, self._rank = store, spec, rank
-        parts = []
-        for start in range(0, spec.num_classes, _BLOCK):
-            some = np.arange(start, min(start + _BLOCK, spec.num_classes))
-            parts.append(some[owner(some, ranks) == rank])
-        self._classes = np.concatenate(parts)
+        count = spec.num_classes
+        blocks = (np.arange(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+        self._classes = np.concatenate([some[owner(some, ranks) == rank] for some in blocks])
         self._slots = store.make_rows(self._classes)
         self._taken: tuple[Ids, Slots] = self._classes, self._slots
 
@@ -386,10 +384,9 @@ def checked_labels(labels: npt.NDArray[np.generic], rows: int, num_classes: int,
             hint="labels are numbers of classes, not one-hot vectors",
         )
     if flat.size and (whole.min() < 0 or whole.max() >= num_classes):
-        wrong = whole[(whole < 0) | (whole >= num_classes)][0]
         raise DataError(
             f"a label is no class of the classifier {name!r}", expected=f"0 to {num_classes - 1}",
-            received=str(wrong),
+            received=str(whole[(whole < 0) | (whole >= num_classes)][0]),
         )  # fmt: skip
     return whole
 

@@ -91,8 +91,7 @@ class RowIndex:
         self._free = self._free[:kept].copy()
         self.end += fresh
         if self.end > len(self._ids):
-            rows = grown(len(self._ids), self.end)
-            self._ids.resize(rows, refcheck=False)
+            self._ids.resize(grown(len(self._ids), self.end), refcheck=False)
         self._ids[slots] = ids
         if self._used + len(ids) > _HIGHEST_LOAD * len(self._cells):
             self._rebuild()

@@ -390,8 +390,7 @@ class RowStart:
             ) from error
         self._name = name
         self._constants = {one.name: constants.get(one.name, one.default) for one in known}
-        text = f"{seed}/{table}".encode()
-        key = hashlib.blake2b(text, digest_size=8).digest()
+        key = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
         self._key = np.uint64(int.from_bytes(key, "little"))
 
     @property

@@ -106,8 +106,7 @@ class VariableChanges:
                 kind = np.dtype(str(name))
                 if kind.hasobject:
                     raise ValueError(f"dtype {name}")
-                count = math.prod(shape)
-                value = np.frombuffer(content, kind, count, place).reshape(shape)
+                value = np.frombuffer(content, kind, math.prod(shape), place).reshape(shape)
                 place += value.nbytes
                 found[owner][int(number)] = value
                 if offset >= 0:

@@ -366,8 +366,7 @@ def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
 
     if meta.get("code") == "aborted":
         return Failure.from_wire(meta).worker_error()
-    cls = _CODES.get(text("code"), SparkDLError)
-    return cls(
+    return _CODES.get(text("code"), SparkDLError)(
         text("what") or "the server refused a frame", expected=text("expected"),
         received=text("received"), hint=text("hint"),
     )  # fmt: skip

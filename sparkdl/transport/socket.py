@@ -394,5 +394,4 @@ class StreamServer:
         return receive_frame(connection, limits, lambda: service.buffer(number), inline_body=inline)
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        limits = self._dispatcher.limits
-        send_frame(connection, reply, limits, inline_body=self.inline_body)
+        send_frame(connection, reply, self._dispatcher.limits, inline_body=self.inline_body)

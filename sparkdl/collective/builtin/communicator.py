@@ -49,12 +49,7 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.communicator import (
-    DEFAULT_TIMEOUT_S,
-    Communicator,
-    Member,
-    refuse_others,
-)
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member, refuse_others
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire import hosts
@@ -203,8 +198,7 @@ class BuiltinCommunicator(Communicator):
         if ring is not None:
             sizes = [sum(edges[r + 1] - edges[r] for r in ranks)
                      for ranks in places.carried(places.local_rank)]  # fmt: skip
-            starts = np.cumsum([0, *sizes]).tolist()
-            portions = [work[a:b] for a, b in itertools.pairwise(starts)]
+            portions = [work[a:b] for a, b in itertools.pairwise(np.cumsum([0, *sizes]).tolist())]
             reduced = target if complete else portions[places.host]
             ring.reduce_scatter(portions, reduced, 1.0, ufunc)
             work = reduced
@@ -228,8 +222,7 @@ class BuiltinCommunicator(Communicator):
             self._shared.all_to_all(parts, result, max(sizes[rings:]))
 
     def _all_gather(self, source: Array) -> list[Array]:
-        small = source.nbytes <= self._small_bytes
-        texts = self._agree("all_gather", source, inline=small)
+        texts = self._agree("all_gather", source, inline=source.nbytes <= self._small_bytes)
         records = [Record.of(text) for text in texts]
         flat = source.reshape(-1)
         if all(r.inline for r in records):
@@ -248,10 +241,9 @@ class BuiltinCommunicator(Communicator):
         counts = np.cumsum([0] + [len(ranks) for ranks in self._places.hosts]).tolist()
         hosts = [starts[c] for c in counts]
         h = self._places.host
-        mine = work[hosts[h] : hosts[h + 1]]
         if self._shared is not None:
             inner = [s - hosts[h] for s in starts[counts[h] : counts[h + 1] + 1]]
-            self._shared.all_gather(mine, inner)
+            self._shared.all_gather(work[hosts[h] : hosts[h + 1]], inner)
         if self._places.num_rings == 0:
             return
         if self._ring is not None and self.local_rank == 0:

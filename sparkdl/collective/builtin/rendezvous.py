@@ -52,12 +52,7 @@ class OutgoingHandshake:
     """
 
     def __init__(
-        self,
-        key: ConnectionKey,
-        address: Address,
-        group: bytes,
-        rank: int,
-        token: bytes,
+        self, key: ConnectionKey, address: Address, group: bytes, rank: int, token: bytes
     ) -> None:
         self.key, self.address = key, address
         if isinstance(address, str):

@@ -304,8 +304,7 @@ class _Fragment:
     def __init__(self, place: slice, statistics: slice) -> None:
         self.place, self.statistics = place, statistics
         self.size = place.stop - place.start
-        count = self.size + statistics.stop - statistics.start
-        self.buffer = np.zeros(count + 1, np.float32)
+        self.buffer = np.zeros(self.size + statistics.stop - statistics.start + 1, np.float32)
         self.rows = 0
         self.due = 0
         self.handle: Pending[FloatArray] | None = None

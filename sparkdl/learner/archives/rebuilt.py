@@ -435,10 +435,8 @@ class SharedLayers:
             ModelError: The loaded model is another one.
         """
         given = copy.deepcopy(config)
-        graphs = {
-            id(mine["layers"]): its
-            for mine, its in zip(_graphs(given), _graphs(config), strict=True)
-        }
+        pairs = zip(_graphs(given), _graphs(config), strict=True)
+        graphs = {id(mine["layers"]): its for mine, its in pairs}
         if not graphs:  # their calls have no numbers
             return
         begun: list[tuple[dict[str, Any], ...]] = []

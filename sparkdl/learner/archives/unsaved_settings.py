@@ -144,7 +144,6 @@ class UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
         parts = parts_of(model)
-        stepped, decays = _stepped(model)
         return cls(
             GlobalSettings.now(),
             [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
@@ -156,8 +155,7 @@ class UnsavedSettings:
             _saved_parts(variables, "regularizer"),
             _saved_parts(variables, "constraint"),
             optimizer is not None and innermost_optimizer(model) is not optimizer,
-            stepped,
-            decays,
+            *_stepped(model),
             orders_of(model),
             _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip

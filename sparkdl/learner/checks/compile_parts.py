@@ -286,8 +286,7 @@ def _labels(
         known = tuple(o if d is None else d for d, o in zip(known, output, strict=True))
     shape = (rows, *_sizes(known))
     if spec.one_hot is not None:
-        drawn = rng.integers(0, spec.one_hot, shape[:-1])
-        return np.eye(spec.one_hot, dtype=spec.dtype)[drawn]
+        return np.eye(spec.one_hot, dtype=spec.dtype)[rng.integers(0, spec.one_hot, shape[:-1])]
     if spec.num_classes is not None or np.dtype(spec.dtype).kind in "iub":
         return rng.integers(0, spec.num_classes or 2, shape).astype(spec.dtype)
     return rng.uniform(0.1, 0.9, shape).astype(spec.dtype)

@@ -179,8 +179,7 @@ class TextGenerator:
                 batch, stop_token_ids=given.stop_token_ids, strip_prompt=given.strip_prompt
             )
             made = {name: array[: len(chosen)] for name, array in made.items()}
-            written = self._preprocessor.generate_postprocess(made)
-            texts[chosen] = [str(text) for text in written]
+            texts[chosen] = [str(text) for text in self._preprocessor.generate_postprocess(made)]
         return {TEXT: texts}
 
     def reload(self) -> None:

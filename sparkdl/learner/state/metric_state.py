@@ -415,8 +415,7 @@ def _count_shown(model: keras.Model, logs: object, data: object, tracker: Any, b
     """
     if not isinstance(logs, dict):
         return
-    first = keras.tree.flatten(data)[0]
-    rows = keras.ops.cast(keras.ops.shape(first)[0], "float32")
+    rows = keras.ops.cast(keras.ops.shape(keras.tree.flatten(data)[0])[0], "float32")
     for value in _found.get(model, ()):
         if value.name in logs:
             value.update_state(logs[value.name], rows)

@@ -199,8 +199,7 @@ def _filled_up(rows: tf.Tensor) -> tf.Tensor:
     count = tf.shape(rows)[0]
     powers = tf.constant([2**n for n in range(31)], tf.int32)
     room = tf.reduce_min(tf.where(powers >= count, powers, powers[-1]))
-    padding = [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1)
-    return tf.pad(rows, padding)
+    return tf.pad(rows, [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1))
 
 
 class SynchronizedMoments:

@@ -270,8 +270,7 @@ class TorchLearner(KerasLearner):
 
 def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """``array`` on a device; on a CPU the same memory, which nobody may write to."""
-    wider = _WIDER.get(array.dtype.name)
-    array = np.ascontiguousarray(array, wider).reshape(array.shape)
+    array = np.ascontiguousarray(array, _WIDER.get(array.dtype.name)).reshape(array.shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array).to(device, non_blocking=True)

@@ -243,8 +243,7 @@ class ServedRows(RowsOfWorker):
         for coming in self._next.result():
             if coming.table == table:
                 there = _in_sorted(ids, coming.ids)
-                places = np.searchsorted(coming.ids, ids[there])
-                coming.newer.append((places, values[there]))
+                coming.newer.append((np.searchsorted(coming.ids, ids[there]), values[there]))
 
     def _clocks_with_own(self, step: RowPush) -> list[int]:
         """The clocks that the shards would have if nobody else had pushed since the pull."""
@@ -369,10 +368,8 @@ class _Copies:
         self._store.set_values(slots, rows)
         self._old[slots] = rows
         self._fresh[slots] = True
-        self.clocks = [
-            new if known == NO_CLOCK else known
-            for known, new in zip(self.clocks, clocks, strict=True)
-        ]
+        pairs = zip(self.clocks, clocks, strict=True)
+        self.clocks = [new if known == NO_CLOCK else known for known, new in pairs]
 
     def rows(self, ids: IdArray) -> FloatArray:
         return self._store.values_at(self._store.slots_of(ids))
@@ -380,8 +377,7 @@ class _Copies:
     def step(self, step: RowPush, learning_rate: float) -> None:
         assert step.counts is not None
         slots = self._store.slots_of(step.ids)
-        rate = learning_rate if self._rate is None else self._rate
-        self._store.step_at(slots, step.values, rate)
+        self._store.step_at(slots, step.values, learning_rate if self._rate is None else self._rate)
         self._touched[slots] = True
         self._seen[slots] += step.counts
 

@@ -117,8 +117,7 @@ class ShardService(BufferedService):
         except SparkDLError as error:
             reply = Message(Kind.ERROR, meta=error_to_meta(error))
         except Exception as error:  # the rule's own code
-            failure = Failure.of(-1, error).worker_error()
-            reply = Message(Kind.ERROR, meta=error_to_meta(failure))
+            reply = Message(Kind.ERROR, meta=error_to_meta(Failure.of(-1, error).worker_error()))
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
