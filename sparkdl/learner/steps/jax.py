@@ -98,12 +98,8 @@ class StackedSteps:
         return with_types_of(self._step(state, fixed, batch), state)
 
 
-def copied(tree: object) -> Any:
-    """Copies that share no memory: donating one of them leaves all other arrays as they are."""
-    return _copy_call(tree)
-
-
-_copy_call = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
+copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
+"""Copies that share no memory: donating one of them leaves all other arrays as they are."""
 
 
 def padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
@@ -317,8 +313,7 @@ class JaxLearner(KerasLearner):
             for group, values in zip(groups, state[:2], strict=True)
             for pair in zip(group, values, strict=True)
         ]
-        data = pack_batch(*batch)
-        return forward_terms(model, data, mapping, state, sums=self.sums).stacked()
+        return forward_terms(model, pack_batch(*batch), mapping, state, sums=self.sums).stacked()
 
     def _trace_gradients(
         self, trainable: object, optimizer: object, non_trainable: object, metrics: object,
@@ -368,16 +363,11 @@ class JaxLearner(KerasLearner):
     @contextlib.contextmanager
     def _optimizer_scope(self) -> Iterator[Any]:
         """Within, Keras' optimizer variables have the values of the learner's state."""
-        variables = self.model.optimizer.variables
-        mapping = list(zip(variables, self._state[2], strict=True))
+        mapping = list(zip(self.model.optimizer.variables, self._state[2], strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
             yield scope
-        self._set(
-            optimizer=[
-                old if (new := scope.get_current_value(v)) is old else copied(new)
-                for v, old in mapping
-            ]
-        )
+        pairs = ((scope.get_current_value(variable), old) for variable, old in mapping)
+        self._set(optimizer=[old if new is old else copied(new) for new, old in pairs])
 
 
 class _JaxMetrics(ModelMetrics):

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -142,16 +141,11 @@ class TorchLearner(KerasLearner):
             for index in range(stack.num_batches):
                 self._test_step(_batch(data, index))
 
-    @contextlib.contextmanager
-    def _unreported_metrics(self) -> Iterator[None]:
+    def _unreported_metrics(self) -> contextlib.AbstractContextManager[None]:
         """Within, Keras' own steps do not compute the metrics' values, which nobody reads."""
-        kind = type(self.model)
-        own = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-        if any(getattr(kind, name) is not getattr(keras.Model, name) for name in own):
-            yield
-            return
-        with overlaid(self.model, get_metrics_result=dict):
-            yield
+        if has_own(self.model, "train_step", "test_step", "compute_metrics", "get_metrics_result"):
+            return contextlib.nullcontext()
+        return overlaid(self.model, get_metrics_result=dict)
 
     def _set_training(self, mode: bool) -> None:
         """The flag of ``torch.nn.Module``, for plain PyTorch layers inside a Keras model."""
@@ -324,12 +318,7 @@ class BackwardPass:
                 self._hooks.append(hook(lambda given, i=index: self._note(i, given.grad)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 

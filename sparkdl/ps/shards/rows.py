@@ -172,11 +172,7 @@ class ServedRows(RowsOfWorker):
         self._off = False
 
     def begin_batch(self, wanted: Wanted | None) -> None:
-        """A batch begins, for which rows were pulled ahead.
-
-        Args:
-            wanted: Finds what the batch after it will ask for; None: it is not known.
-        """
+        """A batch begins, for which rows were pulled ahead."""
         self._now = [] if self._next is None else self._next.result()
         self._next = None
         if wanted is not None and not self._off:
