@@ -147,12 +147,11 @@ class LocalRows:
             return {}
         store = self.store(table)
         rows, waiting = store.export(), store.waiting.export()
-        settings = json.dumps(store.rule.settings).encode()
         found: Arrays = {
             "ids": rows.ids,
             "values": rows.values,
             "state": rows.state,
-            "rule": np.frombuffer(settings, np.uint8),
+            "rule": np.frombuffer(json.dumps(store.rule.settings).encode(), np.uint8),
         }
         if rows.counts is not None and rows.clocks is not None:
             found |= {"counts": rows.counts, "clocks": rows.clocks}

@@ -161,8 +161,7 @@ def _elements(tensor: Any) -> int:
 
 
 def _require_graph(model: keras.Model) -> None:
-    kinds = (keras.Sequential, keras.src.models.Functional)
-    if type(model) not in kinds or not model.built:
+    if type(model) not in (keras.Sequential, keras.src.models.Functional) or not model.built:
         raise ModelError(
             "this model cannot be cut into segments",
             expected="a built functional or Sequential keras.Model",
@@ -340,8 +339,7 @@ def name_outputs(outputs: Sequence[Any], made: dict[int, Any]) -> None:
     taken: set[str] = set()
     for tensor in outputs:
         found, name = made[id(tensor)], tensor._keras_history[0].name
-        maker = found._keras_history[0]
-        if isinstance(maker, RecomputedSegment) and name not in taken:
+        if isinstance(found._keras_history[0], RecomputedSegment) and name not in taken:
             made[id(tensor)] = NamedOutput(name=name)(found)
         taken.add(name)
 
@@ -366,8 +364,7 @@ def inlined(model: keras.Model) -> Any:
 
     graph = graph_of(model)
     found = graph._run_through_graph(graph.inputs, lambda operation: operation, call)
-    outputs = keras.tree.flatten(found)
-    made = dict(zip(map(id, graph.outputs), outputs, strict=True))
+    made = dict(zip(map(id, graph.outputs), keras.tree.flatten(found), strict=True))
     return _model_of(model, made)
 
 

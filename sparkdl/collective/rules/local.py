@@ -381,8 +381,7 @@ class StreamingExchange(OuterExchange):
             return
         center = self.center[fragment.place]
         state = {name: array[fragment.place] for name, array in self.outer_state.items()}
-        number = self._windows
-        commit = Commit(0, self.communicator.size, number, number, batches=1, rows=1)
+        commit = Commit(0, self.communicator.size, self._windows, self._windows, batches=1, rows=1)
         self.outer.update(center, buffer[: fragment.size], state, commit, center)
         np.copyto(self.center[fragment.statistics], buffer[fragment.size : -1])
         for part in (fragment.place, fragment.statistics):
