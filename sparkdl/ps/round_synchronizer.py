@@ -271,8 +271,7 @@ class RoundSynchronizer(Way):
                 self.send_as_slices([s.place for s in found])
         else:
             if self._apart is not None:
-                whole = self._client.buffer
-                self._layout.copy_without(self._sliced, whole, self._apart, back=True)
+                self._layout.copy_without(self._sliced, self._client.buffer, self._apart, back=True)
             self._client.push_pull_slices(progress, self._dense.size, self.slices)
         self.slices = self._client.round_slices if self._client.round_rows else self._no_slices
         if self._apart is not None:

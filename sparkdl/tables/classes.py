@@ -384,9 +384,10 @@ def checked_labels(labels: npt.NDArray[np.generic], rows: int, num_classes: int,
             hint="labels are numbers of classes, not one-hot vectors",
         )
     if flat.size and (whole.min() < 0 or whole.max() >= num_classes):
+        wrong = whole[(whole < 0) | (whole >= num_classes)][0]
         raise DataError(
             f"a label is no class of the classifier {name!r}", expected=f"0 to {num_classes - 1}",
-            received=str(whole[(whole < 0) | (whole >= num_classes)][0]),
+            received=str(wrong),
         )  # fmt: skip
     return whole
 

@@ -361,10 +361,9 @@ class BuiltinCommunicator(Communicator):
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):
-                mine = Record.of(records[self.rank])
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self.rank}",
-                    expected=f"on all ranks {mine.words()}",
+                    expected=f"on all ranks {Record.of(records[self.rank]).words()}",
                     received=f"on rank {rank} {Record.of(text).words()}",
                     hint="all ranks must call the same operations in the same order",
                 )

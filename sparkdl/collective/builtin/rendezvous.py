@@ -153,8 +153,7 @@ class Listener:
             AuthenticationError: A listener has another token.
             WaitTimeoutError: Some ranks did not connect in time; they are named.
         """
-        deadline = time.monotonic() + timeout_s
-        connecting = _Connecting(self, rank, token, group, deadline)
+        connecting = _Connecting(self, rank, token, group, time.monotonic() + timeout_s)
         try:
             return connecting.run(connect_to, expect)
         except BaseException:

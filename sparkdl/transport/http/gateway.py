@@ -202,9 +202,8 @@ class FirstRequest:
                 received=f"{len(seen)} bytes without an end",
             )
         request, *lines = head.decode("latin-1").split("\r\n")
-        fields = {
-            name.strip().lower(): value for name, _, value in (x.partition(":") for x in lines)
-        }
+        pairs = (line.partition(":") for line in lines)
+        fields = {name.strip().lower(): value for name, _, value in pairs}
         method, _, path = request.partition(" ")
         open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
         known = not self._encrypted and has_token(fields.get("authorization", ""), self._token)
