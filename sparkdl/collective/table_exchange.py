@@ -133,10 +133,8 @@ class TableExchange:
         pull = told if told is not None and as_told else self._call(table, ids)
         self._foretells &= as_told or told is None or not len(told.ids)
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
-        parts = [
-            [rows, _NO_IDS if as_told else pull.part(rank, ids)]
-            for rank, rows in enumerate(self._rows_ahead())
-        ]
+        ahead = enumerate(self._rows_ahead())
+        parts = [[rows, _NO_IDS if as_told else pull.part(rank, ids)] for rank, rows in ahead]
         came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
         replies, dim = self._serve(came, pull), self.stores[table].dim
         rows = np.empty((len(ids), dim), np.float32)
@@ -369,11 +367,8 @@ class TableExchange:
     ) -> list[ByteArray]:
         self._doing(came)
         total = sum(told.number for told in came)
-        found = {
-            name: [(_NO_IDS, np.empty((0, self._width(name)), np.float32))]
-            for name in self._names
-            if self._specs[name].classes is None
-        }
+        names = (name for name in self._names if self._specs[name].classes is None)
+        found = {n: [(_NO_IDS, np.empty((0, self._width(n)), np.float32))] for n in names}
         beside = [_NO_BYTES for _ in came]
         calls: list[list[tuple[int, IdArray]]] = [[] for _ in came]
         for rank, told in [(r, told) for r, told in enumerate(came) if told.works]:

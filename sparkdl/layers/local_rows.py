@@ -492,11 +492,8 @@ def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
             received=f"the class {type(optimizer).__qualname__} of the user's own",
             hint="give the layer one: optimizer='adagrad'",
         )
-    constants = {
-        key: value
-        for key, value in optimizer.get_config().items()
-        if value is None or isinstance(value, (bool, int, float))
-    }
+    config = optimizer.get_config().items()
+    constants = {k: v for k, v in config if v is None or isinstance(v, (bool, int, float))}
     return rules.row_rule_of(type(optimizer).__name__, constants, all_rows=all_rows)
 
 

@@ -108,12 +108,8 @@ class _Graph:
 
         Masks do not count: they are small, and go to each layer as an argument.
         """
-        crossing = [
-            tensor
-            for node in self.nodes[:number]
-            for tensor in node.outputs
-            if self.last.get(id(tensor), -1) >= number
-        ]
+        made = (tensor for node in self.nodes[:number] for tensor in node.outputs)
+        crossing = [tensor for tensor in made if self.last.get(id(tensor), -1) >= number]
         return [t for t in crossing if id(t) not in self.outputs and t.dtype != "bool"]
 
     def joined(self, pieces: Sequence[_Piece], wanted: int) -> list[_Piece]:

@@ -55,10 +55,8 @@ class VariableChanges:
     @property
     def weights(self) -> dict[int, FloatArray]:
         """Place in the flat buffer -> the values there."""
-        return {
-            offset: np.asarray(self.model[i], np.float32).ravel()
-            for i, offset in self.offsets.items()
-        }
+        pairs = self.offsets.items()
+        return {offset: np.asarray(self.model[i], np.float32).ravel() for i, offset in pairs}
 
     def write_into(self, flat: FloatArray) -> None:
         """Sets those that lie in the flat buffer of the weights."""

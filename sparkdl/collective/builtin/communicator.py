@@ -182,10 +182,8 @@ class BuiltinCommunicator(Communicator):
             return
         # Each local rank reduces what its ring carries: the shards of one rank of each host, and of
         # more where a host has more ranks than there are rings.
-        spans = [
-            [(edges[r], edges[r + 1]) for ranks in places.carried(i) for r in ranks]
-            for i in range(len(places.local))
-        ]
+        carried = [places.carried(i) for i in range(len(places.local))]
+        spans = [[(edges[r], edges[r + 1]) for ranks in of for r in ranks] for of in carried]
         mine = spans[places.local_rank]
         work = np.empty(sum(b - a for a, b in mine), source.dtype)
         if shared is not None:

@@ -289,11 +289,10 @@ class UnsavedSettings:
             model.optimizer = optimizer
         if not all(self.decays):
             inner = innermost_optimizer(model)
+            pairs = zip(known, self.decays, strict=True)
             # What exclude_from_weight_decay sets; it refuses an optimizer that is built.
             inner._exclude_from_weight_decay = {
-                inner._var_key(v)
-                for v, decays in zip(known, self.decays, strict=True)
-                if not decays
+                inner._var_key(v) for v, decays in pairs if not decays
             }
             inner._exclude_from_weight_decay_pattern = None
             inner._exclude_from_weight_decay_cache = {}

@@ -148,12 +148,8 @@ def require_evaluable(model: keras.Model) -> None:
 
 def adds_loss(kind: type) -> bool:
     """Whether a method of the user's own class calls ``add_loss``."""
-    methods = (
-        method
-        for base in kind.__mro__
-        if not base.__module__.startswith("keras.")
-        for method in vars(base).values()
-    )
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("keras."))
+    methods = (method for base in own for method in vars(base).values())
     return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
 
 

@@ -271,11 +271,8 @@ def _find_shown_values(
         known = model.get_metrics_result()
     finally:
         model.reset_metrics()
-    _found[model] = [
-        ShownValue(name)
-        for name, value in (logs or {}).items()
-        if name not in known and getattr(value, "shape", ()) == ()
-    ]
+    more = {name: value for name, value in (logs or {}).items() if name not in known}
+    _found[model] = [ShownValue(n) for n, v in more.items() if getattr(v, "shape", ()) == ()]
     _hidden[model] = set(known) - {"loss", *(logs or known)}
 
 

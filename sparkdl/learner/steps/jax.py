@@ -197,9 +197,8 @@ class JaxLearner(KerasLearner):
         metrics: Any = None,
     ) -> None:
         given = (trainable, non_trainable, optimizer, metrics)
-        a, b, c, d = (
-            old if new is None else list(new) for old, new in zip(self._state, given, strict=True)
-        )
+        pairs = zip(self._state, given, strict=True)
+        a, b, c, d = (old if new is None else list(new) for old, new in pairs)
         self._state = a, b, c, d
 
     def read_weights(self, out: FloatArray) -> None:
@@ -308,11 +307,8 @@ class JaxLearner(KerasLearner):
     ) -> Any:
         model, state = self.model, (trainable, non_trainable, optimizer, metrics)
         groups = model.trainable_variables, model.non_trainable_variables
-        mapping = [
-            pair
-            for group, values in zip(groups, state[:2], strict=True)
-            for pair in zip(group, values, strict=True)
-        ]
+        both = zip(groups, state[:2], strict=True)
+        mapping = [pair for group, values in both for pair in zip(group, values, strict=True)]
         return forward_terms(model, pack_batch(*batch), mapping, state, sums=self.sums).stacked()
 
     def _trace_gradients(
@@ -324,10 +320,8 @@ class JaxLearner(KerasLearner):
             self, lambda: self._model_step(state, pack_batch(*batch)), *weighing(self, factors)
         )
         after = with_types_of(after, state)
-        parts = [
-            jnp.zeros(v.shape, jnp.float32) if g is None else g
-            for g, v in zip(gradients, self.trained, strict=True)
-        ]
+        pairs = zip(gradients, self.trained, strict=True)
+        parts = [jnp.zeros(v.shape, jnp.float32) if g is None else g for g, v in pairs]
         flat = self._trace_concat(parts, _chosen(after[1], self._averaged_at))
         return (flat, after[1], after[3], [v for _, v in overwritten]), found
 

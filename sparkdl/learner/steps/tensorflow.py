@@ -349,9 +349,8 @@ class TensorFlowLearner(KerasLearner):
             for part in parts[: len(self.trained)]
         ]
         gradients, variables = gradients_to_apply(self.model, own_parts, self.trained, known)
-        sliced = [
-            v for g, v in zip(gradients, variables, strict=True) if isinstance(g, tf.IndexedSlices)
-        ]
+        pairs = zip(gradients, variables, strict=True)
+        sliced = [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         # An optimizer of the user's own may see a difference in rows of zeros.
         fused = not kept and sum(math.prod(v.shape) for v in sliced) >= LEAST_FUSED
         if fused and all(gradient is not None for gradient in gradients):

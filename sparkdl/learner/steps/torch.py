@@ -252,10 +252,8 @@ class TorchLearner(KerasLearner):
 
     def apply_gradients(self, flat: FloatArray) -> None:
         parts = self._split(flat)
-        typed = [
-            part.to(variable.value.dtype)
-            for part, variable in zip(parts[: len(self.trained)], self.trained, strict=True)
-        ]
+        pairs = zip(parts[: len(self.trained)], self.trained, strict=True)
+        typed = [part.to(variable.value.dtype) for part, variable in pairs]
         given = gradients_to_apply(self.model, typed, self.trained, self.known)
         with torch.no_grad():
             self.model.optimizer.apply(*given)

@@ -294,12 +294,8 @@ class TableService:
         self._position = max([self._position, *(m.position for m in members)])
         total = sum(member.rows for member in members)
         for name, store in self.stores.items():
-            given = [
-                (part, np.float32(member.rows / total))
-                for member in members
-                if member.rows
-                for part in member.parts_of(name)
-            ]
+            parts = ((part, m.rows) for m in members if m.rows for part in m.parts_of(name))
+            given = [(part, np.float32(rows / total)) for part, rows in parts]
             if not given:
                 continue
             ids = np.concatenate([part.ids for part, _ in given])
