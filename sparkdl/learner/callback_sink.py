@@ -118,11 +118,8 @@ class CallbackSink:
         Where a callback stops the training inside an epoch, no batch follows.
         """
         logs = dict(event.metrics)
-        held_out = {
-            name.removeprefix(_VALIDATION): value
-            for name, value in logs.items()
-            if name.startswith(_VALIDATION)
-        }
+        validated = {n: v for n, v in logs.items() if n.startswith(_VALIDATION)}
+        held_out = {name.removeprefix(_VALIDATION): v for name, v in validated.items()}
         if self.has_callbacks and event.batches > self._batches and not self.stop_wanted:
             trained = {n: v for n, v in logs.items() if not n.startswith(_VALIDATION)}
             self._show_batch(event.batches, event.batches_per_epoch, trained)

@@ -188,8 +188,7 @@ class ModelOptimizer:
     @property
     def step(self) -> int:
         with self._present():
-            counter = batch_counter(innermost_optimizer(self._model))
-            return int(keras.ops.convert_to_numpy(counter))
+            return int(keras.ops.convert_to_numpy(batch_counter(innermost_optimizer(self._model))))
 
     def set_step(self, step: int) -> None:
         if self.has_schedule:
