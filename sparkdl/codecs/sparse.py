@@ -117,8 +117,7 @@ def unpack(
     """
     data = as_bytes(payload)
     if data.size % 8 or data.size > 8 * limit:
-        expected = f"at most {8 * limit} bytes, a multiple of 8"
-        raise malformed(codec, expected, f"{data.size} bytes")
+        raise malformed(codec, f"at most {8 * limit} bytes, a multiple of 8", f"{data.size} bytes")
     k = data.size // 8
     data = np.ascontiguousarray(data)
     indices = data[: 4 * k].view("<u4").astype(np.int64)

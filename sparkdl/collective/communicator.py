@@ -155,9 +155,8 @@ class Pending(Generic[T]):
             SparkDLError: What the operation itself raised.
         """
         if not self._done.wait(timeout_s):
-            missing = self._missing()
             raise WaitTimeoutError(
-                f"{self._what} is not done; missing {name_ranks(missing)}",
+                f"{self._what} is not done; missing {name_ranks(self._missing())}",
                 expected=f"an end within {timeout_s:g} s", received="it still runs",
                 hint="wait again, or close the communicator",
             )  # fmt: skip

@@ -15,11 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sparkdl.codecs.quantized import to_summable
-from sparkdl.collective.arithmetic import (
-    reduce_in_order,
-    reduction_factors,
-    require_not_bfloat16,
-)
+from sparkdl.collective.arithmetic import reduce_in_order, reduction_factors, require_not_bfloat16
 from sparkdl.collective.communicator import Communicator, Pending
 from sparkdl.errors import ModelError
 from sparkdl.files.run_state import RunState

@@ -252,8 +252,7 @@ class HorovodCommunicator(Communicator):
         self._reduce("all_reduce", source, target, op, weight)
 
     def _reduce(self, kind: str, source: Array, target: Array, op: str, weight: float) -> None:
-        weights = self._agree(kind, source, OPS.index(op), weight)
-        factors = reduction_factors(op, weights)
+        factors = reduction_factors(op, self._agree(kind, source, OPS.index(op), weight))
         if not any(factors):
             target.fill(0)
         if not any(factors) or not source.size:

@@ -118,9 +118,8 @@ class AllReduceStrategy:
             dense = AllReduceGradientSynchronizer(communicator, layout, wire=self.wire, check=check)
             if self.tables is None:
                 return dense
-            checkpoints = TableCheckpoints(self.tables)
             return TableSteps(
-                dense, communicator, checkpoints, self.rule_state,
+                dense, communicator, TableCheckpoints(self.tables), self.rule_state,
                 ignores_nan=self.on_nan == "ignore",
             )  # fmt: skip
         return RuleSynchronizer(

@@ -133,10 +133,8 @@ class TableExchange:
         pull = told if told is not None and as_told else self._call(table, ids)
         self._foretells &= as_told or told is None or not len(told.ids)
         flags = _ANEW * self._pulls.have_gradients + _AS_TOLD * as_told
-        parts = [
-            [rows, _NO_IDS if as_told else pull.part(rank, ids)]
-            for rank, rows in enumerate(self._rows_ahead())
-        ]
+        ahead = enumerate(self._rows_ahead())
+        parts = [[rows, _NO_IDS if as_told else pull.part(rank, ids)] for rank, rows in ahead]
         came = self._tell(_PULLS if training else _LOOKS_UP, table, flags, parts)
         replies, dim = self._serve(came, pull), self.stores[table].dim
         rows = np.empty((len(ids), dim), np.float32)
@@ -158,8 +156,7 @@ class TableExchange:
     ) -> tuple[Softmax, int]:  # fmt: skip
         """See :class:`sparkdl.tables.service.RowService`; all other ranks measure, or serve."""
         doing, to_all = _MEASURES if training else _SCORES, [[labels]] * self._communicator.size
-        came = self._tell(doing, table, 0, to_all)
-        softmax, edges = self._measure(came, features)
+        softmax, edges = self._measure(self._tell(doing, table, 0, to_all), features)
         return softmax.of(edges[self._communicator.rank]), self._measures
 
     def learn(self, measured: int, upstream: FloatArray, *, trying: bool) -> FloatArray:
@@ -210,8 +207,7 @@ class TableExchange:
             + [call.part(rank, call.ids) for call in calls]
             for rank in range(self._communicator.size)
         ]
-        came = self._tell(_ENDS_STEP, "", rows, parts)
-        return self._step(came, learning_rate, calls)
+        return self._step(self._tell(_ENDS_STEP, "", rows, parts), learning_rate, calls)
 
     def serve_step(self, learning_rate: float) -> list[ByteArray]:
         """Takes part in a step without a batch, until its end; see :meth:`end_step`."""
@@ -359,8 +355,7 @@ class TableExchange:
                 shares[edge] = told.number / total
         own = self._specs[table].learning_rate
         rate = None if doing == _TRIES else self._rate if own is None else own
-        part = self._part(table)
-        onward = part.learn(of.features, of.labels, of.softmax, upstream, shares, rate)
+        onward = self._part(table).learn(of.features, of.labels, of.softmax, upstream, shares, rate)
         parts = self._exchange_rows([onward[edge].reshape(-1) for edge in edges])
         found = np.zeros(parts[0].shape, np.float32)
         for gradient in parts:
@@ -372,11 +367,8 @@ class TableExchange:
     ) -> list[ByteArray]:
         self._doing(came)
         total = sum(told.number for told in came)
-        found = {
-            name: [(_NO_IDS, np.empty((0, self._width(name)), np.float32))]
-            for name in self._names
-            if self._specs[name].classes is None
-        }
+        names = (name for name in self._names if self._specs[name].classes is None)
+        found = {n: [(_NO_IDS, np.empty((0, self._width(n)), np.float32))] for n in names}
         beside = [_NO_BYTES for _ in came]
         calls: list[list[tuple[int, IdArray]]] = [[] for _ in came]
         for rank, told in [(r, told) for r, told in enumerate(came) if told.works]:
@@ -481,8 +473,7 @@ class TableSteps(StepSynchronizer):
         following = iter(self._following(stack))
 
         def end_step(beside: ByteArray, rows: int = rows) -> list[ByteArray]:
-            told = next(following, ())
-            return self._exchange.end_step(rows, rate, scale or 1.0, told, beside)
+            return self._exchange.end_step(rows, rate, scale or 1.0, next(following, ()), beside)
 
         self._exchange.begin_step(rows, rate)
         with self._orders(), explained(self._communicator.explain):

@@ -245,8 +245,7 @@ class Session(Closing):
         self, message: Message, body: int | ByteArray = 0, *, deferred: bool = False
     ) -> Message:
         """Sends a frame of this rank and returns the reply; see :meth:`Connection.request`."""
-        waits = message.kind in _WAITS
-        with self._clock.within("wait" if waits else "exchange"):
+        with self._clock.within("wait" if message.kind in _WAITS else "exchange"):
             reply = self._connection.request(self._signed(message), body, deferred=deferred)
         self.clock = reply.clock
         self.stopped = bool(reply.flags & Flag.STOP)

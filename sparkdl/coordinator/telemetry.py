@@ -412,15 +412,12 @@ class LogLines:
 
     def take(self, limit_bytes: int) -> tuple[list[int], list[str]]:
         """Ranks and lines that are forgotten from now on; about ``limit_bytes`` at most."""
-        ranks: list[int] = []
-        lines: list[str] = []
+        taken: list[tuple[int, str]] = []
         size = 0
         while self._lines and size < limit_bytes:
-            rank, line = self._pop()
-            ranks.append(rank)
-            lines.append(line)
-            size += len(line) + 1
-        return ranks, lines
+            taken.append(self._pop())
+            size += len(taken[-1][1]) + 1
+        return [rank for rank, _ in taken], [line for _, line in taken]
 
     def _pop(self) -> tuple[int, str]:
         rank, line = self._lines.popleft()

@@ -76,8 +76,7 @@ class LocalRows:
         if training:
             self._pulled[self._number] = table, ids
             self._pulled.pop(self._number - 1000, None)  # of steps that had no backward pass
-        store = self._store(table)
-        return store.pull(ids, create=training), self._number
+        return self._store(table).pull(ids, create=training), self._number
 
     def push(self, pulled: int, gradients: FloatArray, counts: IdArray) -> None:
         table, ids = self._pulled.pop(pulled)
@@ -100,8 +99,7 @@ class LocalRows:
         self, table: str, classes: ClassSpec, features: FloatArray, labels: IdArray, *,
         training: bool,
     ) -> tuple[Softmax, int]:  # fmt: skip
-        part = self._part(table, classes)
-        softmax = joined([part.measure(features, labels, training=training)])
+        softmax = joined([self._part(table, classes).measure(features, labels, training=training)])
         self._number += 1
         if training:
             self._measured[table] = Measured(self._number, table, features, labels, softmax)
@@ -149,12 +147,11 @@ class LocalRows:
             return {}
         store = self.store(table)
         rows, waiting = store.export(), store.waiting.export()
-        settings = json.dumps(store.rule.settings).encode()
         found: Arrays = {
             "ids": rows.ids,
             "values": rows.values,
             "state": rows.state,
-            "rule": np.frombuffer(settings, np.uint8),
+            "rule": np.frombuffer(json.dumps(store.rule.settings).encode(), np.uint8),
         }
         if rows.counts is not None and rows.clocks is not None:
             found |= {"counts": rows.counts, "clocks": rows.clocks}
@@ -495,12 +492,8 @@ def row_rule_of(optimizer: Any, table: str, all_rows: bool = False) -> RowRule:
             received=f"the class {type(optimizer).__qualname__} of the user's own",
             hint="give the layer one: optimizer='adagrad'",
         )
-    config = optimizer.get_config()
-    constants = {
-        key: value
-        for key, value in config.items()
-        if value is None or isinstance(value, (bool, int, float))
-    }
+    config = optimizer.get_config().items()
+    constants = {k: v for k, v in config if v is None or isinstance(v, (bool, int, float))}
     return rules.row_rule_of(type(optimizer).__name__, constants, all_rows=all_rows)
 
 

@@ -108,12 +108,8 @@ class _Graph:
 
         Masks do not count: they are small, and go to each layer as an argument.
         """
-        crossing = [
-            tensor
-            for node in self.nodes[:number]
-            for tensor in node.outputs
-            if self.last.get(id(tensor), -1) >= number
-        ]
+        made = (tensor for node in self.nodes[:number] for tensor in node.outputs)
+        crossing = [tensor for tensor in made if self.last.get(id(tensor), -1) >= number]
         return [t for t in crossing if id(t) not in self.outputs and t.dtype != "bool"]
 
     def joined(self, pieces: Sequence[_Piece], wanted: int) -> list[_Piece]:
@@ -161,8 +157,7 @@ def _elements(tensor: Any) -> int:
 
 
 def _require_graph(model: keras.Model) -> None:
-    kinds = (keras.Sequential, keras.src.models.Functional)
-    if type(model) not in kinds or not model.built:
+    if type(model) not in (keras.Sequential, keras.src.models.Functional) or not model.built:
         raise ModelError(
             "this model cannot be cut into segments",
             expected="a built functional or Sequential keras.Model",
@@ -340,8 +335,7 @@ def name_outputs(outputs: Sequence[Any], made: dict[int, Any]) -> None:
     taken: set[str] = set()
     for tensor in outputs:
         found, name = made[id(tensor)], tensor._keras_history[0].name
-        maker = found._keras_history[0]
-        if isinstance(maker, RecomputedSegment) and name not in taken:
+        if isinstance(found._keras_history[0], RecomputedSegment) and name not in taken:
             made[id(tensor)] = NamedOutput(name=name)(found)
         taken.add(name)
 
@@ -362,14 +356,11 @@ def inlined(model: keras.Model) -> Any:
     def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(operation, RecomputedSegment):
             return operation.block.call(args[0])
-        if isinstance(operation, NamedOutput):
-            return args[0]
-        return operation(*args, **kwargs)
+        return args[0] if isinstance(operation, NamedOutput) else operation(*args, **kwargs)
 
     graph = graph_of(model)
     found = graph._run_through_graph(graph.inputs, lambda operation: operation, call)
-    outputs = keras.tree.flatten(found)
-    made = dict(zip(map(id, graph.outputs), outputs, strict=True))
+    made = dict(zip(map(id, graph.outputs), keras.tree.flatten(found), strict=True))
     return _model_of(model, made)
 
 

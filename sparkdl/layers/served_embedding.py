@@ -109,9 +109,8 @@ class ServedEmbedding(TableLayer):
 
     def table_spec(self, optimizer: object) -> TableSpec:
         rule, rate = self.rule_and_rate(optimizer)
-        start = self._start.settings
         store = RowStore(
-            self.dim, rule, start, name=self.table, seed=self.seed, entry=self.entry,
+            self.dim, rule, self._start.settings, name=self.table, seed=self.seed, entry=self.entry,
             eviction=self.eviction, tracks=self.tracks,
         )  # fmt: skip
         return TableSpec(self.table, store.settings, rate)
@@ -258,10 +257,8 @@ class _Call:
         assert self._pulled is not None
         number, places, count = self._pulled
         sums = sums[:count].copy()  # the framework lends them for this call
-        counts = np.bincount(places, minlength=count)[:count]
-        self._service.push(number, sums, counts)
-        overflowed = self._layer.scaled and not is_finite(sums)
-        return np.float32(np.inf if overflowed else 0.0)
+        self._service.push(number, sums, np.bincount(places, minlength=count)[:count])
+        return np.float32(np.inf if self._layer.scaled and not is_finite(sums) else 0.0)
 
 
 def _unique(ids: npt.NDArray[Any], pad: int | None) -> tuple[IdArray, Places]:

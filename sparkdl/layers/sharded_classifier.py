@@ -49,11 +49,7 @@ class _Called(threading.local):
         self.layers: dict[str, weakref.ref[ShardedClassifier]] = {}
 
     def find(self, table: str) -> ShardedClassifier:
-        """That of a table.
-
-        Raises:
-            ModelError: There is none.
-        """
+        """That of a table; raises ModelError if there is none."""
         layer = self.layers[table]() if table in self.layers else None
         if layer is None:
             raise ModelError(

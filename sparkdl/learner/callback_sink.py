@@ -118,11 +118,8 @@ class CallbackSink:
         Where a callback stops the training inside an epoch, no batch follows.
         """
         logs = dict(event.metrics)
-        held_out = {
-            name.removeprefix(_VALIDATION): value
-            for name, value in logs.items()
-            if name.startswith(_VALIDATION)
-        }
+        validated = {n: v for n, v in logs.items() if n.startswith(_VALIDATION)}
+        held_out = {name.removeprefix(_VALIDATION): v for name, v in validated.items()}
         if self.has_callbacks and event.batches > self._batches and not self.stop_wanted:
             trained = {n: v for n, v in logs.items() if not n.startswith(_VALIDATION)}
             self._show_batch(event.batches, event.batches_per_epoch, trained)
@@ -194,12 +191,11 @@ class CallbackSink:
         """The driver has the weights of an epoch's end: a callback would set them back to those."""
         if not found.offsets:
             return
-        names = self._names(found.offsets)
         raise ModelError(
             f"a callback wrote weights of model {self._model.name!r} {when}",
             expected="weights to be written in on_epoch_end or on_epoch_begin, while all workers "
             "wait; elsewhere variables that are not trained, and the learning rate",
-            received=f"other values of {names}",
+            received=f"other values of {self._names(found.offsets)}",
             hint="the workers have gone on from the weights that the driver has; a constraint of "
             "the variable is held after each step",
         )
@@ -378,7 +374,6 @@ class WriteWatch:
         if not self._parts:
             return VariableChanges()
         before, self._marks = self._marks, self._marked()
-        optimizer = self._model.optimizer
         rate = getattr(innermost_optimizer(self._model), "_learning_rate", None)
         kept = {id(rate), *(id(v) for v in seed_states(self._model))}
 
@@ -391,12 +386,11 @@ class WriteWatch:
 
         variables = self._model.variables  # a new list each time, over all layers
         model = changed(variables, before[0], self._marks[0])
-        slots = model_layout(self._model).slots
-        pairs = zip(exchanged_variables(self._model), slots, strict=True)
+        pairs = zip(exchanged_variables(self._model), model_layout(self._model).slots, strict=True)
         places = {id(variable): slot.offset for variable, slot in pairs}
         offsets = {i: places[id(variables[i])] for i in model if id(variables[i]) in places}
         return VariableChanges(
-            model, changed(optimizer.variables, before[1], self._marks[1]), offsets
+            model, changed(self._model.optimizer.variables, before[1], self._marks[1]), offsets
         )
 
     def check_parts(self) -> None:
@@ -415,8 +409,7 @@ class WriteWatch:
                 )
 
     def _marked(self) -> _Marks:
-        optimizer = self._model.optimizer
-        return _digests(self._model.variables), _digests(optimizer.variables)
+        return _digests(self._model.variables), _digests(self._model.optimizer.variables)
 
 
 def changed_pairs(model: keras.Model, changes: VariableChanges) -> tuple[_Pairs, _Pairs]:
@@ -446,25 +439,18 @@ def _paired(variables: list[Any], values: Mapping[int, Any]) -> _Pairs:
 
 def _digests(variables: list[Any]) -> list[bytes]:
     """Digests of values: they tell values apart without a second model in memory."""
-    found = []
-    for variable in variables:
-        value = np.ascontiguousarray(variable.numpy())
-        found.append(hashlib.blake2b(value.reshape(-1).view(np.uint8).data).digest())
-    return found
+    values = (np.ascontiguousarray(variable.numpy()) for variable in variables)
+    return [hashlib.blake2b(value.reshape(-1).view(np.uint8).data).digest() for value in values]
 
 
 def _parts_of(model: keras.Model) -> dict[str, Any]:
     """The parts that must stay as they are while workers train; the keys name them in a message."""
-    layers = [
-        layer
-        for layer in model._flatten_layers(include_self=True, recursive=True)
-        if not isinstance(layer, keras.metrics.Metric)
-    ]
+    parts = model._flatten_layers(include_self=True, recursive=True)
     return {
         "the optimizer": id(model.optimizer),
         "settings of the optimizer": _settings_of(innermost_optimizer(model)),
         "the loss": id(model._compile_loss),
-        "the layers": [id(layer) for layer in layers],
+        "the layers": [id(p) for p in parts if not isinstance(p, keras.metrics.Metric)],
         "the variables": [id(v) for v in model.variables],
         "which variables are trainable": [id(v) for v in model.trainable_variables],
     }

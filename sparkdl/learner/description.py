@@ -89,10 +89,8 @@ def _difference(saved: object, own: object, place: str) -> tuple[str, str, str] 
     elif isinstance(saved, list) and isinstance(own, list):
         if len(saved) != len(own):
             return place, f"{len(saved)}", f"{len(own)}"
-        pairs = [
-            (a, b, f"{place} number {i + 1}")
-            for i, (a, b) in enumerate(zip(saved, own, strict=True))
-        ]
+        both = enumerate(zip(saved, own, strict=True), 1)
+        pairs = [(a, b, f"{place} number {number}") for number, (a, b) in both]
     elif saved != own:
         return place, repr(saved), repr(own)
     else:

@@ -66,8 +66,7 @@ class LayerEncoder:
     def kind(self, label: str) -> tuple[bool, int]:
         """Whether it makes whole numbers, and of how many dimensions, the rows included."""
         try:
-            symbol = _keras().KerasTensor((None,), "string")
-            made = self.made_again().compute_output_spec(symbol)
+            made = self.made_again().compute_output_spec(_keras().KerasTensor((None,), "string"))
         except Exception:  # a layer of the user's own
             made = self.made(np.array([EXAMPLE], object), label)
         return "int" in str(made.dtype), len(made.shape)

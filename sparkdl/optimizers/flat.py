@@ -144,8 +144,7 @@ def take_adagrad_step(
     """
     scale, rate = np.float32(gradient_per_sent), np.float32(factor)
     within, beside = np.float32(within_root), np.float32(beside_root)
-    scalars = (scale, rate, within, beside)
-    if run_compiled(_adagrad, weights, out, (sent, totals), scalars):
+    if run_compiled(_adagrad, weights, out, (sent, totals), (scale, rate, within, beside)):
         return
 
     def body(part: slice, step: FloatArray, *scaled: FloatArray) -> None:

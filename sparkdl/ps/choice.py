@@ -74,8 +74,7 @@ def choose_server_exchange(
         _require_plain_gradients(chosen, optimizer)
     if config.network.num_servers != 1 or config.network.servers == "executors":
         _require_splitting(chosen)
-    transport = config.parameter_server_mode
-    codec = choose_codec(compression, chosen, window, transport, optimizer)
+    codec = choose_codec(compression, chosen, window, config.parameter_server_mode, optimizer)
     return ServerExchange(chosen, window, codec)
 
 

@@ -148,8 +148,7 @@ class RoundSynchronizer(Way):
         assert self._learner is not None
         state = RunState.of(self._learner, self._progress.epoch)
         state.weights[self._layout.trained_size :] = self._statistics
-        before = self._done - 1 - self._first
-        carried = self._learner.carried_state(self._own_steps, before)
+        carried = self._learner.carried_state(self._own_steps, self._done - 1 - self._first)
         return replace(state, carried=carried).to_bytes()
 
     @property
@@ -272,8 +271,7 @@ class RoundSynchronizer(Way):
                 self.send_as_slices([s.place for s in found])
         else:
             if self._apart is not None:
-                whole = self._client.buffer
-                self._layout.copy_without(self._sliced, whole, self._apart, back=True)
+                self._layout.copy_without(self._sliced, self._client.buffer, self._apart, back=True)
             self._client.push_pull_slices(progress, self._dense.size, self.slices)
         self.slices = self._client.round_slices if self._client.round_rows else self._no_slices
         if self._apart is not None:

@@ -132,9 +132,8 @@ class ServerSynchronizer:
                 with_tables=with_tables,
             )  # fmt: skip
         elif rule.blocking:  # a rule of a user's own sees the whole gradient
-            slices = rule.replies_mean
             self._way = RoundSynchronizer(
-                client, layout, self._check, takes_slices=slices, with_tables=with_tables
+                client, layout, self._check, takes_slices=rule.replies_mean, with_tables=with_tables
             )
         else:
             self._way = ServerGradientSynchronizer(client, layout, self._check)

@@ -134,5 +134,4 @@ class EAMSGD(AEASGD):
 
     def local_optimizer(self) -> dict[str, Any]:
         """SGD with this Nesterov momentum; the learning rate stays the user's."""
-        config = {"momentum": self.momentum, "nesterov": True}
-        return {"class_name": "SGD", "config": config}
+        return {"class_name": "SGD", "config": {"momentum": self.momentum, "nesterov": True}}

@@ -183,14 +183,12 @@ def require_not_negative(owner: str, option: str, value: Any, *, or_none: bool =
 
 def require_fraction(owner: str, option: str, value: Any) -> None:
     """Raises ConfigError unless ``0 <= value < 1``."""
-    ok = is_finite_number(value) and 0 <= value < 1
-    require(ok, owner, option, "a number in [0, 1)", value)
+    require(is_finite_number(value) and 0 <= value < 1, owner, option, "a number in [0, 1)", value)
 
 
 def require_share(owner: str, option: str, value: Any) -> None:
     """Raises ConfigError unless ``0 < value <= 1``."""
-    ok = is_finite_number(value) and 0 < value <= 1
-    require(ok, owner, option, "a number in (0, 1]", value)
+    require(is_finite_number(value) and 0 < value <= 1, owner, option, "a number in (0, 1]", value)
 
 
 def require_whole(

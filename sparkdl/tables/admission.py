@@ -119,8 +119,7 @@ class WaitingIds:
         """Notes how many times each of ``ids`` was seen altogether."""
         slots = self._index.add(ids)
         if self._index.end > len(self._counts):
-            rows = grown(len(self._counts), self._index.end)
-            self._counts.resize(rows, refcheck=False)
+            self._counts.resize(grown(len(self._counts), self._index.end), refcheck=False)
         self._counts[slots] = np.minimum(counts, 2**32 - 1)
 
     def forget(self, ids: Ids) -> None:

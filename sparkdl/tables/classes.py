@@ -273,11 +273,9 @@ class ClassPart:
 
     def __init__(self, store: RowStore, spec: ClassSpec, rank: int = 0, ranks: int = 1) -> None:
         self._store, self._spec, self._rank = store, spec, rank
-        parts = []
-        for start in range(0, spec.num_classes, _BLOCK):
-            some = np.arange(start, min(start + _BLOCK, spec.num_classes))
-            parts.append(some[owner(some, ranks) == rank])
-        self._classes = np.concatenate(parts)
+        count = spec.num_classes
+        blocks = (np.arange(start, min(start + _BLOCK, count)) for start in range(0, count, _BLOCK))
+        self._classes = np.concatenate([some[owner(some, ranks) == rank] for some in blocks])
         self._slots = store.make_rows(self._classes)
         self._taken: tuple[Ids, Slots] = self._classes, self._slots
 

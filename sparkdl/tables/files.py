@@ -127,8 +127,7 @@ def write_manifest(folder: str, ranks: int, *, changed: bool = False) -> None:
         if described is not None and found != described:
             raise _damaged(path, "the settings and clock of the other parts", "others")
         described = found
-    manifest = {**(described or {}), "changed": changed, "parts": parts}
-    _write_json(f"{folder}/{MANIFEST}", manifest)
+    _write_json(f"{folder}/{MANIFEST}", {**(described or {}), "changed": changed, "parts": parts})
 
 
 def is_changed(folder: Path) -> bool:
@@ -269,10 +268,7 @@ class TableFiles:
         for block in range(low // BLOCK_ROWS, -(-high // BLOCK_ROWS)):
             start = block * BLOCK_ROWS
             wanted = slice(max(low - start, 0), high - start)
-            found = {}
-            for name, array in arrays.items():
-                found[name] = self.tested(part, name, block, array)[wanted]
-            yield found
+            yield {n: self.tested(part, n, block, array)[wanted] for n, array in arrays.items()}
 
     def tested(self, part: int, name: str, block: int, array: Array) -> Array:
         """A block of an array of a part; raises ResourceError if its checksum is another."""

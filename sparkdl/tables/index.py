@@ -91,8 +91,7 @@ class RowIndex:
         self._free = self._free[:kept].copy()
         self.end += fresh
         if self.end > len(self._ids):
-            rows = grown(len(self._ids), self.end)
-            self._ids.resize(rows, refcheck=False)
+            self._ids.resize(grown(len(self._ids), self.end), refcheck=False)
         self._ids[slots] = ids
         if self._used + len(ids) > _HIGHEST_LOAD * len(self._cells):
             self._rebuild()
@@ -191,9 +190,8 @@ SEGMENTS = 64
 
 def segments(hashes: Hashes, ranks: int) -> npt.NDArray[np.int64]:
     """The segment of each hash, below ``64 * ranks``; a larger hash has no smaller segment."""
-    return (((hashes >> np.uint64(32)) * np.uint64(SEGMENTS * ranks)) >> np.uint64(32)).astype(
-        np.int64
-    )
+    parts = (hashes >> _SHIFT) * np.uint64(SEGMENTS * ranks)
+    return (parts >> _SHIFT).astype(np.int64)
 
 
 def owner(ids: Ids, ranks: int) -> npt.NDArray[np.int64]:
@@ -229,11 +227,8 @@ def in_order(slots: Slots, hashes: Hashes, rows: int) -> Iterator[Slots]:
     while start < len(slots):
         end = min(start + _SORTED_ROWS, len(slots))
         if end < len(slots):  # up to where the upper bits of the hashes change
-            end += int(
-                np.searchsorted(
-                    hashes[end:] >> np.uint64(48), hashes[end - 1] >> np.uint64(48), "right"
-                )
-            )
+            upper = hashes[end - 1 :] >> np.uint64(48)
+            end += int(np.searchsorted(upper[1:], upper[0], "right"))
         piece = np.concatenate([rest, slots[start:end][np.argsort(hashes[start:end])]])
         whole = len(piece) if end == len(slots) else len(piece) // rows * rows
         for first in range(0, whole, rows):

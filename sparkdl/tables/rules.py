@@ -119,7 +119,7 @@ class AdagradRows(RowRule):
         return dim
 
     def start_state(self, rows: int, dim: int) -> FloatArray:
-        return np.full((rows, dim), self.initial_accumulator_value, np.float32)
+        return np.full((rows, self.width(dim)), self.initial_accumulator_value, np.float32)
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
         change = g * g
@@ -132,18 +132,13 @@ class AdagradRows(RowRule):
 
 
 @dataclass(frozen=True)
-class RowwiseAdagradRows(RowRule):
+class RowwiseAdagradRows(AdagradRows):
     """``a += mean(g²); w -= lr g / sqrt(a + epsilon)``: one number of state for a row."""
 
     name: ClassVar[str] = "rowwise_adagrad"
-    initial_accumulator_value: float = 0.1
-    epsilon: float = 1e-7
 
     def width(self, dim: int) -> int:
         return 1
-
-    def start_state(self, rows: int, dim: int) -> FloatArray:
-        return np.full((rows, 1), self.initial_accumulator_value, np.float32)
 
     def _step(self, w: FloatArray, s: FloatArray, g: FloatArray, rate: np.float32) -> None:
         s += np.mean(g * g, axis=1, keepdims=True)
@@ -390,8 +385,7 @@ class RowStart:
             ) from error
         self._name = name
         self._constants = {one.name: constants.get(one.name, one.default) for one in known}
-        text = f"{seed}/{table}".encode()
-        key = hashlib.blake2b(text, digest_size=8).digest()
+        key = hashlib.blake2b(f"{seed}/{table}".encode(), digest_size=8).digest()
         self._key = np.uint64(int.from_bytes(key, "little"))
 
     @property

@@ -55,10 +55,8 @@ class VariableChanges:
     @property
     def weights(self) -> dict[int, FloatArray]:
         """Place in the flat buffer -> the values there."""
-        return {
-            offset: np.asarray(self.model[i], np.float32).ravel()
-            for i, offset in self.offsets.items()
-        }
+        pairs = self.offsets.items()
+        return {offset: np.asarray(self.model[i], np.float32).ravel() for i, offset in pairs}
 
     def write_into(self, flat: FloatArray) -> None:
         """Sets those that lie in the flat buffer of the weights."""
@@ -106,8 +104,7 @@ class VariableChanges:
                 kind = np.dtype(str(name))
                 if kind.hasobject:
                     raise ValueError(f"dtype {name}")
-                count = math.prod(shape)
-                value = np.frombuffer(content, kind, count, place).reshape(shape)
+                value = np.frombuffer(content, kind, math.prod(shape), place).reshape(shape)
                 place += value.nbytes
                 found[owner][int(number)] = value
                 if offset >= 0:

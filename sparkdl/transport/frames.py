@@ -351,11 +351,9 @@ _CODES: dict[str, type[SparkDLError]] = {
 def error_to_meta(error: SparkDLError) -> dict[str, Any]:
     """An error as the meta of an ERROR frame; long texts are cut, so that it can be sent."""
     code = next(code for code, cls in _CODES.items() if isinstance(error, cls))
-    meta: dict[str, Any] = {"code": code}
-    meta.update({name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS})
-    if isinstance(error, WorkerError):
-        meta.update(Failure.heard(error).to_wire())
-    return meta
+    texts = {name: str(getattr(error, name))[:MAX_BEAT_CHARS] for name in BEATS}
+    failure = Failure.heard(error).to_wire() if isinstance(error, WorkerError) else {}
+    return {"code": code, **texts, **failure}
 
 
 def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
@@ -366,8 +364,7 @@ def error_from_meta(meta: dict[str, Any]) -> SparkDLError:
 
     if meta.get("code") == "aborted":
         return Failure.from_wire(meta).worker_error()
-    cls = _CODES.get(text("code"), SparkDLError)
-    return cls(
+    return _CODES.get(text("code"), SparkDLError)(
         text("what") or "the server refused a frame", expected=text("expected"),
         received=text("received"), hint=text("hint"),
     )  # fmt: skip

@@ -351,13 +351,12 @@ class StreamServer:
 
     def _serve(self, connection: socket.socket, opening: Message) -> None:
         """Answers OPEN, then request after request, until the peer closes."""
-        dispatcher = self._dispatcher
         number = self._open(connection)
         try:
             self._answer_open(connection, opening, number)
             self._exchange(connection, number)
         finally:
-            dispatcher.close(number)
+            self._dispatcher.close(number)
 
     def _open(self, connection: socket.socket) -> int:
         return self._dispatcher.open()
@@ -366,14 +365,13 @@ class StreamServer:
         send_frame(connection, Message(Kind.OK), self._dispatcher.limits)
 
     def _exchange(self, connection: socket.socket, number: int) -> None:
-        dispatcher = self._dispatcher
         while True:
             try:
                 message = self._receive(connection, number)
             except ProtocolError as error:  # the stream is out of step: say so and close
                 self._refuse(connection, error)
                 return
-            reply = dispatcher.call(number, message, lambda: is_connected(connection))
+            reply = self._dispatcher.call(number, message, lambda: is_connected(connection))
             if reply is None:
                 return
             self._answer(connection, number, reply)
@@ -394,5 +392,4 @@ class StreamServer:
         return receive_frame(connection, limits, lambda: service.buffer(number), inline_body=inline)
 
     def _send(self, connection: socket.socket, number: int, reply: Message) -> None:
-        limits = self._dispatcher.limits
-        send_frame(connection, reply, limits, inline_body=self.inline_body)
+        send_frame(connection, reply, self._dispatcher.limits, inline_body=self.inline_body)

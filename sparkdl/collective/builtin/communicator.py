@@ -49,12 +49,7 @@ from sparkdl.collective.builtin.records import (
 )
 from sparkdl.collective.builtin.rendezvous import Listener
 from sparkdl.collective.builtin.waiting import Watch
-from sparkdl.collective.communicator import (
-    DEFAULT_TIMEOUT_S,
-    Communicator,
-    Member,
-    refuse_others,
-)
+from sparkdl.collective.communicator import DEFAULT_TIMEOUT_S, Communicator, Member, refuse_others
 from sparkdl.errors import ConfigError, ProtocolError
 from sparkdl.settings.network import PortSpec
 from sparkdl.wire import hosts
@@ -187,10 +182,8 @@ class BuiltinCommunicator(Communicator):
             return
         # Each local rank reduces what its ring carries: the shards of one rank of each host, and of
         # more where a host has more ranks than there are rings.
-        spans = [
-            [(edges[r], edges[r + 1]) for ranks in places.carried(i) for r in ranks]
-            for i in range(len(places.local))
-        ]
+        carried = [places.carried(i) for i in range(len(places.local))]
+        spans = [[(edges[r], edges[r + 1]) for ranks in of for r in ranks] for of in carried]
         mine = spans[places.local_rank]
         work = np.empty(sum(b - a for a, b in mine), source.dtype)
         if shared is not None:
@@ -203,8 +196,7 @@ class BuiltinCommunicator(Communicator):
         if ring is not None:
             sizes = [sum(edges[r + 1] - edges[r] for r in ranks)
                      for ranks in places.carried(places.local_rank)]  # fmt: skip
-            starts = np.cumsum([0, *sizes]).tolist()
-            portions = [work[a:b] for a, b in itertools.pairwise(starts)]
+            portions = [work[a:b] for a, b in itertools.pairwise(np.cumsum([0, *sizes]).tolist())]
             reduced = target if complete else portions[places.host]
             ring.reduce_scatter(portions, reduced, 1.0, ufunc)
             work = reduced
@@ -228,8 +220,7 @@ class BuiltinCommunicator(Communicator):
             self._shared.all_to_all(parts, result, max(sizes[rings:]))
 
     def _all_gather(self, source: Array) -> list[Array]:
-        small = source.nbytes <= self._small_bytes
-        texts = self._agree("all_gather", source, inline=small)
+        texts = self._agree("all_gather", source, inline=source.nbytes <= self._small_bytes)
         records = [Record.of(text) for text in texts]
         flat = source.reshape(-1)
         if all(r.inline for r in records):
@@ -248,10 +239,9 @@ class BuiltinCommunicator(Communicator):
         counts = np.cumsum([0] + [len(ranks) for ranks in self._places.hosts]).tolist()
         hosts = [starts[c] for c in counts]
         h = self._places.host
-        mine = work[hosts[h] : hosts[h + 1]]
         if self._shared is not None:
             inner = [s - hosts[h] for s in starts[counts[h] : counts[h + 1] + 1]]
-            self._shared.all_gather(mine, inner)
+            self._shared.all_gather(work[hosts[h] : hosts[h + 1]], inner)
         if self._places.num_rings == 0:
             return
         if self._ring is not None and self.local_rank == 0:
@@ -369,10 +359,9 @@ class BuiltinCommunicator(Communicator):
             same = same[:1]
         for rank, text in enumerate(records):
             if not text.startswith(same):
-                mine = Record.of(records[self.rank])
                 raise ProtocolError(
                     f"the ranks disagree about the operation on rank {self.rank}",
-                    expected=f"on all ranks {mine.words()}",
+                    expected=f"on all ranks {Record.of(records[self.rank]).words()}",
                     received=f"on rank {rank} {Record.of(text).words()}",
                     hint="all ranks must call the same operations in the same order",
                 )

@@ -103,8 +103,7 @@ class Places:
     def edges(self, size: int) -> list[int]:
         """Edges of the portions that this host's ranks reduce: one for each ring."""
         count = self.num_rings or len(self.local)
-        edges = shard_edges(size, count)
-        return edges + [size] * (len(self.local) - count)
+        return shard_edges(size, count) + [size] * (len(self.local) - count)
 
 
 def encrypt_neighbours(

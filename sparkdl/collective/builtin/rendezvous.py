@@ -52,12 +52,7 @@ class OutgoingHandshake:
     """
 
     def __init__(
-        self,
-        key: ConnectionKey,
-        address: Address,
-        group: bytes,
-        rank: int,
-        token: bytes,
+        self, key: ConnectionKey, address: Address, group: bytes, rank: int, token: bytes
     ) -> None:
         self.key, self.address = key, address
         if isinstance(address, str):
@@ -158,8 +153,7 @@ class Listener:
             AuthenticationError: A listener has another token.
             WaitTimeoutError: Some ranks did not connect in time; they are named.
         """
-        deadline = time.monotonic() + timeout_s
-        connecting = _Connecting(self, rank, token, group, deadline)
+        connecting = _Connecting(self, rank, token, group, time.monotonic() + timeout_s)
         try:
             return connecting.run(connect_to, expect)
         except BaseException:

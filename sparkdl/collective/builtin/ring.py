@@ -203,8 +203,7 @@ class Ring:
             return target[edges[i] : edges[i + 1]]
 
         sends = [portion(self.index - s) for s in range(self.count - 1)]
-        steps = [_Step(portion(self.index - 1 - s)) for s in range(self.count - 1)]
-        self._stream(sends, steps)
+        self._stream(sends, [_Step(portion(self.index - 1 - s)) for s in range(self.count - 1)])
 
     def all_to_all(
         self, parts: Sequence[Array], result: Sequence[Array], table: npt.NDArray[np.int64]

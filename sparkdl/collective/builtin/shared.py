@@ -219,8 +219,7 @@ class SharedMemory:
         self.capacity = capacity
         self._links = dict(links)
         self._piece = piece_bytes(self.count)
-        record_pages = -(-(capacity + _LENGTH.size) // _PAGE)
-        self._record = record_pages * _PAGE
+        self._record = -(-(capacity + _LENGTH.size) // _PAGE) * _PAGE
         self._stride = _PAGE + 2 * self._record + DEPTH * self.count * self._piece
         self._map = share_mapping(index, self.ranks, links, self._stride * self.count, watch)
         self._bytes = memoryview(self._map)
@@ -394,8 +393,7 @@ class SharedMemory:
 
     def broadcast(self, target: Array, root: int) -> None:
         """Copies the root's ``target`` to all; ``root`` counts among the host's ranks."""
-        edges = [0 if i <= root else target.size for i in range(self.count + 1)]
-        self.all_gather(target, edges)
+        self.all_gather(target, [0 if i <= root else target.size for i in range(self.count + 1)])
 
     def _taking(self, target: Array, parts: _PortionPieces) -> Callable[[int, int], None]:
         """Copies what the others have made of a round into ``target``."""

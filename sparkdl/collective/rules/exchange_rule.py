@@ -72,10 +72,8 @@ class ExchangeRule(Options):
 
     def config(self) -> dict[str, Any]:
         """The constructor arguments, as plain values."""
-        return {
-            name: value.keras_config() if isinstance(value, FlatOptimizer) else value
-            for name, value in super().config().items()
-        }
+        given = super().config().items()
+        return {n: v.keras_config() if isinstance(v, FlatOptimizer) else v for n, v in given}
 
 
 def bound_optimizer(optimizer: Made | None, rule: ExchangeRule) -> Made:

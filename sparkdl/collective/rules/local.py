@@ -304,8 +304,7 @@ class _Fragment:
     def __init__(self, place: slice, statistics: slice) -> None:
         self.place, self.statistics = place, statistics
         self.size = place.stop - place.start
-        count = self.size + statistics.stop - statistics.start
-        self.buffer = np.zeros(count + 1, np.float32)
+        self.buffer = np.zeros(self.size + statistics.stop - statistics.start + 1, np.float32)
         self.rows = 0
         self.due = 0
         self.handle: Pending[FloatArray] | None = None
@@ -382,8 +381,7 @@ class StreamingExchange(OuterExchange):
             return
         center = self.center[fragment.place]
         state = {name: array[fragment.place] for name, array in self.outer_state.items()}
-        number = self._windows
-        commit = Commit(0, self.communicator.size, number, number, batches=1, rows=1)
+        commit = Commit(0, self.communicator.size, self._windows, self._windows, batches=1, rows=1)
         self.outer.update(center, buffer[: fragment.size], state, commit, center)
         np.copyto(self.center[fragment.statistics], buffer[fragment.size : -1])
         for part in (fragment.place, fragment.statistics):

@@ -206,8 +206,7 @@ class StragglerExchange(GradientExchange):
             if quorum_at is not None and self.communicator.rank == 0:
                 grace = max(self._rule.grace_s, self._rule.patience * (quorum_at - began))
                 overdue = time.monotonic() - quorum_at > grace
-            flags = np.array([ready, rows > 0, overdue], np.uint8)
-            told = self._group.all_gather(flags)
+            told = self._group.all_gather(np.array([ready, rows > 0, overdue], np.uint8))
             waiting = [rank for rank, answer in enumerate(told) if not answer[0]]
             with_rows = sum(int(answer[1]) for answer in told)
             self._missing = waiting

@@ -84,8 +84,7 @@ class ModelArchive:
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         has_buffers = protocol.__index__() >= 5  # pickle's own default is 4
         content = payload.cut(self.content) if has_buffers else payload.joined(self.content)
-        state = {**self.__dict__, "content": content, "here": None}
-        return object.__new__, (type(self),), state
+        return object.__new__, (type(self),), {**self.__dict__, "content": content, "here": None}
 
     def open_beside(self) -> BesideFile | None:
         """The settings beside the file; None for a model that is known as a file only."""
@@ -128,10 +127,7 @@ class ModelArchive:
 
 
 def encode_model(
-    model: keras.Model,
-    custom_objects: dict[str, Any] | None = None,
-    *,
-    for_worker: bool = False,
+    model: keras.Model, custom_objects: dict[str, Any] | None = None, *, for_worker: bool = False
 ) -> ModelArchive:
     """A model, compiled or not, as an archive.
 
@@ -147,11 +143,7 @@ def encode_model(
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
-    from sparkdl.learner.archives.rebuilt import (
-        compared_with_rebuilt,
-        parts_by_id,
-        values_left_out,
-    )
+    from sparkdl.learner.archives.rebuilt import compared_with_rebuilt, parts_by_id, values_left_out
     from sparkdl.learner.custom_objects import (
         compile_settings,
         find_custom_objects,
@@ -489,8 +481,7 @@ def model_from_bytes(
     try:
         if not hdf5:
             content, _ = found_beside(content, f"{path}.tables")
-        suffix = ".h5" if hdf5 else ".keras"
-        with _model_file(content, suffix) as local:
+        with _model_file(content, ".h5" if hdf5 else ".keras") as local:
             return load_model_file(local, custom_objects, safe_mode, compiled=compiled)
     except Exception as error:
         missing = _missing_object(error)

@@ -58,8 +58,7 @@ def _number_shared(config: dict[str, Any]) -> None:
     numbers: dict[Any, int] = {}
     for part in dicts_in(config):
         if "shared_object_id" in part:
-            shared = part["shared_object_id"]
-            part["shared_object_id"] = numbers.setdefault(shared, len(numbers))
+            part["shared_object_id"] = numbers.setdefault(part["shared_object_id"], len(numbers))
 
 
 def names_of_data(config: dict[str, Any]) -> set[str]:

@@ -178,8 +178,7 @@ def _compared(
         lossy = frozenset(variables_by_name(model))
     elif adapted and not with_values:  # the optimizer that was loaded has none of their variables
         lossy |= {n for n in variables_by_name(model) if n.startswith("optimizer")}
-    parts = tuple(part.kept() for part in compared_parts(made))
-    known = _Rebuilt(parts, lossy, places, orders)
+    known = _Rebuilt(tuple(part.kept() for part in compared_parts(made)), lossy, places, orders)
     if with_values:
         give_attributes(made, _differences(model, known))
         _require_same_outputs(model, made, kinds, others)
@@ -435,10 +434,8 @@ class SharedLayers:
             ModelError: The loaded model is another one.
         """
         given = copy.deepcopy(config)
-        graphs = {
-            id(mine["layers"]): its
-            for mine, its in zip(_graphs(given), _graphs(config), strict=True)
-        }
+        pairs = zip(_graphs(given), _graphs(config), strict=True)
+        graphs = {id(mine["layers"]): its for mine, its in pairs}
         if not graphs:  # their calls have no numbers
             return
         begun: list[tuple[dict[str, Any], ...]] = []

@@ -144,7 +144,6 @@ class UnsavedSettings:
         """The settings of a built model."""
         variables, optimizer = model.variables, getattr(model, "optimizer", None)
         parts = parts_of(model)
-        stepped, decays = _stepped(model)
         return cls(
             GlobalSettings.now(),
             [keras.dtype_policies.serialize(p.dtype_policy) for p in parts],
@@ -156,8 +155,7 @@ class UnsavedSettings:
             _saved_parts(variables, "regularizer"),
             _saved_parts(variables, "constraint"),
             optimizer is not None and innermost_optimizer(model) is not optimizer,
-            stepped,
-            decays,
+            *_stepped(model),
             orders_of(model),
             _settings_of_rows(preprocessor_of(model)),
         )  # fmt: skip
@@ -291,11 +289,10 @@ class UnsavedSettings:
             model.optimizer = optimizer
         if not all(self.decays):
             inner = innermost_optimizer(model)
+            pairs = zip(known, self.decays, strict=True)
             # What exclude_from_weight_decay sets; it refuses an optimizer that is built.
             inner._exclude_from_weight_decay = {
-                inner._var_key(v)
-                for v, decays in zip(known, self.decays, strict=True)
-                if not decays
+                inner._var_key(v) for v, decays in pairs if not decays
             }
             inner._exclude_from_weight_decay_pattern = None
             inner._exclude_from_weight_decay_cache = {}

@@ -170,8 +170,7 @@ def told_arguments(model: keras.Model, objects: dict[str, Any], wanted: bool) ->
     parts = model._flatten_layers(include_self=True, recursive=True) if wanted else ()
     with contextlib.ExitStack() as stack:
         for layer in [part for part in parts if _tells_nothing(part)]:
-            told = partial(_told, layer, objects)
-            stack.enter_context(overlaid(layer, get_config=told))
+            stack.enter_context(overlaid(layer, get_config=partial(_told, layer, objects)))
         yield
 
 
@@ -182,8 +181,7 @@ def _tells_nothing(layer: keras.Layer) -> bool:
     if not (own and comes_with_keras(kind.from_config) and comes_with_keras(kind.get_config)):
         return False
     if isinstance(layer, (keras.Sequential, Functional)):
-        graph = ("layers", "inputs")
-        return not any(a.kind is a.VAR_POSITIONAL or a.name in graph for a in given)
+        return not any(a.kind is a.VAR_POSITIONAL or a.name in ("layers", "inputs") for a in given)
     default = getattr(kind.get_config, "_is_default", False) and not isinstance(layer, keras.Model)
     return not default or layer._auto_config is None
 

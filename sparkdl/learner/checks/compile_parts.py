@@ -148,12 +148,8 @@ def require_evaluable(model: keras.Model) -> None:
 
 def adds_loss(kind: type) -> bool:
     """Whether a method of the user's own class calls ``add_loss``."""
-    methods = (
-        method
-        for base in kind.__mro__
-        if not base.__module__.startswith("keras.")
-        for method in vars(base).values()
-    )
+    own = (base for base in kind.__mro__ if not base.__module__.startswith("keras."))
+    methods = (method for base in own for method in vars(base).values())
     return any(isinstance(m, FunctionType) and "add_loss" in m.__code__.co_names for m in methods)
 
 
@@ -286,8 +282,7 @@ def _labels(
         known = tuple(o if d is None else d for d, o in zip(known, output, strict=True))
     shape = (rows, *_sizes(known))
     if spec.one_hot is not None:
-        drawn = rng.integers(0, spec.one_hot, shape[:-1])
-        return np.eye(spec.one_hot, dtype=spec.dtype)[drawn]
+        return np.eye(spec.one_hot, dtype=spec.dtype)[rng.integers(0, spec.one_hot, shape[:-1])]
     if spec.num_classes is not None or np.dtype(spec.dtype).kind in "iub":
         return rng.integers(0, spec.num_classes or 2, shape).astype(spec.dtype)
     return rng.uniform(0.1, 0.9, shape).astype(spec.dtype)

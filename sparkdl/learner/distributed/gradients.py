@@ -97,8 +97,7 @@ class GradientReducer(ABC):
 
     def _wire_dtype(self, dtype: str) -> str:
         """Only wider floats are compressed."""
-        wide = dtype in ("float32", "float64")
-        return self._wire if self._wire is not None and wide else dtype
+        return self._wire if self._wire is not None and dtype in ("float32", "float64") else dtype
 
 
 def _by_dtype(gradients: Sequence[Any], name: Callable[[Any], str]) -> dict[str, list[int]]:
@@ -208,8 +207,7 @@ class _JaxReducer(GradientReducer):
             flat = jnp.concatenate([joined[i].reshape(-1) for i in positions]).astype(wire)
             result = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
             reduced = io_callback(carried(self._reduce), result, flat, ordered=True).astype(dtype)
-            edges = np.cumsum([joined[i].size for i in positions])[:-1]
-            parts = jnp.split(reduced, edges)
+            parts = jnp.split(reduced, np.cumsum([joined[i].size for i in positions])[:-1])
             for i, part in zip(positions, parts, strict=True):
                 joined[i] = part.reshape(joined[i].shape)
         return joined

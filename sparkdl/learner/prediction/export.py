@@ -83,8 +83,5 @@ def _call_once(model: keras.Model) -> None:
     specs = signature.inputs
     if signature.preprocessing or any(spec.shape is None for spec in specs.values()):
         return
-    symbols = {
-        name: keras.KerasTensor((None, *(spec.shape or ())), spec.dtype)
-        for name, spec in specs.items()
-    }
+    symbols = {n: keras.KerasTensor((None, *(s.shape or ())), s.dtype) for n, s in specs.items()}
     model(next(iter(symbols.values())) if len(symbols) == 1 else symbols)

@@ -97,8 +97,7 @@ class RowSampler:
 
 
 def _shifted(x: Any, places: int) -> Any:
-    moved = keras.ops.right_shift(x, places)
-    return keras.ops.bitwise_and(moved, (1 << (32 - places)) - 1)
+    return keras.ops.bitwise_and(keras.ops.right_shift(x, places), (1 << (32 - places)) - 1)
 
 
 def _hash(x: Any) -> Any:
@@ -148,12 +147,8 @@ class TextGenerator:
         """
         given, rows = self._generation, self._generation.batch_size
         prompts = [text.decode() for text in x[PROMPT].reshape(-1).tolist()]
-        inputs = {
-            name: np.asarray(keras.ops.convert_to_numpy(tensor))
-            for name, tensor in self._preprocessor.generate_preprocess(
-                prompts, sequence_length=given.max_length
-            ).items()
-        }
+        told = self._preprocessor.generate_preprocess(prompts, sequence_length=given.max_length)
+        inputs = {n: np.asarray(keras.ops.convert_to_numpy(tensor)) for n, tensor in told.items()}
         lengths = inputs["padding_mask"].sum(axis=1)
         fits = (lengths > 0) & (lengths < given.max_length)
         if not fits.all() and not given.skips:
@@ -171,16 +166,13 @@ class TextGenerator:
             chosen = order[start : start + rows]
             if self._drawn is not None:
                 self._drawn.seeds.assign(filled(seeds[chosen], rows))
-            batch = {
-                name: keras.ops.convert_to_tensor(filled(array[chosen], rows))
-                for name, array in inputs.items()
-            }
+            full = {name: filled(array[chosen], rows) for name, array in inputs.items()}
+            batch = {name: keras.ops.convert_to_tensor(array) for name, array in full.items()}
             made = self._task.generate(
                 batch, stop_token_ids=given.stop_token_ids, strip_prompt=given.strip_prompt
             )
             made = {name: array[: len(chosen)] for name, array in made.items()}
-            written = self._preprocessor.generate_postprocess(made)
-            texts[chosen] = [str(text) for text in written]
+            texts[chosen] = [str(text) for text in self._preprocessor.generate_postprocess(made)]
         return {TEXT: texts}
 
     def reload(self) -> None:

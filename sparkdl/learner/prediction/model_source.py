@@ -215,8 +215,7 @@ class ArchiveSource:
         outline, archive = self._outline, self._archive
         every = list(outputs) == list(outline.signature.outputs)
         if outline.compiled or layers or not every or not outline.one_tensor:
-            source = KerasSource(self._load(), self._objects, outline.loss)
-            return source.encode(outputs, layers)
+            return KerasSource(self._load(), self._objects, outline.loss).encode(outputs, layers)
         digest = hashlib.sha256(f"{archive.key} {self._digest}".encode()).hexdigest()
         return PredictorArchive(
             archive, "keras", digest, outline.signature, outline.scores, outline.positions

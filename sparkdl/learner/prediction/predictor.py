@@ -228,10 +228,8 @@ class TensorFlowPredictor(KerasPredictor):
         self._passes_left -= 1
         if self._passes_left:
             return
-        found = (
-            self._calls.of(x).get_concrete_function(pack_batch(self._specs(x))).structured_outputs
-        )
-        if all(spec.shape.is_fully_defined() for spec in tree.flatten(found)):
+        call = self._calls.of(x).get_concrete_function(pack_batch(self._specs(x)))
+        if all(spec.shape.is_fully_defined() for spec in tree.flatten(call.structured_outputs)):
             self._outputs = self._specs(outputs)
             self._looped = self._compiled_apart(self._loop)
             self.passes = _PASSES

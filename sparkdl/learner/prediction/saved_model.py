@@ -126,8 +126,7 @@ class SavedModelPredictor:
             )
             for name, array in x.items()
         }
-        outputs = self._function(**tensors)
-        return {name: tensor.numpy()[:rows] for name, tensor in outputs.items()}
+        return {name: tensor.numpy()[:rows] for name, tensor in self._function(**tensors).items()}
 
     def reload(self) -> None:
         """Nothing to do: its variables are not anybody else's."""

@@ -221,8 +221,7 @@ class SharedWeights(Closing):
 
 def can_share(weights: list[Any]) -> bool:
     """Whether it is worth it, and the weights lie in this machine's memory."""
-    sizes = [int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(weights)]
-    if sum(sizes) < LEAST_BYTES:
+    if sum(int(np.prod(v.shape)) * _kind(v).itemsize for v in _shareable(weights)) < LEAST_BYTES:
         return False
     backend = keras.backend.backend()
     if backend == "torch":

@@ -188,12 +188,8 @@ def _hidden_in(optimizer: keras.Optimizer | None) -> list[Any]:
 
 def hidden_states(model: keras.Model) -> list[Any]:
     """The states of stateful RNN layers, which Keras lists among no variables."""
-    return [
-        state
-        for layer in stateful_layers(model)
-        for state in keras.tree.flatten(layer.states)
-        if state is not None
-    ]
+    states = (s for layer in stateful_layers(model) for s in keras.tree.flatten(layer.states))
+    return [state for state in states if state is not None]
 
 
 def require_no_states(model: keras.Model) -> None:

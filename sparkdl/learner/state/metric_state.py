@@ -271,11 +271,8 @@ def _find_shown_values(
         known = model.get_metrics_result()
     finally:
         model.reset_metrics()
-    _found[model] = [
-        ShownValue(name)
-        for name, value in (logs or {}).items()
-        if name not in known and getattr(value, "shape", ()) == ()
-    ]
+    more = {name: value for name, value in (logs or {}).items() if name not in known}
+    _found[model] = [ShownValue(n) for n, v in more.items() if getattr(v, "shape", ()) == ()]
     _hidden[model] = set(known) - {"loss", *(logs or known)}
 
 
@@ -415,8 +412,7 @@ def _count_shown(model: keras.Model, logs: object, data: object, tracker: Any, b
     """
     if not isinstance(logs, dict):
         return
-    first = keras.tree.flatten(data)[0]
-    rows = keras.ops.cast(keras.ops.shape(first)[0], "float32")
+    rows = keras.ops.cast(keras.ops.shape(keras.tree.flatten(data)[0])[0], "float32")
     for value in _found.get(model, ()):
         if value.name in logs:
             value.update_state(logs[value.name], rows)

@@ -188,8 +188,7 @@ class ModelOptimizer:
     @property
     def step(self) -> int:
         with self._present():
-            counter = batch_counter(innermost_optimizer(self._model))
-            return int(keras.ops.convert_to_numpy(counter))
+            return int(keras.ops.convert_to_numpy(batch_counter(innermost_optimizer(self._model))))
 
     def set_step(self, step: int) -> None:
         if self.has_schedule:
@@ -332,8 +331,7 @@ class DriverSlots:
     def to_bytes(self) -> bytes:
         """The state of the rule that the slots are; empty before the first step."""
         steps = self._optimizer.step if self._model.optimizer.built else 0
-        names = [slot for slot, _ in self._names.values()]
-        slots = self._optimizer.slots(names) if steps else None
+        slots = self._optimizer.slots([slot for slot, _ in self._names.values()]) if steps else None
         if slots is None:
             return b""
         state = {n: slots[slot] / np.float32(factor) for n, (slot, factor) in self._names.items()}
@@ -384,6 +382,5 @@ def slots_of(optimizer: keras.Optimizer | None) -> int:
         return 0
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     twin = type(inner).from_config(inner.get_config())
-    weight = keras.Variable(np.zeros((3, 5), np.float32))
-    twin.build([weight])
+    twin.build([keras.Variable(np.zeros((3, 5), np.float32))])
     return sum(tuple(v.shape) == (3, 5) for v in twin.variables)

@@ -155,6 +155,5 @@ def _keyed(value: Array, key: int) -> Array:
 def _counted(value: Array, draws: int) -> Array:
     result = np.array(value)
     bits = 8 * value.dtype.itemsize
-    counted = (int(value[1]) + draws) % (1 << (bits - (value.dtype.kind == "i")))
-    result[1] = counted
+    result[1] = (int(value[1]) + draws) % (1 << (bits - (value.dtype.kind == "i")))
     return result

@@ -115,12 +115,9 @@ class Terms:
 
     def stacked(self) -> Any:
         """The denominators as one vector, with 0 for a sum over rows."""
-        return keras.ops.stack(
-            [
-                keras.ops.zeros(()) if d is None else keras.ops.cast(d, "float32")
-                for d in self.denominators
-            ]
-        )
+        ops = keras.ops
+        found = [ops.zeros(()) if d is None else ops.cast(d, "float32") for d in self.denominators]
+        return ops.stack(found)
 
 
 class _Active(threading.local):

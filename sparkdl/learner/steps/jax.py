@@ -98,12 +98,8 @@ class StackedSteps:
         return with_types_of(self._step(state, fixed, batch), state)
 
 
-def copied(tree: object) -> Any:
-    """Copies that share no memory: donating one of them leaves all other arrays as they are."""
-    return _copy_call(tree)
-
-
-_copy_call = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
+copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))  # one call for all arrays
+"""Copies that share no memory: donating one of them leaves all other arrays as they are."""
 
 
 def padded(array: npt.NDArray[Any], rows: int) -> npt.NDArray[Any]:
@@ -201,9 +197,8 @@ class JaxLearner(KerasLearner):
         metrics: Any = None,
     ) -> None:
         given = (trainable, non_trainable, optimizer, metrics)
-        a, b, c, d = (
-            old if new is None else list(new) for old, new in zip(self._state, given, strict=True)
-        )
+        pairs = zip(self._state, given, strict=True)
+        a, b, c, d = (old if new is None else list(new) for old, new in pairs)
         self._state = a, b, c, d
 
     def read_weights(self, out: FloatArray) -> None:
@@ -312,13 +307,9 @@ class JaxLearner(KerasLearner):
     ) -> Any:
         model, state = self.model, (trainable, non_trainable, optimizer, metrics)
         groups = model.trainable_variables, model.non_trainable_variables
-        mapping = [
-            pair
-            for group, values in zip(groups, state[:2], strict=True)
-            for pair in zip(group, values, strict=True)
-        ]
-        data = pack_batch(*batch)
-        return forward_terms(model, data, mapping, state, sums=self.sums).stacked()
+        both = zip(groups, state[:2], strict=True)
+        mapping = [pair for group, values in both for pair in zip(group, values, strict=True)]
+        return forward_terms(model, pack_batch(*batch), mapping, state, sums=self.sums).stacked()
 
     def _trace_gradients(
         self, trainable: object, optimizer: object, non_trainable: object, metrics: object,
@@ -329,10 +320,8 @@ class JaxLearner(KerasLearner):
             self, lambda: self._model_step(state, pack_batch(*batch)), *weighing(self, factors)
         )
         after = with_types_of(after, state)
-        parts = [
-            jnp.zeros(v.shape, jnp.float32) if g is None else g
-            for g, v in zip(gradients, self.trained, strict=True)
-        ]
+        pairs = zip(gradients, self.trained, strict=True)
+        parts = [jnp.zeros(v.shape, jnp.float32) if g is None else g for g, v in pairs]
         flat = self._trace_concat(parts, _chosen(after[1], self._averaged_at))
         return (flat, after[1], after[3], [v for _, v in overwritten]), found
 
@@ -368,16 +357,11 @@ class JaxLearner(KerasLearner):
     @contextlib.contextmanager
     def _optimizer_scope(self) -> Iterator[Any]:
         """Within, Keras' optimizer variables have the values of the learner's state."""
-        variables = self.model.optimizer.variables
-        mapping = list(zip(variables, self._state[2], strict=True))
+        mapping = list(zip(self.model.optimizer.variables, self._state[2], strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
             yield scope
-        self._set(
-            optimizer=[
-                old if (new := scope.get_current_value(v)) is old else copied(new)
-                for v, old in mapping
-            ]
-        )
+        pairs = ((scope.get_current_value(variable), old) for variable, old in mapping)
+        self._set(optimizer=[old if new is old else copied(new) for new, old in pairs])
 
 
 class _JaxMetrics(ModelMetrics):

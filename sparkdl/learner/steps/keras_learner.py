@@ -139,8 +139,7 @@ class KerasLearner(ABC):
         for index, slot in enumerate(self.layout.slots):
             first, stop = max(place.start, slot.offset), min(place.stop, slot.offset + slot.size)
             if first < stop:
-                variable = self.exchanged[index]
-                values = self.values_of([variable])[0].reshape(-1)
+                values = self.values_of([self.exchanged[index]])[0].reshape(-1)
                 part = values[first - slot.offset : stop - slot.offset]
                 yield slice(first, stop), part.astype(np.float32)
 

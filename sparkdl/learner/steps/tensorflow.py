@@ -196,9 +196,8 @@ class TensorFlowLearner(KerasLearner):
                 return (end,)
 
             done: tuple[tf.Tensor] = tf.while_loop(
-                lambda index: index < num_batches, windows, (tf.constant(0),),
-                parallel_iterations=1,
-            )  # fmt: skip
+                lambda index: index < num_batches, windows, (tf.constant(0),), parallel_iterations=1
+            )
             return done[0], None
 
         return self._shaped(run, 1)
@@ -281,8 +280,7 @@ class TensorFlowLearner(KerasLearner):
         """The same; gradients of equal forms for all batches, as the exchange takes them."""
         values, found = self._trace_step(batch, factors)
         sliced = self._places_of(found) if self._reducer.takes_slices else ()
-        formed = [None if v is None else in_form(v, i in sliced) for i, v in enumerate(values)]
-        return formed, found
+        return [None if v is None else in_form(v, i in sliced) for i, v in enumerate(values)], found
 
     def _places_of(self, found: Found) -> tuple[int, ...]:
         return (found.sliced if self.sliced is None else self.sliced) or ()
@@ -326,8 +324,7 @@ class TensorFlowLearner(KerasLearner):
         key = tuple(s.place for s in slices), self.known
         if key not in self._applying:
             self._applying[key] = self._compile_apply(*key)
-        arrays = [flat, *as_arrays(slices)]
-        self._applying[key](*(tf.convert_to_tensor(a) for a in arrays))
+        self._applying[key](*(tf.convert_to_tensor(a) for a in [flat, *as_arrays(slices)]))
         self._flat = None
 
     def _compile_apply(self, places: tuple[int, ...], known: tuple[bool, ...]) -> Any:
@@ -352,9 +349,8 @@ class TensorFlowLearner(KerasLearner):
             for part in parts[: len(self.trained)]
         ]
         gradients, variables = gradients_to_apply(self.model, own_parts, self.trained, known)
-        sliced = [
-            v for g, v in zip(gradients, variables, strict=True) if isinstance(g, tf.IndexedSlices)
-        ]
+        pairs = zip(gradients, variables, strict=True)
+        sliced = [v for g, v in pairs if isinstance(g, tf.IndexedSlices)]
         # An optimizer of the user's own may see a difference in rows of zeros.
         fused = not kept and sum(math.prod(v.shape) for v in sliced) >= LEAST_FUSED
         if fused and all(gradient is not None for gradient in gradients):

@@ -81,11 +81,8 @@ def with_slices(
         dense: The others.
         slices: Indices and rows of each, one after the other.
     """
-    pairs = zip(slices[::2], slices[1::2], strict=True)
-    found = {
-        i: sliced_gradient(indices, rows, layout.slots[i])
-        for i, (indices, rows) in zip(places, pairs, strict=True)
-    }
+    of = zip(places, slices[::2], slices[1::2], strict=True)
+    found = {i: sliced_gradient(indices, rows, layout.slots[i]) for i, indices, rows in of}
     rest = iter(dense)
     return [found[i] if i in found else next(rest) for i in range(len(layout.slots))]
 
@@ -113,9 +110,8 @@ def flatten(values: list[Any], slots: Sequence[Slot]) -> tf.Tensor:
 
 def flat_parts(values: list[Any], slots: Sequence[Slot]) -> list[tf.Tensor]:
     """Tensors (see :func:`dense_of`), each flat."""
-    return [
-        tf.reshape(dense_of(value, slot), [-1]) for value, slot in zip(values, slots, strict=True)
-    ]
+    pairs = zip(values, slots, strict=True)
+    return [tf.reshape(dense_of(value, slot), [-1]) for value, slot in pairs]
 
 
 def copy_flat(
@@ -152,10 +148,8 @@ def split(flat: tf.Tensor, layout: Layout) -> list[tf.Tensor]:
     if not layout.slots:  # all gradients are slices
         return []
     parts = tf.split(flat, [s.size for s in layout.slots])
-    return [
-        tf.cast(tf.reshape(part, slot.shape), slot.dtype)
-        for part, slot in zip(parts, layout.slots, strict=True)
-    ]
+    pairs = zip(parts, layout.slots, strict=True)
+    return [tf.cast(tf.reshape(part, slot.shape), slot.dtype) for part, slot in pairs]
 
 
 def own(value: tf.Tensor) -> tf.Tensor:
@@ -199,8 +193,7 @@ def _filled_up(rows: tf.Tensor) -> tf.Tensor:
     count = tf.shape(rows)[0]
     powers = tf.constant([2**n for n in range(31)], tf.int32)
     room = tf.reduce_min(tf.where(powers >= count, powers, powers[-1]))
-    padding = [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1)
-    return tf.pad(rows, padding)
+    return tf.pad(rows, [[0, room - count]] + [[0, 0]] * (len(rows.shape) - 1))
 
 
 class SynchronizedMoments:

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -142,16 +141,11 @@ class TorchLearner(KerasLearner):
             for index in range(stack.num_batches):
                 self._test_step(_batch(data, index))
 
-    @contextlib.contextmanager
-    def _unreported_metrics(self) -> Iterator[None]:
+    def _unreported_metrics(self) -> contextlib.AbstractContextManager[None]:
         """Within, Keras' own steps do not compute the metrics' values, which nobody reads."""
-        kind = type(self.model)
-        own = ("train_step", "test_step", "compute_metrics", "get_metrics_result")
-        if any(getattr(kind, name) is not getattr(keras.Model, name) for name in own):
-            yield
-            return
-        with overlaid(self.model, get_metrics_result=dict):
-            yield
+        if has_own(self.model, "train_step", "test_step", "compute_metrics", "get_metrics_result"):
+            return contextlib.nullcontext()
+        return overlaid(self.model, get_metrics_result=dict)
 
     def _set_training(self, mode: bool) -> None:
         """The flag of ``torch.nn.Module``, for plain PyTorch layers inside a Keras model."""
@@ -258,10 +252,8 @@ class TorchLearner(KerasLearner):
 
     def apply_gradients(self, flat: FloatArray) -> None:
         parts = self._split(flat)
-        typed = [
-            part.to(variable.value.dtype)
-            for part, variable in zip(parts[: len(self.trained)], self.trained, strict=True)
-        ]
+        pairs = zip(parts[: len(self.trained)], self.trained, strict=True)
+        typed = [part.to(variable.value.dtype) for part, variable in pairs]
         given = gradients_to_apply(self.model, typed, self.trained, self.known)
         with torch.no_grad():
             self.model.optimizer.apply(*given)
@@ -270,8 +262,7 @@ class TorchLearner(KerasLearner):
 
 def tensor_of(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
     """``array`` on a device; on a CPU the same memory, which nobody may write to."""
-    wider = _WIDER.get(array.dtype.name)
-    array = np.ascontiguousarray(array, wider).reshape(array.shape)
+    array = np.ascontiguousarray(array, _WIDER.get(array.dtype.name)).reshape(array.shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -325,12 +316,7 @@ class BackwardPass:
                 self._hooks.append(hook(lambda given, i=index: self._note(i, given.grad)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 

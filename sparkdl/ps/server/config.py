@@ -75,9 +75,8 @@ class ServerConfig:
 
     def coordinator(self, center: FloatArray) -> Coordinator:
         """The same as :meth:`service`."""
-        compression = None if self.sharded else self.compression()
         store = make_store(
-            self.layout, center, self.rule, compression,
+            self.layout, center, self.rule, None if self.sharded else self.compression(),
             together=self.together, sharded=self.sharded,
         )  # fmt: skip
         return Coordinator(self.limits(), store)

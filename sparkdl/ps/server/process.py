@@ -47,13 +47,7 @@ class ServerProcess(Closing):
         ResourceError: No free port, or the process did not start; with its error output.
     """
 
-    def __init__(
-        self,
-        config: ServerConfig,
-        center: FloatArray,
-        *,
-        wait: bool = True,
-    ) -> None:
+    def __init__(self, config: ServerConfig, center: FloatArray, *, wait: bool = True) -> None:
         if not config.sharded:
             config.layout.check(center)
         self.config = config
@@ -130,8 +124,7 @@ class ServerProcess(Closing):
         import cloudpickle
 
         recipe = cloudpickle.dumps(self.config)
-        size = max(center.nbytes, 1)
-        descriptor = anonymous_file(size, "sparkdl-center")
+        descriptor = anonymous_file(max(center.nbytes, 1), "sparkdl-center")
         try:
             _write_all(descriptor, center)
             setup = {

@@ -172,11 +172,7 @@ class ServedRows(RowsOfWorker):
         self._off = False
 
     def begin_batch(self, wanted: Wanted | None) -> None:
-        """A batch begins, for which rows were pulled ahead.
-
-        Args:
-            wanted: Finds what the batch after it will ask for; None: it is not known.
-        """
+        """A batch begins, for which rows were pulled ahead."""
         self._now = [] if self._next is None else self._next.result()
         self._next = None
         if wanted is not None and not self._off:
@@ -243,8 +239,7 @@ class ServedRows(RowsOfWorker):
         for coming in self._next.result():
             if coming.table == table:
                 there = _in_sorted(ids, coming.ids)
-                places = np.searchsorted(coming.ids, ids[there])
-                coming.newer.append((places, values[there]))
+                coming.newer.append((np.searchsorted(coming.ids, ids[there]), values[there]))
 
     def _clocks_with_own(self, step: RowPush) -> list[int]:
         """The clocks that the shards would have if nobody else had pushed since the pull."""
@@ -369,10 +364,8 @@ class _Copies:
         self._store.set_values(slots, rows)
         self._old[slots] = rows
         self._fresh[slots] = True
-        self.clocks = [
-            new if known == NO_CLOCK else known
-            for known, new in zip(self.clocks, clocks, strict=True)
-        ]
+        pairs = zip(self.clocks, clocks, strict=True)
+        self.clocks = [new if known == NO_CLOCK else known for known, new in pairs]
 
     def rows(self, ids: IdArray) -> FloatArray:
         return self._store.values_at(self._store.slots_of(ids))
@@ -380,8 +373,7 @@ class _Copies:
     def step(self, step: RowPush, learning_rate: float) -> None:
         assert step.counts is not None
         slots = self._store.slots_of(step.ids)
-        rate = learning_rate if self._rate is None else self._rate
-        self._store.step_at(slots, step.values, rate)
+        self._store.step_at(slots, step.values, learning_rate if self._rate is None else self._rate)
         self._touched[slots] = True
         self._seen[slots] += step.counts
 

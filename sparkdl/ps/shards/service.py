@@ -117,8 +117,7 @@ class ShardService(BufferedService):
         except SparkDLError as error:
             reply = Message(Kind.ERROR, meta=error_to_meta(error))
         except Exception as error:  # the rule's own code
-            failure = Failure.of(-1, error).worker_error()
-            reply = Message(Kind.ERROR, meta=error_to_meta(failure))
+            reply = Message(Kind.ERROR, meta=error_to_meta(Failure.of(-1, error).worker_error()))
         return [(connection, reply)]
 
     def metrics(self) -> list[Metric]:
@@ -250,10 +249,8 @@ class ShardService(BufferedService):
         whole = self._changes.put(replace(message, rank=-1, attempt=0))
         if whole is not None:
             changes = VariableChanges.from_bytes(whole.tobytes())
-            self._snapshots = {
-                place: self._range.written(changes, values)
-                for place, values in self._snapshots.items()
-            }
+            kept = self._snapshots.items()
+            self._snapshots = {at: self._range.written(changes, values) for at, values in kept}
             if not self._center.on_workers:
                 self._replies.preserve()
                 weights = self._center.weights

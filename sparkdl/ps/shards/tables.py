@@ -294,12 +294,8 @@ class TableService:
         self._position = max([self._position, *(m.position for m in members)])
         total = sum(member.rows for member in members)
         for name, store in self.stores.items():
-            given = [
-                (part, np.float32(member.rows / total))
-                for member in members
-                if member.rows
-                for part in member.parts_of(name)
-            ]
+            parts = ((part, m.rows) for m in members if m.rows for part in m.parts_of(name))
+            given = [(part, np.float32(rows / total)) for part, rows in parts]
             if not given:
                 continue
             ids = np.concatenate([part.ids for part, _ in given])
@@ -328,14 +324,13 @@ class TableService:
 
     def _save(self, message: Message) -> Message:
         """Writes the rows; meanwhile others push, unless rows may leave their places."""
-        meta = message.meta
-        reference = TableReference.from_bytes(str(meta.get("reference")).encode())
+        reference = TableReference.from_bytes(str(message.meta.get("reference")).encode())
         if reference.folder.rpartition("/")[0] != self._folder:
             raise ProtocolError(
                 "rows are to be written elsewhere than in the run's folder",
                 expected=f"a folder in {self._folder!r}", received=reference.folder[:200],
             )  # fmt: skip
-        clocks = meta.get("clocks")
+        clocks = message.meta.get("clocks")
         for name, store in self.stores.items():
             lock, leaves = self._locks[name], store.eviction.on
             clock = clocks.get(name) if isinstance(clocks, dict) else None

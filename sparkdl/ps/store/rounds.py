@@ -240,9 +240,7 @@ class Snapshot:
         missing = missing or self._to_come(asked)
         for connection, wait in group.waiting(self._reason):
             if group.now - wait.since > limit_s and missing:
-                group.time_out(
-                    connection, self._what, missing, limit_s, "raise round_timeout_s?"
-                )  # fmt: skip
+                group.time_out(connection, self._what, missing, limit_s, "raise round_timeout_s?")
 
     def leave(self, rank: int) -> None:
         """``rank`` is dead or done: it sends nothing any more."""

@@ -224,12 +224,11 @@ class RoundStore(ParameterStore):
 
     def _enter_late(self, worker: Worker) -> str | None:
         """The next attempt of a rank that was lost: it trains all that this rank has yet to."""
-        group = self._group
         source = "center"
         if self._center.on_workers and self._transfer.fresh:
             self._transfer.readers.add(worker.rank)
             source = "state"
-        elif self._center.on_workers and group.members():
+        elif self._center.on_workers and self._group.members():
             return None  # a member that waits in the open round is asked for its state
         elif self._center.on_workers:
             self._go_back()

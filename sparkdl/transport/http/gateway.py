@@ -72,8 +72,7 @@ class Gateway(wsgi.Gateway_10):
             raise EOFError("the request's body is shorter than its frame")
         position = 0
         if reader.has_data():
-            buffered = len(reader._read_buf) - reader._read_pos
-            chunk = reader.read(min(len(view), buffered))
+            chunk = reader.read(min(len(view), len(reader._read_buf) - reader._read_pos))
             view[: len(chunk)] = chunk
             position = len(chunk)
         while position < len(view):
@@ -203,13 +202,11 @@ class FirstRequest:
                 received=f"{len(seen)} bytes without an end",
             )
         request, *lines = head.decode("latin-1").split("\r\n")
-        fields = {
-            name.strip().lower(): value for name, _, value in (x.partition(":") for x in lines)
-        }
+        pairs = (line.partition(":") for line in lines)
+        fields = {name.strip().lower(): value for name, _, value in pairs}
         method, _, path = request.partition(" ")
         open_to_all = method == "GET" and path.split(" ")[0] in _OPEN_TO_ALL
-        shown = fields.get("authorization", "")
-        known = not self._encrypted and has_token(shown, self._token)
+        known = not self._encrypted and has_token(fields.get("authorization", ""), self._token)
         if not open_to_all and not known:
             self.connection.recv(FIRST_HEADERS_BYTES)
             self.connection.send(_HTTP_REFUSAL)
