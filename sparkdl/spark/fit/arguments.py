@@ -186,8 +186,7 @@ class FitArguments(UserSettings):
 
     def last_epoch(self, first_epoch: int) -> int:
         """The epoch to stop at, for a fit that begins with ``first_epoch``."""
-        goes_on = self.resume or self.initial_epoch
-        return self.epochs if goes_on else first_epoch + self.epochs
+        return self.epochs if self.resume or self.initial_epoch else first_epoch + self.epochs
 
 
 def check_keras_arguments(owner: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -432,6 +431,4 @@ def _is_a(rule: object, kind: type) -> bool:
 
 def _server_mode(rule: object) -> str:
     made = make_rule(rule)
-    if made.lock_free:
-        return "hogwild"
-    return "synchronous" if made.blocking else "asynchronous"
+    return "hogwild" if made.lock_free else "synchronous" if made.blocking else "asynchronous"
