@@ -309,16 +309,14 @@ class SearchRun:
         elif epochs >= self.searcher.max_epochs:
             state = "complete"
         shares = importances(self.journal.trials.values(), self.goal.metric)
-        ended = TrialEnded(record.number, epochs, state, dict(metrics), record.error, shares)
-        self.tell(ended)
+        self.tell(TrialEnded(record.number, epochs, state, dict(metrics), record.error, shares))
 
     def _keep(self, trial: Trial, segment: Segment) -> None:
         self.journal.built(trial.number, trial.spaces, trial.params)
         self.searcher.built(trial.number, trial.spaces, trial.params)
         self.journal.write()
         params: dict[str, Json] = {**trial.params}
-        began = TrialBegan(trial.number, params, segment.begin, segment.end, segment.parent)
-        self.tell(began)
+        self.tell(TrialBegan(trial.number, params, segment.begin, segment.end, segment.parent))
 
     def _score(self, ended: _Ended) -> None:
         segment, metrics = ended.segment, ended.metrics or {}
@@ -335,8 +333,7 @@ class SearchRun:
             warnings.warn(f"trial {segment.trial} failed: {record.error}", RuntimeWarning, 2)
         else:
             standing = self._standings.pop(segment.trial)
-            copied = self.searcher.copied_after(segment.trial)
-            needed = standing.end(segment.end, metrics, copied)
+            needed = standing.end(segment.end, metrics, self.searcher.copied_after(segment.trial))
             record.kept_epoch, record.kept_metrics = standing.epoch, dict(standing.metrics)
             self.trainer.keep(segment.trial, needed)
         self.journal.write()
