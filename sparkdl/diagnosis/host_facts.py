@@ -40,8 +40,7 @@ def collect(options: dict[str, Any]) -> dict[str, Any]:
             packages[name] = str(getattr(importlib.import_module(name), "__version__", "unknown"))
         except BaseException as error:  # a broken package may raise anything
             packages[name], problems[name] = None, f"{type(error).__name__}: {error}"
-    for name in LOOKED_UP:
-        packages[name] = _version(name)
+    packages.update({name: _version(name) for name in LOOKED_UP})
     return {
         "host": socket.gethostname(),
         "network": _network(),

@@ -36,7 +36,6 @@ from sparkdl.spark.spark_model import load_as
 _OLDER = ("mode", "frequency", "parameter_server_mode", "num_workers", "custom_objects",
           "batch_size", "port")  # fmt: skip
 _NEWER = ("num_workers", "custom_objects", "batch_size")
-_NEWER_ASYNCHRONOUS = (*_NEWER, "mode", "frequency", "parameter_server_mode", "port")
 _ONLY_OLDER = frozenset(_OLDER) - frozenset(_NEWER)
 _SETTINGS = "distributed_config"
 """The attribute of an HDF5 file in which Elephas keeps a model's settings."""
@@ -124,8 +123,7 @@ class _Names(sparkdl.SparkModel):
         import h5py
 
         config = self.get_config()
-        kept = {name: config[name] for name in _SAVED}
-        settings = {"class_name": type(self).__name__, "config": kept}
+        settings = {"class_name": type(self).__name__, "config": {n: config[n] for n in _SAVED}}
         with TemporaryFolder() as folder:
             path = Path(folder.path) / "model.h5"
             self.model.save(path)
@@ -174,7 +172,7 @@ class AsynchronousSparkModel(_Names):
         **options: Elephas' or sparkdl's arguments by name.
     """
 
-    _ORDER = _NEWER_ASYNCHRONOUS
+    _ORDER = (*_NEWER, "mode", "frequency", "parameter_server_mode", "port")
 
 
 class SparkMLlibModel(_Names, _SparkMLlibModel):
